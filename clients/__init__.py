@@ -1,0 +1,1 @@
+"""One client's work: its data, its local training, one task in and one update out."""

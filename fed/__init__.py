@@ -1,0 +1,51 @@
+"""Federated and decentralised learning on PyTorch: simulate clients, deploy them, compare algorithms.
+
+Importing this package is cheap: what it offers is loaded when it is first used.
+
+Example:
+    >>> import fed
+    >>> experiment = fed.Experiment(rounds={"count": 2, "cohort": 5}, data={"clients": 20})
+    >>> run = fed.simulate(experiment)
+    >>> len(run.metrics)
+    2
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# In a checkout the other rooms stand beside this folder, in an installed package inside it.
+_checkout = Path(__file__).resolve().parent.parent
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "aggregators" / "__init__.py").is_file():
+    __path__.insert(0, str(_checkout))
+
+if TYPE_CHECKING:
+    from fed.clients.data import FederatedData as FederatedData
+    from fed.comparison import Comparison as Comparison
+    from fed.experiment import Experiment as Experiment
+    from fed.run import Run as Run
+    from fed.simulations.compare import compare as compare
+    from fed.simulations.simulate import simulate as simulate
+
+_HOME_OF = {
+    "Comparison": "fed.comparison",
+    "Experiment": "fed.experiment",
+    "FederatedData": "fed.clients.data",
+    "Run": "fed.run",
+    "compare": "fed.simulations.compare",
+    "simulate": "fed.simulations.simulate",
+}
+
+__all__ = ["Comparison", "Experiment", "FederatedData", "Run", "__version__", "compare", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(import_module(_HOME_OF[name]), name)
+    raise AttributeError(f"module 'fed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,47 @@
+"""A section that stands in a YAML file of its own."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from fed import yaml
+from fed.errors import InvalidExperiment
+from fed.validation import Section, sentences
+
+__all__ = ["Document"]
+
+
+class Document(Section):
+    """A section that is read from a file, and whose errors are the user's.
+
+    Raises:
+        InvalidExperiment: on construction, one line for each thing wrong.
+    """
+
+    def __init__(self, **keys: Any) -> None:
+        try:
+            super().__init__(**keys)
+        except ValidationError as error:
+            raise InvalidExperiment("\n".join(sentences(error))) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a YAML file.
+
+        Raises:
+            InvalidInput: if there is no such file.
+            InvalidExperiment: one line, which begins with the file, for each thing wrong.
+        """
+        path = Path(path)
+        keys = yaml.load(path)
+        if not isinstance(keys, dict):
+            raise InvalidExperiment(f"{path}: must hold a mapping of keys to values, got {type(keys).__name__}")
+        try:
+            return cls(**{str(key): value for key, value in keys.items()})
+        except InvalidExperiment as error:
+            raise InvalidExperiment("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+
+    def dump(self) -> dict[str, Any]:
+        """Every value in force, in the form that YAML holds."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,66 @@
+"""Everything that can go wrong, as one tree; a message holds the invariant, the values and the remedy.
+
+    FedError
+    ├── InvalidInput            what the user gave cannot be used; the command line exits with 2
+    │   ├── InvalidExperiment   a key of an experiment or a comparison: file, key, value, what is allowed
+    │   │   └── ValueRange      a hyper-parameter outside its range
+    │   ├── InvalidData         samples, labels, files or a partition of them
+    │   ├── InvalidModel        a module, its output or its loss
+    │   └── OutputExists        a folder that would be overwritten
+    └── RunFailed               a run that had begun could not go on; the command line exits with 1
+        └── Diverged            a client's loss or update is no longer finite
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "Diverged",
+    "FedError",
+    "InvalidData",
+    "InvalidExperiment",
+    "InvalidInput",
+    "InvalidModel",
+    "OutputExists",
+    "RunFailed",
+    "ValueRange",
+]
+
+
+class FedError(Exception):
+    """The root of the tree: its message is written for the user."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class InvalidInput(FedError, ValueError):
+    """What the user gave cannot be used."""
+
+    exit_code = 2
+
+
+class InvalidExperiment(InvalidInput):
+    """A key of an experiment or a comparison cannot be used."""
+
+
+class ValueRange(InvalidExperiment):
+    """A hyper-parameter is of the wrong type or outside its range."""
+
+
+class InvalidData(InvalidInput):
+    """Samples, labels, files or a partition of them cannot be used."""
+
+
+class InvalidModel(InvalidInput):
+    """A module, its output or its loss cannot be used."""
+
+
+class OutputExists(InvalidInput):
+    """A folder that would be overwritten."""
+
+
+class RunFailed(FedError):
+    """A run that had begun could not go on."""
+
+
+class Diverged(RunFailed):
+    """A client's loss or update is no longer finite."""

@@ -1,0 +1,145 @@
+"""One validated description of a run: data, model, local training, algorithm, topology and rounds."""
+
+import copy
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from fed.document import Document
+from fed.families import ALGORITHMS, DATA, MODELS, ROUNDS, TOPOLOGIES
+from fed.kinds import Component
+from fed.validation import Section
+
+__all__ = ["Experiment", "Local", "with_overrides"]
+
+
+class Local(Section):
+    """What a client does with a task: so many epochs, or steps, of an optimizer on its own data."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """The rule of a step. Its state (momentum, moments) begins anew with every task."""
+    lr: PositiveFloat = 0.1
+    """Step size η."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """ρ in [0, 1), of sgd."""
+    nesterov: bool = False
+    """Nesterov's momentum, of sgd."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.999), strict=False
+    )
+    """Decay of the two moments, of adam and adamw."""
+    eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment, of adam and adamw."""
+    weight_decay: NonNegativeFloat = 0.0
+    """λ: added to the gradient as λx; decoupled from it under adamw."""
+    batch_size: PositiveInt = 16
+    """Samples in a batch; the last batch of an epoch may be shorter."""
+    accumulate: PositiveInt = 1
+    """Batches whose samples share one step: a step sees up to batch_size × accumulate samples."""
+    epochs: PositiveInt | None = None
+    """Passes over the client's data; 1 where neither epochs nor steps is given."""
+    steps: PositiveInt | None = None
+    """Optimizer steps, in place of epochs."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Arithmetic of the forward and backward pass. float32 means the model's own type: a float64 model stays float64."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_epoch_by_default(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and keys.get("epochs") is None and keys.get("steps") is None:
+            return {**keys, "epochs": 1}
+        return keys
+
+    @model_validator(mode="after")
+    def _hold_what_spans_keys(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(f"give epochs or steps, not both, got epochs={self.epochs} and steps={self.steps}: set one to null")
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"momentum and nesterov belong to sgd, got optimizer={self.optimizer}: remove them, or use sgd")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov")
+        return self
+
+
+def _mixes(algorithm: Component) -> bool:
+    return getattr(algorithm.target, "primitive", None) == "mix"
+
+
+def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
+    return TOPOLOGIES.validate({}) if _mixes(values["algorithm"]) else None
+
+
+class Experiment(Document):
+    """The validated description of a run, YAML ⇄ Python.
+
+    Every key has a default that :meth:`dump` shows. A ``kind`` is a built-in name or ``python:package.module:Name``.
+    ``data`` and ``model`` count only where :func:`fed.simulate` is not given others.
+
+    Raises:
+        InvalidExperiment: on construction, one line for each key that is unknown, of another type or out of its range.
+
+    Example:
+        >>> experiment = Experiment(algorithm={"kind": "fedprox", "mu": 0.1}, local={"lr": 0.05})
+        >>> experiment.algorithm.mu, experiment.local.epochs
+        (0.1, 1)
+        >>> experiment.override({"rounds.count": 5}).rounds.count
+        5
+    """
+
+    name: Annotated[str, Field(min_length=1)] = "experiment"
+    """What reports and folders call this run."""
+    seed: NonNegativeInt = 0
+    """Every random draw is a function of this."""
+    data: Annotated[Component, DATA] | None = Field(default_factory=lambda: DATA.validate({}))
+    """What is learned from, and how clients share it; null where data are given in Python."""
+    model: Annotated[Component, MODELS] | None = Field(default_factory=lambda: MODELS.validate({}))
+    """What is trained; null where a model is given in Python."""
+    local: Local = Local()
+    """A client's work between two exchanges."""
+    algorithm: Annotated[Component, ALGORITHMS] = Field(default_factory=lambda: ALGORITHMS.validate({}))
+    """How clients' work becomes one model."""
+    topology: Annotated[Component, TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
+    """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
+    rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
+    """Who trains when, and how often."""
+
+    @model_validator(mode="after")
+    def _refuse_what_has_no_meaning(self) -> Self:
+        if self.topology is not None and not _mixes(self.algorithm):
+            raise ValueError(
+                f"topology has no meaning for {self.algorithm.kind}, whose clients do not exchange models with "
+                f"neighbours, got {self.topology.kind}: remove it, or choose an algorithm over mix such as dpsgd"
+            )
+        return self
+
+    def override(self, values: dict[str, Any]) -> Self:
+        """The same experiment with other values.
+
+        Args:
+            values: path of a key → its value, as ``{"rounds.count": 5}``. A mapping replaces the whole section.
+
+        Raises:
+            InvalidExperiment: one line for each thing wrong.
+        """
+        given = self.model_dump(mode="json", exclude_unset=True)
+        return type(self)(**with_overrides(given, values))
+
+
+def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested mappings with some values replaced; sections on the way to a value are created.
+
+    Example:
+        >>> with_overrides({"local": {"lr": 0.1}}, {"local.steps": 3, "topology.kind": "ring"})
+        {'local': {'lr': 0.1, 'steps': 3}, 'topology': {'kind': 'ring'}}
+    """
+    changed = copy.deepcopy(dict(document))
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        place = changed
+        for name in sections:
+            if not isinstance(place.get(name), dict):
+                place[name] = {}
+            place = place[name]
+        place[key] = copy.deepcopy(value)
+    return changed

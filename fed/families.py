@@ -1,0 +1,104 @@
+"""The kinds that each section of an experiment chooses from."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+
+from fed.kinds import Component, Family
+
+__all__ = ["ALGORITHMS", "DATA", "MODELS", "PARTITIONS", "ROUNDS", "TOPOLOGIES", "DataSection", "PartitionSection"]
+
+
+class PartitionSection(Component):
+    """How samples are dealt to clients."""
+
+    overlap: NonNegativeFloat = 0.0
+    """Copies: how many clients more than one hold a sample, on average. 0: nobody; 1: each sample has two holders."""
+
+
+PARTITIONS = Family(
+    "partition",
+    {
+        kind: f"fed.clients.data.partitions:{kind}"
+        for kind in ("iid", "dirichlet", "shards", "quantity", "range", "hash", "rank", "file", "natural")
+    }
+    | {"range": "fed.clients.data.partitions:by_range", "hash": "fed.clients.data.partitions:by_hash"},
+    given=frozenset({"samples", "clients", "generator"}),
+    base=PartitionSection,
+)
+
+
+class DataSection(Component):
+    """What is learned from, and how clients share it."""
+
+    clients: PositiveInt | None = None
+    """How many clients; with partition natural or file those with the most samples, null for all."""
+    partition: Annotated[Component, PARTITIONS] | None = None
+    """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The share of samples held out to evaluate on, where the source brings no test set of its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_source(cls, keys: Any) -> Any:
+        if not isinstance(keys, dict) or str(keys.get("kind")).startswith("python:"):
+            return keys
+        names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
+        partition = keys.get("partition") or {"kind": "natural" if names_clients else "iid"}
+        keys = {**keys, "partition": partition}
+        chosen = partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", None)
+        if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and chosen not in ("natural", "file"):
+            keys["clients"] = 100
+        return keys
+
+
+DATA = Family(
+    "data",
+    {
+        "digits": "fed.clients.data.digits:digits",
+        "idx": "fed.clients.data.idx:idx",
+        "synthetic": "fed.clients.data.synthetic:synthetic",
+        "text": "fed.clients.data.text:text",
+        "npz": "fed.clients.data.tables:npz",
+        "csv": "fed.clients.data.tables:csv",
+    },
+    given=frozenset({"streams"}),
+    default="digits",
+    base=DataSection,
+)
+
+MODELS = Family(
+    "model",
+    {
+        "logistic": "fed.clients.models:logistic",
+        "mlp": "fed.clients.models:mlp",
+        "cnn": "fed.clients.models:cnn",
+        "char_gru": "fed.clients.models:char_gru",
+        "char_transformer": "fed.clients.models:char_transformer",
+    },
+    given=frozenset({"input_shape", "classes"}),
+    default="mlp",
+)
+
+ALGORITHMS = Family(
+    "algorithm",
+    {
+        "fedavg": "fed.aggregators.fedavg:FedAvg",
+        "fedprox": "fed.aggregators.fedprox:FedProx",
+        "fedavgm": "fed.aggregators.fedavgm:FedAvgM",
+        "bmuf": "fed.aggregators.bmuf:BMUF",
+        "dpsgd": "fed.aggregators.dpsgd:DPSGD",
+        "local": "fed.aggregators.local:Local",
+        "centralized": "fed.aggregators.centralized:Centralized",
+    },
+    default="fedavg",
+)
+
+TOPOLOGIES = Family(
+    "topology",
+    {kind: f"fed.topology:{kind}" for kind in ("ring", "complete", "exponential")},
+    given=frozenset({"peers"}),
+    default="ring",
+)
+
+ROUNDS = Family("rounds", {"synchronous": "fed.server.synchronous:Synchronous"}, default="synchronous")

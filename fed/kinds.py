@@ -1,0 +1,180 @@
+"""The vocabulary of kinds: what a section's ``kind`` names, which keys it takes, and how it is made.
+
+A kind is a callable: a class of hyper-parameters, a function, a factory. Some of its parameters are *given* by the
+framework when it is made (the labels to a partition, the input's shape to a model), by name and only if it asks for
+them; the others are the keys of its section, held to their annotations. Built-in kinds have short names; any other
+callable is ``python:package.module:Name``. Built-in ones are named here as text and imported when they are used, so that
+this room knows of the rooms below it by name alone.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, cast, get_type_hints
+
+from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
+
+from fed.errors import InvalidExperiment
+from fed.validation import Section, nearest
+
+__all__ = ["Component", "Family", "keys_of"]
+
+
+class Component(Section):
+    """A section whose ``kind`` chooses a callable and whose other keys are that callable's."""
+
+    target: ClassVar[Callable[..., Any]]
+    """What the kind names."""
+
+    kind: str
+    """A built-in name, or python:package.module:Name."""
+
+    def make(self, **given: object) -> Any:
+        """Call what the kind names with this section's keys, and with those of ``given`` that it asks for."""
+        asked_for = _parameters(self.target)
+        keys = {name: getattr(self, name) for name in type(self).model_fields if name in asked_for}
+        given = {name: value for name, value in given.items() if name in asked_for}
+        return self.target(**{**keys, **(self.model_extra or {}), **given})
+
+    @model_validator(mode="after")
+    def _hold_what_spans_keys(self) -> "Component":
+        # A class of hyper-parameters may check keys against each other; what needs more than its keys waits until made.
+        if inspect.isclass(self.target):
+            self.make()
+        return self
+
+
+@dataclass(frozen=True)
+class Family:
+    """The kinds that one section of an experiment chooses from; an annotation of that section's type.
+
+    Args:
+        name: what one of them is called in a message.
+        builtin: short name → ``module:Name``.
+        given: names of the parameters that the framework supplies.
+        default: the kind of a section that names none.
+        base: keys that every kind of the family has.
+    """
+
+    name: str
+    builtin: Mapping[str, str] = field(hash=False)
+    given: frozenset[str] = frozenset()
+    default: str | None = None
+    base: type[Component] = Component
+
+    def section(self, kind: str) -> type[Component]:
+        """The section that a kind's keys are held to.
+
+        Raises:
+            InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
+        """
+        return _component(self, kind)
+
+    def validate(self, value: object) -> Component:
+        """The section that these keys, ``kind`` among them, make."""
+        if isinstance(value, Component):
+            return value
+        if not isinstance(value, dict):
+            raise ValueError(f"must be a mapping with the key kind, got {value!r}")
+        kind = value.get("kind", self.default)
+        try:
+            if kind is None:
+                raise InvalidExperiment(f"missing key; known: {', '.join(self.builtin)}")
+            if not isinstance(kind, str):
+                raise InvalidExperiment(f"must be a text; known: {', '.join(self.builtin)}")
+            section = self.section(kind)
+        except InvalidExperiment as error:
+            text = str(error).replace("{", "{{").replace("}", "}}")
+            problem = PydanticCustomError("sentence", cast(Any, text))
+            detail = InitErrorDetails(type=problem, loc=("kind",), input=kind)
+            raise ValidationError.from_exception_data(self.name, [detail]) from None
+        return section.model_validate({"kind": kind, **value})
+
+    def make(self, kind: str, **keys: object) -> Component:
+        """The section of a kind with these keys."""
+        return self.validate({"kind": kind, **keys})
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        dump = core_schema.plain_serializer_function_ser_schema(
+            lambda component, info: component.model_dump(mode=info.mode, exclude_unset=info.exclude_unset),
+            info_arg=True,
+        )
+        return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        choices = []
+        for kind in self.builtin:
+            choice = self.section(kind).model_json_schema(mode="validation")
+            choice["properties"]["kind"] = {"const": kind, "description": choice.pop("description", kind).split("\n")[0]}
+            choices.append(choice)
+        pattern = {"type": "string", "pattern": "^python:"}
+        user = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
+        return {"anyOf": [*choices, user]}
+
+
+@cache
+def _component(family: Family, kind: str) -> type[Component]:
+    target = _load(family, kind)
+    fields = {name: parameter for name, parameter in _fields(target).items() if name not in family.given}
+    base = _open(family.base) if _takes_any_key(target) else family.base
+    section = create_model(  # type: ignore[call-overload]  # the fields are known only when the kind is
+        f"{kind} {family.name}", __base__=base, __doc__=inspect.getdoc(target), **fields
+    )
+    section.target = staticmethod(target)
+    return cast(type[Component], section)
+
+
+def _open(base: type[Component]) -> type[Component]:
+    return type(base)("Open", (base,), {"__module__": __name__, "model_config": ConfigDict(extra="allow")})
+
+
+@cache
+def keys_of(target: Callable[..., Any]) -> type[Section]:
+    """A section whose keys are a callable's parameters, held to their annotations."""
+    return cast(type[Section], create_model(target.__name__, __base__=Section, **_fields(target)))  # type: ignore[call-overload]
+
+
+def _load(family: Family, kind: str) -> Callable[..., Any]:
+    if kind in family.builtin:
+        module, _, name = family.builtin[kind].partition(":")
+        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+    if not kind.startswith("python:"):
+        raise InvalidExperiment(f"no such {family.name}{nearest(kind, list(family.builtin))}")
+    module, _, name = kind.removeprefix("python:").partition(":")
+    if not module or not name:
+        raise InvalidExperiment("must have the form python:package.module:Name")
+    try:
+        target = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
+    except AttributeError:
+        raise InvalidExperiment(f"module {module} has no {name}") from None
+    if not callable(target):
+        raise InvalidExperiment(f"{name} of {module} must be a class or a function, not a {type(target).__name__}")
+    return cast(Callable[..., Any], target)
+
+
+def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(target).parameters
+
+
+def _takes_any_key(target: Callable[..., Any]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values())
+
+
+def _fields(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
+    """Each parameter as (annotation, default), in the form that pydantic's ``create_model`` takes."""
+    annotations = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
+    if inspect.isclass(target):
+        annotations = {**get_type_hints(target, include_extras=True), **annotations}
+    fields = {}
+    for name, parameter in _parameters(target).items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        default = FieldInfo() if parameter.default is parameter.empty else parameter.default
+        fields[name] = (annotations.get(name, Any), default)
+    return fields

@@ -1,0 +1,115 @@
+"""Strict, frozen sections of an experiment, and one plain sentence for each thing wrong with them."""
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from fed.errors import ValueRange
+
+__all__ = ["Hyperparameters", "Section", "nearest", "sentences"]
+
+
+class Section(BaseModel):
+    """Keys and values of one section: frozen, strictly typed, unknown keys and non-finite numbers refused."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, keys: Any) -> Any:
+        if not isinstance(keys, dict) or cls.model_config["extra"] == "allow":
+            return keys
+        known = list(cls.model_fields)
+        unknown = [
+            InitErrorDetails(type=PydanticCustomError("sentence", _unknown(str(key), known)), loc=(str(key),), input=value)
+            for key, value in keys.items()
+            if key not in known
+        ]
+        if unknown:
+            raise ValidationError.from_exception_data(cls.__name__, unknown)
+        return keys
+
+
+def _unknown(key: str, known: list[str]) -> Any:
+    # A message may hold braces, which pydantic would take for places to fill.
+    return f"unknown key{nearest(key, known)}".replace("{", "{{").replace("}", "}}")
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """What to say after an unknown name: the nearest known one, and all of them."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f"; did you mean {near[0]}?" if near else ";"
+    return f"{meant} known: {', '.join(known)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperparameters:
+    """A frozen dataclass whose annotations are held on construction: ``rate: Annotated[float, Gt(0)] = 0.1``.
+
+    Raises:
+        ValueRange: on construction, if a field is of another type or outside the range of its annotation.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> from fed.validation import Hyperparameters
+        >>> from pydantic import PositiveFloat
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Decay(Hyperparameters):
+        ...     rate: PositiveFloat = 0.1
+        >>> Decay(rate=-1.0)
+        Traceback (most recent call last):
+        fed.errors.ValueRange: Decay: rate must be greater than 0, got -1.0
+    """
+
+    def __post_init__(self) -> None:
+        from fed.kinds import keys_of  # kinds builds sections of this module
+
+        try:
+            keys_of(type(self)).model_validate(vars(self))
+        except ValidationError as error:
+            raise ValueRange(f"{type(self).__name__}: " + "; ".join(sentences(error))) from None
+
+
+def sentences(error: ValidationError) -> Iterator[str]:
+    """One sentence for each error: the path of the key, what is allowed, and the value."""
+    for problem in error.errors(include_url=False):
+        path = _path(problem["loc"])
+        message, value = problem["msg"], problem["input"]
+        match problem["type"]:
+            case "default_factory_not_called":  # it would have followed from a key that has a sentence of its own
+                continue
+            case "missing":
+                yield f"{path}: missing key"
+            case "sentence":
+                yield f"{path}: {message} (value: {_short(value)})"
+            case "value_error":
+                yield (f"{path}: " if path else "") + message.removeprefix("Value error, ")
+            case "model_type" | "dict_type":
+                yield f"{path or 'the document'} must be a mapping of keys to values, got {_short(value)}"
+            case _:
+                allowed = message.removeprefix("Input should be ").replace("a valid", "a")
+                yield f"{path} must be {allowed.replace('a integer', 'an integer')}, got {_short(value)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

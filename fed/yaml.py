@@ -1,0 +1,91 @@
+"""YAML 1.2's core schema for PyYAML: ``1e-3`` is a number, ``off`` is a word, and a key stands once."""
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fed.errors import InvalidExperiment, InvalidInput
+
+__all__ = ["dump", "load", "parse"]
+
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.value[index][0].start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {}
+    for _tag, _pattern, _first in (
+        ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
+        ("int", re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), "-+0123456789"),
+        ("float", _FLOAT, "-+.0123456789"),
+        ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
+        ("merge", re.compile(r"<<"), "<"),
+    ):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern.pattern})$"), list(_first))
+
+
+def _float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
+    text = loader.construct_scalar(node).lower()
+    return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def parse(text: str) -> Any:
+    """The value that a YAML text holds.
+
+    Raises:
+        InvalidExperiment: if it is no YAML; the message says where.
+
+    Example:
+        >>> parse("{lr: 1e-3, batching: off}")
+        {'lr': 0.001, 'batching': 'off'}
+    """
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  # _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        raise InvalidExperiment(f"not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def load(path: Path) -> Any:
+    """The value that a YAML file holds.
+
+    Raises:
+        InvalidInput: if the file cannot be read.
+        InvalidExperiment: if it is no YAML; the message names the file and says where.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: no such file (looked in {Path.cwd()})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+    except InvalidExperiment as error:
+        raise InvalidExperiment(f"{path}: {error}") from None
+
+
+def dump(value: object) -> str:
+    """The YAML text of a value: keys in their order, short lists on one line."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=100)

@@ -1,0 +1,1 @@
+"""The coordinator: who trains when, what counts, what is kept."""

@@ -1,0 +1,1 @@
+"""Simulated fleets, peers, devices and time; comparisons and reports."""
