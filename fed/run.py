@@ -1,0 +1,139 @@
+"""What a run leaves behind: metrics by round, a summary, the model; in memory, and in a folder."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fed import yaml
+from fed.errors import OutputExists
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fed.experiment import Experiment
+
+__all__ = ["Run", "RunFolder", "environment", "write_atomically"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        experiment: what was run, every default resolved.
+        metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning, bytes, counts
+            and losses are the round's own; what a round did not measure is None.
+        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
+        model: the trained module.
+        models: where clients keep models of their own, client id → module; empty otherwise.
+        directory: the folder that holds all this, or None.
+    """
+
+    experiment: "Experiment"
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+    model: "nn.Module"
+    models: "Mapping[int | str, nn.Module]" = field(default_factory=dict)
+    directory: Path | None = None
+
+
+class RunFolder:
+    """A run's folder, readable while the run goes on: each file appears whole, metrics line by line.
+
+    Args:
+        path: the folder; it is made where it does not exist.
+        overwrite: take an existing run's place.
+
+    Raises:
+        OutputExists: if the folder holds anything and ``overwrite`` is not given.
+    """
+
+    FILES = ("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if not overwrite or not path.is_dir():
+                raise OutputExists(f"{path} exists and is not an empty folder: choose another --output, or pass --overwrite")
+            for name in self.FILES:
+                (path / name).unlink(missing_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, experiment: "Experiment") -> None:
+        """Write what is known before the first round."""
+        write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
+        write_atomically(self.path / "environment.json", to_json(environment(), indent=2).encode())
+        write_atomically(self.path / "metrics.jsonl", b"")
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a round's line to ``metrics.jsonl``, in one write."""
+        with (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
+            file.write((to_json(line) + "\n").encode())
+
+    def finish(self, summary: Mapping[str, Any], state: "Mapping[str, Tensor]") -> None:
+        """Write the model, and last of all the summary: where there is one, all else is there."""
+        from safetensors.torch import save
+
+        write_atomically(self.path / "model.safetensors", save({name: part.contiguous().clone() for name, part in state.items()}))
+        write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON without NaN and infinity, which no other reader takes: they become null."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is seen whole or not at all, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs in order to repeat a run: versions, hardware, and the commit of the folder it ran in."""
+    import torch
+
+    commit = None
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        commit = answer.stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # no git here: the commit is unknown, which the null says
+    import fed
+
+    return {
+        "fed": fed.__version__,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "pydantic", "safetensors")},
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "git_commit": commit,
+        "command": sys.argv,
+    }
