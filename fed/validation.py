@@ -1,6 +1,7 @@
 """Strict, frozen sections of an experiment, and one plain sentence for each thing wrong with them."""
 
 import difflib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,9 @@ class Section(BaseModel):
             return keys
         known = list(cls.model_fields)
         unknown = [
-            InitErrorDetails(type=PydanticCustomError("sentence", _unknown(str(key), known)), loc=(str(key),), input=value)
+            InitErrorDetails(
+                type=PydanticCustomError("sentence", _unknown(str(key), known)), loc=(str(key),), input=value
+            )
             for key, value in keys.items()
             if key not in known
         ]
@@ -99,8 +102,8 @@ def sentences(error: ValidationError) -> Iterator[str]:
             case "model_type" | "dict_type":
                 yield f"{path or 'the document'} must be a mapping of keys to values, got {_short(value)}"
             case _:
-                allowed = message.removeprefix("Input should be ").replace("a valid", "a")
-                yield f"{path} must be {allowed.replace('a integer', 'an integer')}, got {_short(value)}"
+                allowed = re.sub(r"^\w+ should ", "", message).partition(" after validation")[0].replace("a valid", "a")
+                yield f"{path} must {allowed.replace('a integer', 'an integer')}, got {_short(value)}"
 
 
 def _short(value: object) -> str:
