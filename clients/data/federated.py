@@ -84,13 +84,15 @@ def _check_pair(pair: object, whose: str) -> None:
         if _is_real(tensor) and not bool(torch.isfinite(tensor).all()):
             place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
             value = tensor[place].item()
-            raise InvalidData(f"{name} of {whose} must be finite, got {value} at index {place}: clean or drop that sample")
+            raise InvalidData(
+                f"{name} of {whose} must be finite, got {value} at index {place}: clean or drop that sample"
+            )
 
 
 def _check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:
     for name, tensor, expected in zip(("inputs", "targets"), pair, model, strict=True):
         if tensor.dtype != expected.dtype or tensor.shape[1:] != expected.shape[1:]:
             raise InvalidData(
-                f"{name} of {whose} must be like those of {others}, {expected.dtype} of shape {tuple(expected.shape[1:])} "
-                f"a sample, got {tensor.dtype} of shape {tuple(tensor.shape[1:])}"
+                f"{name} of {whose} must be like those of {others}, {expected.dtype} of shape "
+                f"{tuple(expected.shape[1:])} a sample, got {tensor.dtype} of shape {tuple(tensor.shape[1:])}"
             )

@@ -1,0 +1,147 @@
+"""From a section of an experiment to training data by client: make the source, hold out, deal."""
+
+import inspect
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fed.clients.data import held_out
+from fed.clients.data.federated import FederatedData, Pair
+from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
+from fed.clients.data.samples import Samples
+from fed.errors import InvalidData
+from fed.families import PARTITIONS, DataSection, PartitionSection
+from fed.kinds import Component
+from fed.randomness import Streams
+
+__all__ = ["load"]
+
+_CLIENTS = 100
+
+
+def load(section: Component, streams: Streams) -> FederatedData:
+    """Make the source that a section names, hold out a test set where it brings none, and deal the rest to clients.
+
+    Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
+    same share of its samples to the test set. Otherwise they are 0 … n − 1, and the test set is drawn from all samples
+    before anything is dealt, so that it does not depend on the partition.
+
+    Args:
+        section: ``data`` of an experiment.
+        streams: the experiment's random streams.
+
+    Raises:
+        InvalidData: if the source cannot be read, or its samples cannot be dealt so that every client has one.
+
+    Example:
+        >>> from fed.families import DATA
+        >>> data = load(DATA.make("digits", clients=10), Streams(0))
+        >>> len(data.train), len(data.test[1])
+        (10, 359)
+    """
+    section = cast("DataSection", section)
+    source = section.make(streams=streams)
+    if isinstance(source, FederatedData) and _stays_as_it_is(source, section):
+        return source
+    samples = _samples(source, section.kind)
+    partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
+    deal = _deal_to_numbers if _takes_clients(partition) else _deal_to_names
+    holdings, test_indices = deal(samples, section, partition, streams)
+    overlap = cast("PartitionSection", partition).overlap
+    if overlap:
+        holdings = replicated(holdings, overlap, streams.generator("overlap"))
+    test = samples.test or (_pair(samples, test_indices) if len(test_indices) else None)
+    return FederatedData({client: _pair(samples, held) for client, held in holdings.items()}, test, samples.classes)
+
+
+def _takes_clients(partition: Component) -> bool:
+    return "clients" in inspect.signature(partition.target).parameters
+
+
+def _deal_to_numbers(
+    samples: Samples, section: DataSection, partition: Component, streams: Streams
+) -> tuple[Holdings, NDArray[np.int64]]:
+    """Hold out of all samples, then deal the others to clients 0 … n − 1."""
+    train, test = held_out.at_random(len(samples), _fraction(samples, section), streams)
+    clients = section.clients or _CLIENTS
+    if clients > len(train):
+        raise InvalidData(
+            f"data.clients must be at most the number of training samples, got clients={clients} and {len(train)} "
+            f"training samples ({len(test)} more are held out to test): lower data.clients, or give more data"
+        )
+    holders_N = partition.make(samples=samples.take(train), clients=clients, generator=streams.generator("partition"))
+    holdings = by_holder(_checked(holders_N, len(train), partition))
+    _check_that_all_have_data(holdings, clients, partition)
+    return {client: train[held] for client, held in holdings.items()}, test
+
+
+def _deal_to_names(
+    samples: Samples, section: DataSection, partition: Component, streams: Streams
+) -> tuple[Holdings, NDArray[np.int64]]:
+    """Let clients have what is theirs, then hold out of each."""
+    holders_N = partition.make(samples=samples, generator=streams.generator("partition"))
+    holdings = largest(by_holder(_checked(holders_N, len(samples), partition)), section.clients)
+    return held_out.of_each(holdings, _fraction(samples, section), streams)
+
+
+def _fraction(samples: Samples, section: DataSection) -> float:
+    return 0.0 if samples.test is not None else section.test_fraction
+
+
+def _checked(holders: object, samples: int, partition: Component) -> NDArray[np.generic]:
+    holders_N = np.asarray(holders)
+    if holders_N.shape != (samples,) or holders_N.dtype.kind not in "iuUO":
+        raise InvalidData(
+            f"partition {partition.kind} must return a client's number or name for each of {samples} samples, "
+            f"got shape {holders_N.shape} of {holders_N.dtype}"
+        )
+    return holders_N
+
+
+def _check_that_all_have_data(holdings: Holdings, clients: int, partition: Component) -> None:
+    unknown = [client for client in holdings if client not in range(clients)]
+    if unknown:
+        raise InvalidData(
+            f"partition {partition.kind} must return numbers in 0 … {clients - 1}, one less than data.clients, "
+            f"got {unknown[0]!r}"
+        )
+    without = [client for client in range(clients) if client not in holdings]
+    if without:
+        named = ", ".join(map(str, without[:10])) + (f" and {len(without) - 10} more" if len(without) > 10 else "")
+        raise InvalidData(
+            f"every client must hold at least one sample, but partition {partition.kind} over {clients} clients leaves "
+            f"{len(without)} without data: {named}; lower data.clients, or choose another data.partition"
+        )
+
+
+def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
+    # Copies, not views: a view drags all samples along when it is sent to another process.
+    at = torch.from_numpy(indices)
+    return samples.inputs[at], samples.targets[at]
+
+
+def _stays_as_it_is(data: FederatedData, section: DataSection) -> bool:
+    """True where there is nothing to deal or to hold out; then training data may be any mapping, and stay unread."""
+    partition = cast("PartitionSection | None", section.partition)
+    is_natural = partition is None or (partition.kind == "natural" and not partition.overlap)
+    has_test = data.test is not None or section.test_fraction == 0
+    return is_natural and has_test and section.clients in (None, len(data.train))
+
+
+def _samples(source: object, kind: str) -> Samples:
+    if isinstance(source, Samples):
+        return source
+    if isinstance(source, FederatedData):
+        pooled = source.pooled()
+        ((inputs, targets),) = pooled.train.values()
+        holders = [client for client, (_, labels) in source.train.items() for _ in range(len(labels))]
+        return Samples(inputs, targets, source.test, {"client": np.array(holders, dtype=object)}, source.classes)
+    if isinstance(source, tuple | list) and len(source) == 2:
+        inputs, targets = source
+        return Samples(torch.as_tensor(inputs), torch.as_tensor(targets))
+    raise InvalidData(
+        f"{kind} must return fed.clients.data.Samples, fed.FederatedData or a pair (inputs, targets), "
+        f"got {type(source).__name__}"
+    )
