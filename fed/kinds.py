@@ -3,21 +3,23 @@
 A kind is a callable: a class of hyper-parameters, a function, a factory. Some of its parameters are *given* by the
 framework when it is made (the labels to a partition, the input's shape to a model), by name and only if it asks for
 them; the others are the keys of its section, held to their annotations. Built-in kinds have short names; any other
-callable is ``python:package.module:Name``. Built-in ones are named here as text and imported when they are used, so that
-this room knows of the rooms below it by name alone.
+callable is ``python:package.module:Name``. Built-in ones are named here as text and imported when they are used, so
+that this room knows of the rooms below it by name alone.
 """
 
+import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import ModuleType
 from typing import Any, ClassVar, cast, get_type_hints
 
-from pydantic import ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
+from fed import docstrings
 from fed.errors import InvalidExperiment
 from fed.validation import Section, nearest
 
@@ -89,7 +91,7 @@ class Family:
             section = self.section(kind)
         except InvalidExperiment as error:
             text = str(error).replace("{", "{{").replace("}", "}}")
-            problem = PydanticCustomError("sentence", cast(Any, text))
+            problem = PydanticCustomError("sentence", cast("Any", text))
             detail = InitErrorDetails(type=problem, loc=("kind",), input=kind)
             raise ValidationError.from_exception_data(self.name, [detail]) from None
         return section.model_validate({"kind": kind, **value})
@@ -106,14 +108,20 @@ class Family:
         return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        choices = []
-        for kind in self.builtin:
-            choice = self.section(kind).model_json_schema(mode="validation")
-            choice["properties"]["kind"] = {"const": kind, "description": choice.pop("description", kind).split("\n")[0]}
-            choices.append(choice)
-        pattern = {"type": "string", "pattern": "^python:"}
-        user = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
-        return {"anyOf": [*choices, user]}
+        choices = [self._schema_of(kind, handler) for kind in self.builtin]
+        pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
+        users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
+        return {"anyOf": [*choices, users]}
+
+    def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        section = self.section(kind)
+        name = f"{kind}_{self.name}:{id(section)}"  # under which it stands once, however often it is referred to
+        named = cast("CoreSchema", {**section.__pydantic_core_schema__, "ref": name})
+        reference = handler(core_schema.definitions_schema(core_schema.definition_reference_schema(name), [named]))
+        definition = handler.resolve_ref_schema(reference)
+        definition["properties"]["kind"] = {"const": kind, "description": docstrings.summary(section.target)}
+        definition["required"] = [key for key in definition["required"] if key != "kind" or kind != self.default]
+        return reference
 
 
 @cache
@@ -121,41 +129,52 @@ def _component(family: Family, kind: str) -> type[Component]:
     target = _load(family, kind)
     fields = {name: parameter for name, parameter in _fields(target).items() if name not in family.given}
     base = _open(family.base) if _takes_any_key(target) else family.base
-    section = create_model(  # type: ignore[call-overload]  # the fields are known only when the kind is
-        f"{kind} {family.name}", __base__=base, __doc__=inspect.getdoc(target), **fields
-    )
+    about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
+    section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
     section.target = staticmethod(target)
-    return cast(type[Component], section)
+    return section
 
 
 def _open(base: type[Component]) -> type[Component]:
-    return type(base)("Open", (base,), {"__module__": __name__, "model_config": ConfigDict(extra="allow")})
+    class Open(base):  # type: ignore[valid-type,misc]  # the base is known only when the family is
+        model_config = ConfigDict(extra="allow")
+
+    return Open
 
 
 @cache
 def keys_of(target: Callable[..., Any]) -> type[Section]:
     """A section whose keys are a callable's parameters, held to their annotations."""
-    return cast(type[Section], create_model(target.__name__, __base__=Section, **_fields(target)))  # type: ignore[call-overload]
+    fields: dict[str, Any] = _fields(target)
+    return cast("type[Section]", create_model(target.__name__, __base__=Section, **fields))
 
 
 def _load(family: Family, kind: str) -> Callable[..., Any]:
     if kind in family.builtin:
         module, _, name = family.builtin[kind].partition(":")
-        return cast(Callable[..., Any], getattr(importlib.import_module(module), name))
+        return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
     if not kind.startswith("python:"):
         raise InvalidExperiment(f"no such {family.name}{nearest(kind, list(family.builtin))}")
     module, _, name = kind.removeprefix("python:").partition(":")
-    if not module or not name:
+    if not module or module.startswith(".") or not name:
         raise InvalidExperiment("must have the form python:package.module:Name")
-    try:
-        target = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
-    except AttributeError:
-        raise InvalidExperiment(f"module {module} has no {name}") from None
+    loaded = _import(module)
+    if not hasattr(loaded, name):
+        raise InvalidExperiment(f"module {module} has no {name}")
+    target = getattr(loaded, name)
     if not callable(target):
         raise InvalidExperiment(f"{name} of {module} must be a class or a function, not a {type(target).__name__}")
-    return cast(Callable[..., Any], target)
+    return cast("Callable[..., Any]", target)
+
+
+def _import(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
+    except Exception as error:
+        # A ValueError would pass for a wrong value of the experiment, and the place where the module fails be lost.
+        raise ImportError(f"module {module} fails while it is imported: {error!r}") from error
 
 
 def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -171,10 +190,19 @@ def _fields(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
     annotations = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
     if inspect.isclass(target):
         annotations = {**get_type_hints(target, include_extras=True), **annotations}
+    described = docstrings.arguments(target)
+    factories = _default_factories(target)
     fields = {}
     for name, parameter in _parameters(target).items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        default = FieldInfo() if parameter.default is parameter.empty else parameter.default
-        fields[name] = (annotations.get(name, Any), default)
+        default: dict[str, Any] = {"default": parameter.default} if parameter.default is not parameter.empty else {}
+        if name in factories:
+            default = {"default_factory": factories[name]}
+        fields[name] = (annotations.get(name, Any), Field(**default, description=described.get(name)))
     return fields
+
+
+def _default_factories(target: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    parts = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+    return {part.name: part.default_factory for part in parts if part.default_factory is not dataclasses.MISSING}

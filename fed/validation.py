@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -80,7 +80,7 @@ class Hyperparameters:
         from fed.kinds import keys_of  # kinds builds sections of this module
 
         try:
-            keys_of(type(self)).model_validate(vars(self))
+            keys_of(cast("type[Any]", type(self))).model_validate(vars(self))
         except ValidationError as error:
             raise ValueRange(f"{type(self).__name__}: " + "; ".join(sentences(error))) from None
 

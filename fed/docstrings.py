@@ -1,0 +1,56 @@
+"""What a docstring in Google's style says of a callable: its first line, and each argument."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["arguments", "summary"]
+
+_ENTRY = re.compile(r"(?P<indent> +)\*{0,2}(?P<name>\w+)(?: \([^)]*\))?: +(?P<text>\S.*)")
+
+
+def summary(target: Callable[..., Any]) -> str:
+    """The first line of a callable's docstring; empty where it has none."""
+    return (inspect.getdoc(target) or "").partition("\n")[0]
+
+
+def arguments(target: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring says of each argument, also those that a class has from its bases.
+
+    Example:
+        >>> def step(lr):
+        ...     '''A step.
+        ...
+        ...     Args:
+        ...         lr: step size η,
+        ...             above 0.
+        ...     '''
+        >>> arguments(step)
+        {'lr': 'step size η, above 0.'}
+    """
+    if not inspect.isclass(target):
+        return _entries(inspect.getdoc(target) or "")
+    described: dict[str, str] = {}
+    for base in reversed(inspect.getmro(target)[:-1]):
+        for documented in (base, vars(base).get("__init__")):
+            described |= _entries(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
+    return described
+
+
+def _entries(docstring: str) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    lines = iter(docstring.splitlines())
+    if "Args:" not in (line.rstrip() for line in lines):  # leaves the iterator behind that line
+        return entries
+    name, depth = "", 0
+    for line in lines:
+        if line.strip() and not line.startswith(" "):
+            break
+        entry = _ENTRY.fullmatch(line)
+        if entry and (not name or len(entry["indent"]) <= depth):
+            name, depth = entry["name"], len(entry["indent"])
+            entries[name] = entry["text"]
+        elif name and line.strip():
+            entries[name] += f" {line.strip()}"
+    return entries
