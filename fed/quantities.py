@@ -1,0 +1,37 @@
+"""Bytes and durations as people read them."""
+
+__all__ = ["bytes_text", "duration_text"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_PARTS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def bytes_text(size_bytes: float) -> str:
+    """Three digits and a unit of powers of 1,000.
+
+    Example:
+        >>> bytes_text(999), bytes_text(12_345), bytes_text(3_000_000_000)
+        ('999 B', '12.3 kB', '3 GB')
+    """
+    power = 0
+    while power < len(_UNITS) - 1 and float(f"{size_bytes / 1000**power:.3g}") >= 1000:
+        power += 1
+    size = size_bytes / 1000**power
+    return f"{size:.0f} {_UNITS[power]}" if size >= 100 else f"{size:.3g} {_UNITS[power]}"
+
+
+def duration_text(time_s: float) -> str:
+    """The two largest units; a tenth of a second below ten of them.
+
+    Example:
+        >>> duration_text(0.42), duration_text(12), duration_text(200), duration_text(7_200)
+        ('0.4 s', '12 s', '3 min 20 s', '2 h')
+    """
+    if round(time_s, 1) < 10:
+        return f"{time_s:.1f} s"
+    whole_s = round(time_s)
+    for large_s, large, small_s, small in _PARTS:
+        if whole_s >= large_s:
+            count, rest = divmod(round(whole_s / small_s), large_s // small_s)
+            return f"{count} {large} {rest} {small}" if rest else f"{count} {large}"
+    return f"{whole_s} s"
