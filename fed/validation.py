@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -80,7 +80,7 @@ class Hyperparameters:
         from fed.kinds import keys_of  # kinds builds sections of this module
 
         try:
-            keys_of(cast("type[Any]", type(self))).model_validate(vars(self))
+            keys_of(cast("Callable[..., Any]", type(self))).model_validate(vars(self))
         except ValidationError as error:
             raise ValueRange(f"{type(self).__name__}: " + "; ".join(sentences(error))) from None
 
