@@ -5,93 +5,99 @@ takes what it needs; its other parameters are the keys of its section. It return
 sample, a number in 0 … clients − 1. One that does not take ``clients`` finds them in the samples and returns names.
 """
 
-from typing import TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveFloat, PositiveInt
 
 from fed.clients.data.samples import Samples
+from fed.clients.data.scores import hashes, scores, values
+from fed.clients.data.skew import dirichlet, quantity, shards
 from fed.errors import InvalidData
 
-__all__ = ["Holders", "dirichlet", "iid", "natural"]
-
-Holders: TypeAlias = NDArray[np.generic]
-
-_DRAWS = 1000
+__all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards"]
 
 
-def iid(samples: Samples, clients: int, generator: np.random.Generator) -> Holders:
-    """Every client the same number of samples, give or take one, drawn at random."""
+def iid(samples: Samples, clients: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """As many samples to every client, give or take one, drawn at random."""
     return generator.permutation(np.arange(len(samples)) % clients)
 
 
-def dirichlet(
-    samples: Samples,
-    clients: int,
-    generator: np.random.Generator,
-    alpha: PositiveFloat = 0.5,
-    min_samples: PositiveInt = 2,
-) -> Holders:
-    r"""Label skew: the samples of each class are shared in random proportions (Yurochkin et al. 2019, 1905.12022).
-
-    .. math::
-        p_c \sim \mathrm{Dirichlet}(\alpha 1_K), \qquad n_{kc} \approx p_{ck} n_c
-
-    Drawn again, from the same stream, until every client has ``min_samples``.
+def by_range(samples: Samples, clients: int, by: str = "index") -> NDArray[np.int64]:
+    """Sorted, then cut into ranges of as many samples, give or take one: the first to client 0, and so on.
 
     Args:
-        samples: what is dealt, N samples.
-        clients: K.
-        generator: the stream to draw from.
-        alpha: α > 0. Small: a client holds few classes, and clients differ in size; large: all hold the same.
-        min_samples: the fewest samples that a client may have.
+        samples: what is dealt.
+        clients: how many ranges.
+        by: what to sort by, ties in their order: a column; ``index``, the order of the source; ``label``; ``mean``,
+            that of a sample's inputs.
 
     Raises:
-        InvalidData: if targets are not one integer label a sample, or 1,000 draws leave some client too few samples.
+        InvalidData: if there is no such column.
     """
-    labels_N = labels_of(samples, "dirichlet")
-    for _ in range(_DRAWS):
-        holders_N = np.empty(len(labels_N), dtype=np.int64)
-        for label in np.unique(labels_N):
-            members = generator.permutation(np.flatnonzero(labels_N == label))
-            shares_K = generator.dirichlet(np.full(clients, alpha))
-            ends_K = np.rint(np.cumsum(shares_K) * len(members)).astype(np.int64)
-            holders_N[members] = np.searchsorted(ends_K[:-1], np.arange(len(members)), side="right")
-        if np.bincount(holders_N, minlength=clients).min() >= min_samples:
-            return holders_N
-    raise InvalidData(
-        f"dirichlet must leave every client at least min_samples={min_samples} samples, but {_DRAWS} draws at "
-        f"alpha={alpha} of {len(samples)} samples over {clients} clients did not: "
-        "raise data.partition.alpha, or lower data.clients or data.partition.min_samples"
-    )
+    order = np.argsort(values(samples, by, "range"), kind="stable")
+    return _dealt(order, np.arange(len(samples)) * clients // len(samples))
 
 
-def natural(samples: Samples) -> Holders:
-    """Each sample to the client that the source names, in its column ``client``.
+def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.int64]:
+    """To the client that a key hashes to, the same in every run: BLAKE2b of the key, modulo the number of clients.
+
+    Args:
+        samples: what is dealt.
+        clients: the modulus.
+        by: the key: a column, so that equal values stay together; ``content``, the sample itself; ``index``;
+            ``label``; ``mean``.
 
     Raises:
-        InvalidData: if the source names no clients.
+        InvalidData: if there is no such column.
     """
-    return _column(samples, "client", "natural")
+    return (hashes(samples, by, "hash") % np.uint64(clients)).astype(np.int64)
 
 
-def labels_of(samples: Samples, partition: str) -> NDArray[np.int64]:
-    """The label of each sample, for a partition by labels."""
-    targets = samples.targets
-    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
-        raise InvalidData(
-            f"partition {partition} needs one integer label a sample, got targets of type {targets.dtype} and shape "
-            f"{tuple(targets.shape)}: choose iid, quantity or natural"
-        )
-    return np.asarray(targets.numpy(), dtype=np.int64)
+def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
+    """Dealt out like cards from the highest score down, there and back, so that no client gets all of the top.
+
+    Of any first m samples by rank, two clients hold numbers that differ by one at most.
+
+    Args:
+        samples: what is dealt.
+        clients: how many hands.
+        by: the score: a column of numbers; ``mean``, that of a sample's inputs; ``label``; ``index``.
+
+    Raises:
+        InvalidData: if there is no such column, or it holds anything but numbers.
+    """
+    order = np.argsort(-scores(samples, by, "rank"), kind="stable")
+    turn_N, seat_N = np.divmod(np.arange(len(samples)), clients)
+    return _dealt(order, np.where(turn_N % 2 == 0, seat_N, clients - 1 - seat_N))
 
 
-def _column(samples: Samples, name: str, partition: str) -> Holders:
+def file(samples: Samples) -> NDArray[np.generic]:
+    """A file a client, named like it without its ending.
+
+    Raises:
+        InvalidData: if the source does not read files whose samples it tells apart.
+    """
+    return _column(samples, "file", "file", "a folder of csv, npz or text")
+
+
+def natural(samples: Samples) -> NDArray[np.generic]:
+    """Each sample to the client that the source names.
+
+    Raises:
+        InvalidData: if the source names none.
+    """
+    return _column(samples, "client", "natural", "synthetic, text, or csv and npz with the key data.client")
+
+
+def _dealt(order: NDArray[np.int64], holders_N: NDArray[np.int64]) -> NDArray[np.int64]:
+    dealt_N = np.empty_like(holders_N)
+    dealt_N[order] = holders_N
+    return dealt_N
+
+
+def _column(samples: Samples, name: str, partition: str, sources: str) -> NDArray[np.generic]:
     if name not in samples.columns:
-        known = ", ".join(samples.columns) or "none"
         raise InvalidData(
-            f"partition {partition} needs a source with the column {name}, got columns: {known}; "
-            "choose a partition such as iid or dirichlet"
+            f"partition {partition} needs a source that knows the {name} of each sample, {sources}; this one does not: "
+            "choose another data.partition"
         )
     return samples.columns[name]

@@ -1,0 +1,28 @@
+"""Finding the files that a source reads."""
+
+from pathlib import Path
+
+from fed.errors import InvalidData
+
+__all__ = ["files_of"]
+
+
+def files_of(path: str, suffix: str) -> list[Path]:
+    """A file, or in order of their names all files of a folder that end so.
+
+    Args:
+        path: file or folder, relative to the working directory; ``~`` is one's home.
+        suffix: what the names of a folder's files must end in, such as ``.csv``.
+
+    Raises:
+        InvalidData: if there is no such file or folder, or the folder holds no such file.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise InvalidData(f"data.path must be a file or a folder that exists, got {path}: correct the path")
+    files = sorted(file for file in place.iterdir() if file.suffix == suffix and file.is_file())
+    if not files:
+        raise InvalidData(f"data.path must hold files that end in {suffix}, got the folder {path} with none of them")
+    return files
