@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fed import yaml
-from fed.errors import OutputExists
+from fed.errors import InvalidInput, OutputExists
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,15 +54,25 @@ class RunFolder:
 
     Raises:
         OutputExists: if the folder holds anything and ``overwrite`` is not given.
+        InvalidInput: if there can be no such folder.
     """
 
     FILES = ("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
+        try:
+            self._take(overwrite)
+        except OSError as error:
+            raise InvalidInput(f"{path} cannot be written to ({error.strerror}): choose another --output") from None
+
+    def _take(self, overwrite: bool) -> None:
+        path = self.path
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             if not overwrite or not path.is_dir():
-                raise OutputExists(f"{path} exists and is not an empty folder: choose another --output, or pass --overwrite")
+                raise OutputExists(
+                    f"{path} exists and is not an empty folder: choose another --output, or pass --overwrite"
+                )
             for name in self.FILES:
                 (path / name).unlink(missing_ok=True)
         path.mkdir(parents=True, exist_ok=True)
