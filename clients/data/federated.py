@@ -1,7 +1,7 @@
 """Training data by client, and a test set."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -20,7 +20,8 @@ class FederatedData:
     """Training data by client, and a test set.
 
     Args:
-        train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients.
+        train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients. It may be
+            any mapping, such as one that reads a client's file when asked; each client is read once to be checked.
         test: (inputs [m, ...], targets [m, ...]), m ≥ 1, or None: then nothing is evaluated.
         classes: how many classes there are; where it is None, one more than the largest integer label seen.
 
@@ -33,32 +34,40 @@ class FederatedData:
         >>> pair = (torch.zeros(4, 2), torch.tensor([0, 1, 1, 2]))
         >>> FederatedData(train={"a": pair, "b": pair}, test=pair).number_of_classes()
         3
+        >>> FederatedData(train={"a": pair}).sizes
+        {'a': 4}
     """
 
     train: Mapping[ClientId, Pair]
     test: Pair | None = None
     classes: int | None = None
+    sizes: Mapping[ClientId, int] = field(init=False, repr=False, compare=False)
+    """Client id → its number of samples n."""
 
     def __post_init__(self) -> None:
         if not self.train:
             raise InvalidData("data must have at least one client, got none")
-        first = next(iter(self.train))
-        _check_pair(self.train[first], f"client {first!r}")
+        sizes: dict[ClientId, int] = {}
+        model: tuple[Pair, str] | None = None
         for client, pair in self.train.items():
-            _check_pair(pair, f"client {client!r}")
-            _check_alike(pair, f"client {client!r}", self.train[first], f"client {first!r}")
-        if self.test is not None:
+            whose = f"client {client!r}"
+            _check_pair(pair, whose)
+            model = model or (pair, whose)
+            _check_alike(pair, whose, *model)
+            sizes[client] = len(pair[1])
+        if self.test is not None and model is not None:
             _check_pair(self.test, "the test set")
-            _check_alike(self.test, "the test set", self.train[first], f"client {first!r}")
+            _check_alike(self.test, "the test set", *model)
+        object.__setattr__(self, "sizes", sizes)
 
     def number_of_classes(self) -> int | None:
         """How many classes the labels have; None where targets are no labels, that is, not integers."""
         if self.classes is not None:
             return self.classes
-        pairs = [*self.train.values(), *([self.test] if self.test is not None else [])]
-        if any(_is_real(targets) for _, targets in pairs):
+        if _is_real(next(iter(self.train.values()))[1]):
             return None
-        return 1 + max(int(targets.max()) for _, targets in pairs)
+        largest = max(int(targets.max()) for _, targets in self.train.values())
+        return 1 + (largest if self.test is None else max(largest, int(self.test[1].max())))
 
     def pooled(self) -> "FederatedData":
         """All training data in one place: one client, named ``all``, holds every sample."""
@@ -68,6 +77,11 @@ class FederatedData:
 
 def _is_real(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    # A sum is finite only if its terms are, which settles nearly all cases in one pass; finite terms may overflow.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _check_pair(pair: object, whose: str) -> None:
@@ -81,7 +95,7 @@ def _check_pair(pair: object, whose: str) -> None:
     if len(inputs) == 0:
         raise InvalidData(f"{whose} must hold at least one sample, got none: remove it, or give it data")
     for name, tensor in (("inputs", inputs), ("targets", targets)):
-        if _is_real(tensor) and not bool(torch.isfinite(tensor).all()):
+        if _is_real(tensor) and not _all_finite(tensor):
             place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
             value = tensor[place].item()
             raise InvalidData(

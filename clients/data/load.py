@@ -119,7 +119,7 @@ def _check_that_all_have_data(holdings: Holdings, clients: int, partition: Compo
 def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
     # Copies, not views: a view drags all samples along when it is sent to another process.
     at = torch.from_numpy(indices)
-    return samples.inputs[at], samples.targets[at]
+    return samples.inputs.index_select(0, at), samples.targets.index_select(0, at)
 
 
 def _stays_as_it_is(data: FederatedData, section: DataSection) -> bool:

@@ -1,0 +1,112 @@
+"""Who holds what, in numbers and as a picture for the terminal. Shapes: K clients, C classes."""
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fed.clients.data.federated import ClientId, FederatedData
+
+__all__ = ["class_counts", "heat_map"]
+
+_MOST_CLASSES = 10_000
+_SHADES = ("dim", "white on grey23", "white on grey39", "black on grey58", "black on grey85")
+
+
+def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]]:
+    """How many samples of each class every client holds.
+
+    Returns:
+        Client ids, and counts [K, C]. Where targets are not one label a sample, or there are more than 10,000 classes,
+        counts are [K, 1]: each client's number of samples.
+
+    Example:
+        >>> import torch
+        >>> x = torch.zeros(3, 2)
+        >>> data = FederatedData({"a": (x, torch.tensor([0, 1, 1])), "b": (x, torch.tensor([2, 2, 2]))})
+        >>> class_counts(data)
+        (['a', 'b'], array([[1, 2, 0],
+               [0, 0, 3]]))
+    """
+    clients = list(data.sizes)
+    classes = _classes(data)
+    if classes is None:
+        return clients, np.array([[size] for size in data.sizes.values()], dtype=np.int64)
+    counts = [np.bincount(data.train[client][1].cpu().numpy(), minlength=classes) for client in clients]
+    return clients, np.stack(counts).astype(np.int64)
+
+
+def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> Group:
+    """A table of clients by classes, the more samples the brighter, of bounded size whatever the data.
+
+    Of more clients some are shown, evenly spaced; of more classes neighbours share a column. The lines beneath say so,
+    and what holds of all clients.
+
+    Args:
+        data: who holds what.
+        max_clients: rows, at least 1.
+        max_columns: columns of classes, at least 1.
+
+    Returns:
+        What rich prints, in 80 columns and without colours too.
+    """
+    clients, counts_KC = class_counts(data)
+    rows = np.unique(np.linspace(0, len(clients) - 1, min(max_clients, len(clients))).astype(int)).tolist()
+    per_column = -(-counts_KC.shape[1] // max_columns)
+    columns = list(range(0, counts_KC.shape[1], per_column))
+    cells_KC = np.add.reduceat(counts_KC, columns, axis=1)
+    table = Table(box=None)
+    table.add_column("client", no_wrap=True, max_width=16)
+    for first in columns if counts_KC.shape[1] > 1 else []:
+        table.add_column(str(first), justify="right", no_wrap=True)
+    table.add_column("samples", justify="right", no_wrap=True)
+    brightest = int(cells_KC[rows].max())
+    for row in rows:
+        shaded = [_cell(count, brightest) for count in cells_KC[row].tolist()] if counts_KC.shape[1] > 1 else []
+        table.add_row(Text(str(clients[row])), *shaded, _short(int(counts_KC[row].sum())))
+    return Group(table, *(Text(fact, style="dim") for fact in _facts(counts_KC, len(rows), per_column)))
+
+
+def _classes(data: FederatedData) -> int | None:
+    _, targets = next(iter(data.train.values()))
+    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+        return None
+    # With a loss of the user's own, integers need not be labels.
+    if any(int(targets.min()) < 0 for _, targets in data.train.values()):
+        return None
+    classes = data.number_of_classes()
+    return classes if classes is not None and classes <= _MOST_CLASSES else None
+
+
+def _facts(counts_KC: NDArray[np.int64], rows: int, per_column: int) -> list[str]:
+    clients, classes = counts_KC.shape
+    facts = [_spread(f"samples of each of {clients} clients", counts_KC.sum(axis=1))]
+    if classes > 1:
+        facts.append(_spread(f"classes of each, of {classes}", (counts_KC > 0).sum(axis=1)))
+    if rows < clients:
+        facts.append(f"shown: {rows} of {clients} clients, evenly spaced")
+    if per_column > 1:
+        facts.append(f"shown: {per_column} classes in a column, which is named by the first")
+    return facts
+
+
+def _spread(what: str, values_K: NDArray[np.int64]) -> str:
+    return f"{what}: {values_K.min()} to {values_K.max()}, median {np.median(values_K):g}"
+
+
+def _cell(count: int, brightest: int) -> Text:
+    shade = -(-count * (len(_SHADES) - 1) // brightest)
+    return Text(_short(count) if count else "·", style=_SHADES[shade])
+
+
+def _short(count: int) -> str:
+    """A number in at most four characters.
+
+    Example:
+        >>> _short(9999), _short(12345), _short(9999999)
+        ('9999', '12k', '9M')
+    """
+    if count >= 10**6:
+        return f"{count // 10**6}M"
+    return f"{count // 1000}k" if count >= 10**4 else str(count)
