@@ -10,10 +10,10 @@ that this room knows of the rooms below it by name alone.
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, cast, get_type_hints
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
@@ -45,7 +45,7 @@ class Component(Section):
     @model_validator(mode="after")
     def _hold_what_spans_keys(self) -> "Component":
         # A class of hyper-parameters may check keys against each other; what needs more than its keys waits until made.
-        if inspect.isclass(self.target):
+        if inspect.isclass(self.target) and _required(self.target) <= type(self).model_fields.keys():
             self.make()
         return self
 
@@ -127,7 +127,7 @@ class Family:
 @cache
 def _component(family: Family, kind: str) -> type[Component]:
     target = _load(family, kind)
-    fields = {name: parameter for name, parameter in _fields(target).items() if name not in family.given}
+    fields = _fields(target, family.given)
     base = _open(family.base) if _takes_any_key(target) else family.base
     about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
     section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
@@ -181,26 +181,47 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(target).parameters
 
 
+def _required(target: Callable[..., Any]) -> set[str]:
+    parameters = _parameters(target).values()
+    optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    }
+
+
 def _takes_any_key(target: Callable[..., Any]) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values())
 
 
-def _fields(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
-    """Each parameter as (annotation, default), in the form that pydantic's ``create_model`` takes."""
-    annotations = get_type_hints(target.__init__ if inspect.isclass(target) else target, include_extras=True)
-    if inspect.isclass(target):
-        annotations = {**get_type_hints(target, include_extras=True), **annotations}
+def _fields(target: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, tuple[Any, Any]]:
+    """Each parameter but those given as (annotation, default), in the form that pydantic's ``create_model`` takes."""
+    keys = {
+        name: parameter
+        for name, parameter in _parameters(target).items()
+        if name not in given and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    annotations = _annotations(target, keys)
     described = docstrings.arguments(target)
     factories = _default_factories(target)
     fields = {}
-    for name, parameter in _parameters(target).items():
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
+    for name, parameter in keys.items():
         default: dict[str, Any] = {"default": parameter.default} if parameter.default is not parameter.empty else {}
         if name in factories:
             default = {"default_factory": factories[name]}
         fields[name] = (annotations.get(name, Any), Field(**default, description=described.get(name)))
     return fields
+
+
+def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
+    """What the parameters of these names are held to; all other annotations may be for type checkers alone."""
+    if inspect.isclass(target):
+        return get_type_hints(target, include_extras=True) | get_type_hints(target.__init__, include_extras=True)
+    function = inspect.unwrap(target)
+    wanted = {name: text for name, text in getattr(function, "__annotations__", {}).items() if name in names}
+    holder = SimpleNamespace(__annotations__=wanted)
+    return get_type_hints(holder, globalns=getattr(function, "__globals__", {}), include_extras=True)
 
 
 def _default_factories(target: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
