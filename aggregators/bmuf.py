@@ -1,0 +1,56 @@
+"""Block-wise model-update filtering: momentum on the update of a whole block of local training.
+
+Chen & Huo, "Scalable training of deep learning machines by incremental block training with intra-block parallel
+optimization and blockwise model-update filtering", ICASSP 2016, section 3. Shapes: P, the model's parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor
+
+from fed.aggregators.contracts import Aggregator
+
+__all__ = ["BMUF", "State"]
+
+
+class State(NamedTuple):
+    """What the coordinator keeps."""
+
+    model_P: Tensor  # W(t), what users evaluate
+    update_P: Tensor  # D(t), the filtered update of the last block
+
+
+@dataclass(frozen=True, kw_only=True)
+class BMUF(Aggregator):
+    r"""Each block's mean update, filtered by a momentum (Chen & Huo, ICASSP 2016).
+
+    .. math::
+        G(t) = \bar W(t) - W_g(t-1), \qquad D(t) = η D(t-1) + ζ G(t), \qquad W(t) = W(t-1) + D(t)
+
+    The next block starts at W_g(t) = W(t), or with ``nesterov`` at W_g(t) = W(t) + η D(t).
+
+    Args:
+        block_momentum: η in [0, 1). The paper's 1 − 1/N for a cohort of N is too much for small data; 0.9 is a good start.
+        block_lr: ζ > 0. With η = 0 and ζ = 1 this is FedAvg, to the bit.
+        nesterov: start the next block one momentum step ahead.
+    """
+
+    block_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    block_lr: PositiveFloat = 1.0
+    nesterov: bool = False
+
+    def init(self, params_P: Tensor) -> State:
+        """The model, at rest."""
+        return State(params_P, torch.zeros_like(params_P))
+
+    def start(self, state: State) -> Tensor:
+        """W_g(t): where every client begins the next block."""
+        return state.model_P + self.block_momentum * state.update_P if self.nesterov else state.model_P
+
+    def apply(self, state: State, mean_update_P: Tensor) -> State:
+        """Filter the block's update and take it."""
+        update_P = self.block_momentum * state.update_P + self.block_lr * mean_update_P
+        return State(state.model_P + update_P, update_P)

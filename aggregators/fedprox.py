@@ -1,0 +1,36 @@
+"""Federated averaging with a proximal term.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv 1812.06127, algorithm 2. Shapes: P, the
+model's parameters.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from fed.aggregators.fedavg import FedAvg
+
+__all__ = ["FedProx"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    r"""Local steps are drawn back towards the model they started from (Li et al. 2020, 1812.06127).
+
+    .. math:: y ← y - η (∇f_i(y) + μ (y - x))
+
+    The mean is FedAvg's. With μ = 0 it is FedAvg, to the bit.
+
+    Args:
+        mu: μ ≥ 0, the pull towards x; the paper tries 0.001 to 1.
+    """
+
+    mu: NonNegativeFloat = 0.01
+
+    def correct(
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]
+    ) -> Tensor:
+        """∇f + μ (y − x)."""
+        return gradient_P + self.mu * (x_P - anchor_P)

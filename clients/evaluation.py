@@ -1,0 +1,50 @@
+"""How good a model is on samples that it was not trained on."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fed.clients.data import Pair
+from fed.clients.training import Loss
+
+__all__ = ["Metric", "Score", "accuracy", "evaluate"]
+
+Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
+"""(output, target) → a number, the mean over the batch."""
+
+_BATCH = 1024
+
+
+class Score(NamedTuple):
+    """A model's mean loss and mean metric (accuracy, unless the user gave another); None where there is none."""
+
+    loss: float | None
+    accuracy: float | None
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """The share of labels that score highest, over samples and positions.
+
+    Args:
+        output: [B, C, ...], scores of C classes.
+        target: [B, ...], labels.
+    """
+    return (output.argmax(1) == target).to(torch.float64).mean()
+
+
+def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair, device: torch.device) -> Score:
+    """Score a module, in evaluation mode, over all samples, in batches of 1,024."""
+    module.eval()
+    inputs_N, targets_N = samples
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    with torch.inference_mode():
+        for inputs_B, targets_B in zip(inputs_N.split(_BATCH), targets_N.split(_BATCH), strict=True):
+            target = targets_B.to(device, non_blocking=True)
+            output = module(inputs_B.to(device, non_blocking=True))
+            measured = metric(output, target) if metric else 0.0
+            means = [torch.as_tensor(mean, device=device).double() for mean in (loss(output, target), measured)]
+            sums += torch.stack(means) * len(target)
+    mean_loss, mean_metric = (sums / len(inputs_N)).tolist()
+    return Score(mean_loss, mean_metric if metric else None)

@@ -1,0 +1,166 @@
+"""The built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules.
+
+Shapes: B, samples of a batch; T, positions of a sequence; C, classes; V, the vocabulary of characters.
+"""
+
+import math
+from itertools import pairwise
+from typing import Annotated
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from fed.errors import InvalidModel
+
+__all__ = ["char_gru", "char_transformer", "cnn", "logistic", "mlp"]
+
+Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+
+
+def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """Multinomial logistic regression: one linear layer on the flattened input.
+
+    Args:
+        input_shape: of one sample.
+        classes: C.
+
+    Returns:
+        A module [B, *input_shape] → [B, C].
+    """
+    return mlp(input_shape, classes, hidden=())
+
+
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: Widths = (128,)) -> nn.Module:
+    """A perceptron with ReLU between its layers, on the flattened input.
+
+    Args:
+        input_shape: of one sample.
+        classes: C.
+        hidden: widths of the hidden layers.
+
+    Returns:
+        A module [B, *input_shape] → [B, C].
+    """
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise((math.prod(input_shape), *hidden, classes)):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def cnn(
+    input_shape: tuple[int, ...],
+    classes: int,
+    channels: Widths = (16, 32),
+    hidden: PositiveInt = 128,
+) -> nn.Module:
+    """Blocks of 3×3 convolution, GroupNorm, ReLU and 2×2 pooling, then one hidden layer.
+
+    GroupNorm keeps no statistics, so that clients with unequal data do not disagree about them.
+
+    Args:
+        input_shape: (channels, height, width) or (height, width) of one image.
+        classes: C.
+        channels: of each block.
+        hidden: width of the layer before the classes.
+
+    Returns:
+        A module [B, *input_shape] → [B, C].
+
+    Raises:
+        InvalidModel: if the input is no image, or is too small for so many blocks.
+    """
+    if len(input_shape) not in (2, 3):
+        raise InvalidModel(f"model cnn needs images of shape (channels, height, width), got {input_shape}: choose mlp")
+    *depth, height, width = input_shape
+    if min(height, width) < 2 ** len(channels):
+        raise InvalidModel(
+            f"model cnn halves an image {len(channels)} times, got {height}×{width}: give fewer channels than {channels}"
+        )
+    layers: list[nn.Module] = [] if depth else [nn.Unflatten(1, (1, height))]
+    for inputs, outputs in pairwise((depth[0] if depth else 1, *channels)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(math.gcd(8, outputs), outputs)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    area = (height >> len(channels)) * (width >> len(channels))
+    layers += [nn.Flatten(), nn.Linear((channels or (depth or [1]))[-1] * area, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden, classes))
+
+
+class _CharGRU(nn.Module):
+    def __init__(self, classes: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(classes, embedding)
+        self.recurrent = nn.GRU(embedding, hidden, layers, batch_first=True)
+        self.read = nn.Linear(hidden, classes)
+
+    def forward(self, characters_BT: Tensor) -> Tensor:
+        states_BTH, _ = self.recurrent(self.embed(characters_BT))
+        scores_BVT: Tensor = self.read(states_BTH).transpose(1, 2)
+        return scores_BVT
+
+
+def char_gru(
+    classes: int, embedding: PositiveInt = 16, hidden: PositiveInt = 128, layers: PositiveInt = 1
+) -> nn.Module:
+    """Gated recurrent units over characters: at each position, the next character.
+
+    Args:
+        classes: V.
+        embedding: width of a character's vector.
+        hidden: width of the state.
+        layers: how many are stacked.
+
+    Returns:
+        A module [B, T] (int64) → [B, V, T].
+    """
+    return _CharGRU(classes, embedding, hidden, layers)
+
+
+class _CharTransformer(nn.Module):
+    def __init__(self, classes: int, longest: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(classes, width)
+        self.position = nn.Parameter(torch.randn(longest, width) * 0.02)
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        self.read = nn.Linear(width, classes)
+        self.read.weight = self.embed.weight
+        self.register_buffer("later", torch.triu(torch.ones(longest, longest, dtype=torch.bool), 1), persistent=False)
+
+    def forward(self, characters_BT: Tensor) -> Tensor:
+        length = characters_BT.shape[1]
+        states_BTH = self.embed(characters_BT) + self.position[:length]
+        later_TT = self.get_buffer("later")[:length, :length]
+        scores_BVT: Tensor = self.read(self.blocks(states_BTH, mask=later_TT)).transpose(1, 2)
+        return scores_BVT
+
+
+def char_transformer(
+    input_shape: tuple[int, ...],
+    classes: int,
+    width: PositiveInt = 64,
+    heads: PositiveInt = 4,
+    layers: PositiveInt = 2,
+) -> nn.Module:
+    """A causal transformer over characters (pre-norm, no dropout, input and output weights tied).
+
+    Args:
+        input_shape: (T,), the longest sequence.
+        classes: V.
+        width: of the states.
+        heads: of attention; they divide the width.
+        layers: how many blocks.
+
+    Returns:
+        A module [B, T] (int64) → [B, V, T].
+
+    Raises:
+        InvalidModel: if the heads do not divide the width, or the input is no sequence.
+    """
+    if width % heads:
+        raise InvalidModel(f"model char_transformer needs heads that divide width, got heads={heads} and width={width}")
+    if len(input_shape) != 1:
+        raise InvalidModel(f"model char_transformer needs sequences of characters, got inputs of shape {input_shape}")
+    return _CharTransformer(classes, input_shape[0], width, heads, layers)

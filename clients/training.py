@@ -1,0 +1,195 @@
+"""One client's local training: a model, the client's samples, and so many steps of an optimizer on a flat vector.
+
+Shapes: P, trainable parameters; V, the whole floating-point state; I, integers; B, samples of a batch.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fed.aggregators.contracts import LocalRule
+from fed.clients.data import Pair
+from fed.clients.optimizers import optimizer_for
+from fed.errors import InvalidData
+from fed.experiment import Local
+from fed.layout import Layout
+from fed.randomness import seeded_torch
+
+__all__ = ["Loss", "Trained", "Trainer", "steps_of"]
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(output, target) → a scalar, the mean over the batch."""
+
+_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training leaves: the state, the mean loss over the samples trained on, and how many those were."""
+
+    vector_V: Tensor
+    integers_I: Tensor
+    train_loss: float
+    samples_seen: int
+
+
+class Trainer:
+    """Trains one client after another with one module, whose parameters are views of one flat vector.
+
+    Args:
+        module: the model; the trainer takes it over.
+        loss: (output, target) → scalar.
+        local: the experiment's section of that name.
+        rule: a correction of the gradient, or None.
+        device: where to compute.
+    """
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, local: Local, rule: LocalRule | None, device: torch.device
+    ) -> None:
+        self.module = module.to(device)
+        self.layout = Layout.of(self.module)
+        self.device = device
+        self._loss = loss
+        self._local = local
+        self._rule = rule
+        self._x_P = self.layout.bind(self.module)
+        parameters = dict(self.module.named_parameters())
+        self._parameters = [parameters[part.name] for part in self.layout.trained]
+        self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
+
+    def load(self, vector_V: Tensor, integers_I: Tensor) -> nn.Module:
+        """The module in a given state."""
+        self.layout.unpack(vector_V, integers_I, self.module)
+        return self.module
+
+    def train(
+        self,
+        vector_V: Tensor,
+        integers_I: Tensor,
+        samples: Pair,
+        *,
+        order: np.random.Generator,
+        seed: int,
+        client_state: object = None,
+        broadcast: tuple[Tensor, ...] = (),
+    ) -> Trained:
+        """Train from a state on a client's samples.
+
+        Args:
+            vector_V: where to start.
+            integers_I: the integer buffers to start with.
+            samples: the client's (inputs, targets).
+            order: the stream that shuffles them.
+            seed: for what the module itself draws, as dropout does.
+            client_state: what the rule keeps on this client.
+            broadcast: what the rule sent along.
+
+        Raises:
+            InvalidData: if the model normalises batches and the client has a single sample.
+        """
+        if self._normalises_batches and len(samples[0]) == 1:
+            raise InvalidData(
+                "a model with BatchNorm needs 2 samples or more on every client, got one with 1: "
+                "use GroupNorm, or a partition with more samples a client"
+            )
+        self.load(vector_V, integers_I).train()
+        x_P, anchor_P = self._x_P, self._x_P.clone() if self._rule else self._x_P
+        optimizer, scaler = optimizer_for(self._local), _LossScale()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        seen = 0
+        with seeded_torch(seed, self.device):
+            for inputs_B, targets_B in self._steps(samples, order):
+                gradient_P, loss = self._gradient(inputs_B, targets_B, scaler)
+                if self._rule is not None:
+                    gradient_P = self._rule.correct(gradient_P, x_P, anchor_P, client_state, broadcast)
+                optimizer.step(x_P, gradient_P)
+                loss_sum += loss * len(inputs_B)
+                seen += len(inputs_B)
+        return Trained(*self.layout.pack(self.module), float(loss_sum) / seen, seen)
+
+    def _steps(self, samples: Pair, order: np.random.Generator) -> Iterator[Pair]:
+        """The samples of each optimizer step: epochs in a fresh order each, cut into steps, until the work is done."""
+        inputs_N, targets_N = (part.to(self.device, non_blocking=True) for part in samples)
+        sizes = _step_sizes(len(inputs_N), self._local.batch_size * self._local.accumulate, self._normalises_batches)
+        left = steps_of(self._local, len(inputs_N), self._normalises_batches)
+        while left:
+            shuffled_N = torch.from_numpy(order.permutation(len(inputs_N))).to(self.device)
+            steps = zip(inputs_N[shuffled_N].split(sizes), targets_N[shuffled_N].split(sizes), strict=True)
+            for step, _ in zip(steps, range(left), strict=False):
+                left -= 1
+                yield step
+
+    def _gradient(self, inputs_B: Tensor, targets_B: Tensor, scaler: "_LossScale") -> tuple[Tensor, Tensor]:
+        """The gradient [P] of the mean loss over a step's samples, and that loss."""
+        size = self._local.batch_size
+        if self._local.accumulate == 1 or len(inputs_B) <= size:
+            return self._gradient_of_batch(inputs_B, targets_B, scaler)
+        gradient_P, total = torch.zeros_like(self._x_P), torch.zeros((), dtype=torch.float64, device=self.device)
+        sizes = _step_sizes(len(inputs_B), size, self._normalises_batches)
+        for inputs_b, targets_b in zip(inputs_B.split(sizes), targets_B.split(sizes), strict=True):
+            part_P, loss = self._gradient_of_batch(inputs_b, targets_b, scaler)
+            share = len(inputs_b) / len(inputs_B)
+            gradient_P.add_(part_P, alpha=share)
+            total += loss * share
+        return gradient_P, total
+
+    def _gradient_of_batch(self, inputs_b: Tensor, targets_b: Tensor, scaler: "_LossScale") -> tuple[Tensor, Tensor]:
+        half = _HALF.get(self._local.precision)
+        with torch.autocast(self.device.type, dtype=half) if half else nullcontext():
+            loss = self._loss(self.module(inputs_b), targets_b)
+        if half is torch.float16:
+            return scaler.gradient(loss, self._parameters), loss.detach()
+        return _flat_gradient(loss, self._parameters), loss.detach()
+
+
+def steps_of(local: Local, samples: int, in_pairs: bool = False) -> int:
+    """How many optimizer steps a client with so many samples takes in a task.
+
+    Args:
+        local: the experiment's section of that name.
+        samples: the client's, at least 1.
+        in_pairs: no step has a single sample, as BatchNorm needs it.
+    """
+    if local.steps is not None:
+        return local.steps
+    return (local.epochs or 1) * len(_step_sizes(samples, local.batch_size * local.accumulate, in_pairs))
+
+
+def _step_sizes(samples: int, size: int, in_pairs: bool) -> list[int]:
+    """So many samples cut into steps: all of one size but the last; a last single sample joins the step before it."""
+    whole, rest = divmod(samples, size)
+    sizes = [size] * whole + [rest] * bool(rest)
+    if in_pairs and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+def _flat_gradient(loss: Tensor, parameters: list[nn.Parameter], *, keep: bool = False) -> Tensor:
+    parts = torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True, materialize_grads=True)
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+class _LossScale:
+    """Scales a float16 loss so that small gradients do not vanish, and halves the scale where large ones overflow.
+
+    No batch is skipped: an overflow repeats the backward pass. A gradient that is not finite at scale 1 is returned as
+    it is.
+    """
+
+    def __init__(self) -> None:
+        self._scale = 2.0**16
+
+    def gradient(self, loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+        while True:
+            gradient_P = _flat_gradient(loss * self._scale, parameters, keep=True).div_(self._scale)
+            if self._scale <= 1 or not math.isfinite(float(loss)) or bool(torch.isfinite(gradient_P).all()):
+                return gradient_P
+            self._scale /= 2

@@ -1,0 +1,106 @@
+"""What a coordinator and a client say to each other, and the checks that an answer must pass.
+
+Shapes: V, a model's floating-point state; I, its integers (see :mod:`fed.layout`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Failure", "Reply", "Task", "refusal"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Train this model on your data.
+
+    Args:
+        id: unique within the run.
+        round: the round it belongs to, from 1.
+        client: whom it is for.
+        vector_V: where training starts.
+        integers_I: the model's integer buffers.
+        broadcast: what the rule gives to every client beside the model.
+    """
+
+    id: int
+    round: int
+    client: int | str
+    vector_V: Tensor
+    integers_I: Tensor
+    broadcast: tuple[Tensor, ...] = ()
+
+    def size_bytes(self) -> int:
+        """Bytes of its tensors as they travel."""
+        return sum(tensor.nbytes for tensor in (self.vector_V, self.integers_I, *self.broadcast))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of a task: the trained model.
+
+    Args:
+        task: the task's id.
+        round: the task's round.
+        client: who trained.
+        vector_V: the trained state.
+        integers_I: the trained integer buffers.
+        samples: how many the client holds: its weight in the mean.
+        train_loss: mean over the samples trained on.
+    """
+
+    task: int
+    round: int
+    client: int | str
+    vector_V: Tensor
+    integers_I: Tensor
+    samples: int
+    train_loss: float
+
+    def size_bytes(self) -> int:
+        """Bytes of its tensors as they travel."""
+        return self.vector_V.nbytes + self.integers_I.nbytes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What became of a task: nothing.
+
+    Args:
+        task: the task's id.
+        round: the task's round.
+        client: who failed.
+        reason: one sentence for the user.
+        diverged: the loss or the model is no longer finite.
+    """
+
+    task: int
+    round: int
+    client: int | str
+    reason: str
+    diverged: bool = False
+
+
+def refusal(reply: Reply, task: Task | None) -> str | None:
+    """Why a reply must not touch the model, or None if it may.
+
+    Args:
+        reply: what came, from whoever sent it.
+        task: the task in flight that it claims to answer, or None if there is none.
+    """
+    if task is None:
+        return f"task {reply.task} is not in flight"
+    if (reply.client, reply.round) != (task.client, task.round):
+        return f"task {task.id} is client {task.client!r}'s of round {task.round}, got {reply.client!r} and round {reply.round}"
+    for name, got, sent in (
+        ("vector", reply.vector_V, task.vector_V),
+        ("integers", reply.integers_I, task.integers_I),
+    ):
+        if got.shape != sent.shape or got.dtype != sent.dtype:
+            return f"the {name} must be {sent.dtype} {tuple(sent.shape)}, got {got.dtype} {tuple(got.shape)}"
+    if reply.samples < 1:
+        return f"samples must be at least 1, got {reply.samples}"
+    if not bool(torch.isfinite(reply.vector_V).all()):
+        return "the vector must be finite, got NaN or infinity"
+    return None

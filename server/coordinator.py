@@ -1,0 +1,175 @@
+"""One model, moved by one aggregator, over any fleet.
+
+Shapes: P, trainable parameters; V, the whole floating-point state; I, integers.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fed.aggregators.contracts import Aggregator
+from fed.errors import Diverged
+from fed.layout import Layout
+from fed.messages import Failure, Reply, Task, refusal
+from fed.randomness import Streams
+from fed.reduction import WeightedMean
+from fed.server.fleet import Fleet
+
+__all__ = ["Coordinator", "Exchange"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a round's exchange of models came to.
+
+    Args:
+        selected: clients that were asked.
+        replied: answers that count.
+        late: answers that came too late to count.
+        failed: clients that failed, or whose answers were refused.
+        bytes_up: from clients.
+        bytes_down: to clients.
+        train_loss: the replies' mean loss, weighted by samples; None without replies.
+        staleness_mean: how many versions old the counted replies' starting points were.
+    """
+
+    selected: int
+    replied: int
+    late: int
+    failed: int
+    bytes_up: int
+    bytes_down: int
+    train_loss: float | None
+    staleness_mean: float = 0.0
+
+
+class Coordinator:
+    """Keeps the model and the aggregator's state, in float64; hands out tasks and counts their answers.
+
+    Args:
+        aggregator: how the mean update moves the model.
+        fleet: the clients.
+        layout: the model's.
+        vector_V: the first model.
+        integers_I: its integer buffers.
+        streams: the run's random streams.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        fleet: Fleet,
+        layout: Layout,
+        vector_V: Tensor,
+        integers_I: Tensor,
+        streams: Streams,
+    ) -> None:
+        self.fleet = fleet
+        self.streams = streams
+        self._aggregator = aggregator
+        self._layout = layout
+        self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
+        self._averaged_B = vector_V[layout.parameters :].double()
+        self._integers_I = integers_I
+        self._tasks = 0
+
+    def model(self) -> tuple[Tensor, Tensor]:
+        """The model that users evaluate: (vector [V], integers [I])."""
+        return self._vector(self._state.model_P), self._integers_I
+
+    def sample(self, number: int, cohort: int) -> list[int | str]:
+        """A uniformly random cohort for a round, without replacement."""
+        nodes = self.fleet.nodes()
+        chosen = self.streams.generator("cohort", number).choice(len(nodes), size=cohort, replace=False)
+        return [nodes[index] for index in sorted(chosen)]
+
+    def exchange(self, number: int, clients: Sequence[int | str]) -> Exchange:
+        """Send the model to clients, gather their models, and move ours by the mean of their updates.
+
+        Replies may come in any order: the outcome is the same, to the bit.
+
+        Raises:
+            Diverged: if a client's loss or model is no longer finite; the model stays as it was.
+        """
+        start_V = self._vector(self._aggregator.start(self._state))
+        first, self._tasks = self._tasks, self._tasks + len(clients)
+        tasks = {
+            first + index: Task(first + index, number, client, start_V, self._integers_I)
+            for index, client in enumerate(clients)
+        }
+        bytes_down = sum(task.size_bytes() for task in tasks.values())
+        self.fleet.dispatch(tasks.values())
+        gathered = _Gathered(start_V, self._integers_I)
+        gathered.count(self.fleet.collect(), tasks)
+        if gathered.losses:
+            self._apply(gathered)
+        return Exchange(
+            selected=len(clients),
+            replied=len(gathered.losses),
+            late=0,
+            failed=len(clients) - len(gathered.losses),
+            bytes_up=gathered.bytes_up,
+            bytes_down=bytes_down,
+            train_loss=gathered.train_loss(),
+        )
+
+    def _apply(self, gathered: "_Gathered") -> None:
+        mean_V = gathered.mean.finish()
+        state = self._aggregator.apply(self._state, mean_V[: self._layout.parameters])
+        averaged_B = self._averaged_B + mean_V[self._layout.parameters :]
+        # At once, so that an interruption finds the model of one round or of the other.
+        self._state, self._averaged_B, self._integers_I = state, averaged_B, gathered.integers_I
+
+    def _vector(self, params_P: Tensor) -> Tensor:
+        return torch.cat([params_P, self._averaged_B]).to(self._layout.dtype)
+
+
+class _Gathered:
+    """The sum of a round's replies, in O(V) memory."""
+
+    def __init__(self, start_V: Tensor, integers_I: Tensor) -> None:
+        self.mean = WeightedMean(len(start_V))
+        self.integers_I = integers_I
+        self.losses: list[tuple[float, int]] = []
+        self.bytes_up = 0
+        self._start_V = start_V.double()
+
+    def count(self, answers: Iterable[Reply | Failure], tasks: dict[int, Task]) -> None:
+        open_tasks = dict(tasks)
+        for answer in answers:
+            if isinstance(answer, Failure):
+                _hold_finite(answer)
+                _log.warning("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
+                open_tasks.pop(answer.task, None)
+                continue
+            self.bytes_up += answer.size_bytes()
+            if reason := refusal(answer, open_tasks.get(answer.task)):
+                _log.warning("round %d: refused client %r: %s", answer.round, answer.client, reason)
+                continue
+            del open_tasks[answer.task]
+            self._add(answer)
+
+    def train_loss(self) -> float | None:
+        if not self.losses:
+            return None
+        return math.fsum(loss * samples for loss, samples in self.losses) / sum(samples for _, samples in self.losses)
+
+    def _add(self, reply: Reply) -> None:
+        self.mean.add(reply.vector_V.double() - self._start_V, reply.samples)
+        self.integers_I = torch.maximum(self.integers_I, reply.integers_I)
+        self.losses.append((reply.train_loss, reply.samples))
+
+
+def _hold_finite(failure: Failure) -> None:
+    if failure.diverged:
+        raise Diverged(
+            f"round {failure.round}, client {failure.client!r}: {failure.reason}; the last good model is kept: "
+            "lower local.lr, or clean that client's data"
+        )

@@ -1,0 +1,53 @@
+"""Synchronous rounds: ask a cohort, wait for all of it, apply the mean."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from fed.errors import InvalidExperiment
+from fed.server.coordinator import Coordinator, Exchange
+from fed.validation import Hyperparameters
+
+__all__ = ["Synchronous"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Hyperparameters):
+    """Each round a random cohort trains from the same model, and the round ends when all have answered.
+
+    Args:
+        count: how many rounds.
+        cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
+            over mix and for the baselines.
+        evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
+    """
+
+    count: PositiveInt = 50
+    cohort: PositiveInt | Literal["all"] = "all"
+    evaluate_every: PositiveInt = 1
+
+    def check(self, population: int) -> None:
+        """Hold the policy to the number of clients.
+
+        Raises:
+            InvalidExperiment: if the cohort is larger than the population.
+        """
+        if self.cohort != "all" and self.cohort > population:
+            raise InvalidExperiment(
+                f"rounds.cohort must be at most {population}, the number of clients, got {self.cohort}: "
+                "lower it, or write all"
+            )
+
+    def round(self, coordinator: Coordinator, number: int) -> Exchange:
+        """One round, numbered from 1."""
+        population = len(coordinator.fleet.nodes())
+        return coordinator.exchange(number, coordinator.sample(number, self.cohort_of(population)))
+
+    def cohort_of(self, population: int) -> int:
+        """How many of so many clients take part in a round."""
+        return population if self.cohort == "all" else min(self.cohort, population)
+
+    def evaluates(self, number: int) -> bool:
+        """Whether the model is evaluated after a round."""
+        return number % self.evaluate_every == 0 or number == self.count

@@ -1,0 +1,55 @@
+"""Simulated clients that train in this process, one after another."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fed.clients.data import ClientId, FederatedData
+from fed.clients.training import Trained, Trainer
+from fed.errors import Diverged
+from fed.randomness import Streams
+
+__all__ = ["InProcessClients"]
+
+
+class InProcessClients:
+    """What every simulated client can do: train from a state on its own data, with its own random streams.
+
+    Args:
+        data: by client.
+        trainer: trains them.
+        streams: the run's random streams; a client's are named by client and round.
+    """
+
+    def __init__(self, data: FederatedData, trainer: Trainer, streams: Streams) -> None:
+        self.data = data
+        self.trainer = trainer
+        self._streams = streams
+
+    def train(
+        self,
+        client: ClientId,
+        number: int,
+        vector_V: Tensor,
+        integers_I: Tensor,
+        broadcast: tuple[Tensor, ...] = (),
+    ) -> Trained:
+        """One client's work of one round.
+
+        Raises:
+            Diverged: if the loss or the trained state is not finite.
+        """
+        trained = self.trainer.train(
+            vector_V,
+            integers_I,
+            self.data.train[client],
+            order=self._streams.generator("order", client, number),
+            seed=self._streams.torch_seed("module", client, number),
+            broadcast=broadcast,
+        )
+        if not math.isfinite(trained.train_loss):
+            raise Diverged(f"the training loss became {trained.train_loss}")
+        if not bool(torch.isfinite(trained.vector_V).all()):
+            raise Diverged("the trained model is not finite")
+        return trained

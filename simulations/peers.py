@@ -1,0 +1,156 @@
+"""Simulated peers: every peer's model at once, moved by a rule over ``mix``.
+
+Shapes: N peers; P, trainable parameters; V, the whole floating-point state; B = V − P; I, integers.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fed.aggregators.contracts import PeerRule
+from fed.clients.data import ClientId
+from fed.errors import Diverged
+from fed.layout import Layout
+from fed.server.coordinator import Exchange
+from fed.simulations.devices import Device
+from fed.simulations.in_process import InProcessClients
+
+__all__ = ["SimulatedPeers"]
+
+
+class SimulatedPeers:
+    """Peers that all start from one model, train on their own data and mix with their neighbours.
+
+    Trainable parameters follow the rule. Float buffers are mixed as they are after training, integer buffers stay each
+    peer's own. The mean over peers is the plain one, as doubly stochastic mixing keeps it.
+
+    Args:
+        rule: what a peer does in a round.
+        mixing_NN: W, sparse, float64; None where peers never meet.
+        clients: who trains.
+        layout: the model's.
+        vector_V: every peer's first model.
+        integers_I: its integer buffers.
+        device: every peer's.
+    """
+
+    def __init__(
+        self,
+        rule: PeerRule,
+        mixing_NN: Tensor | None,
+        clients: InProcessClients,
+        layout: Layout,
+        vector_V: Tensor,
+        integers_I: Tensor,
+        device: Device,
+    ) -> None:
+        self.clock = 0.0
+        self._rule = rule
+        self._mixing_NN = mixing_NN
+        self._clients = clients
+        self._layout = layout
+        self._nodes = list(clients.data.train)
+        self._x_NV = vector_V.repeat(len(self._nodes), 1)
+        self._integers_NI = integers_I.repeat(len(self._nodes), 1)
+        self._device = device
+
+    @property
+    def trainees(self) -> int:
+        """How many peers train in a round: all."""
+        return len(self._nodes)
+
+    @property
+    def models_sent(self) -> int:
+        """Models that travel in a round with one mix: one a neighbour."""
+        return sum(self.degrees())
+
+    def degrees(self) -> list[int]:
+        """How many neighbours each peer has."""
+        if self._mixing_NN is None:
+            return [0] * len(self._nodes)
+        to, source = self._mixing_NN.indices()
+        return torch.bincount(to[to != source], minlength=len(self._nodes)).tolist()
+
+    def model(self) -> tuple[Tensor, Tensor]:
+        """The peers' mean: (vector [V], integers [I]), of integers the largest."""
+        integers_I = self._integers_NI.amax(0) if self._integers_NI.numel() else self._integers_NI[0]
+        return self._x_NV.double().mean(0).to(self._layout.dtype), integers_I
+
+    def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
+        """Each peer's own model."""
+        return dict(zip(self._nodes, zip(self._x_NV, self._integers_NI, strict=True), strict=True))
+
+    def round(self, number: int) -> Exchange:
+        """Everybody trains, and mixes where the rule says so.
+
+        Raises:
+            Diverged: if a peer's loss or model is no longer finite; all models stay as they were.
+        """
+        work = _Round(self, number)
+        params = self._layout.parameters
+        x_NP = self._rule.step(self._x_NV[:, :params], work.descend, work.mix)
+        averaged_NB = work.mixed(work.averaged_NB) if work.mixes else work.averaged_NB
+        self._x_NV = torch.cat([x_NP, averaged_NB], 1)
+        self._integers_NI = work.integers_NI
+        self.clock += work.seconds()
+        peers, moved = len(self._nodes), work.bytes_each_way()
+        return Exchange(peers, peers, 0, 0, sum(moved), sum(moved), work.train_loss())
+
+
+class _Round:
+    """One round's local steps and exchanges, which the rule calls as ``descend`` and ``mix``."""
+
+    def __init__(self, peers: SimulatedPeers, number: int) -> None:
+        self._peers = peers
+        self._number = number
+        self.mixes = 0
+        self.averaged_NB = peers._x_NV[:, peers._layout.parameters :]
+        self.integers_NI = peers._integers_NI
+        self._losses: list[float] = []
+        self._samples_seen: list[int] = []
+
+    def descend(self, x_NP: Tensor) -> Tensor:
+        """Every peer's local steps."""
+        start_NV = torch.cat([x_NP, self.averaged_NB], 1)
+        trained_NV, integers_NI = torch.empty_like(start_NV), torch.empty_like(self.integers_NI)
+        for row, client in enumerate(self._peers._nodes):
+            try:
+                trained = self._peers._clients.train(client, self._number, start_NV[row], self.integers_NI[row])
+            except Diverged as error:
+                raise Diverged(
+                    f"round {self._number}, client {client!r}: {error}; the last good model is kept: "
+                    "lower local.lr, or clean that client's data"
+                ) from None
+            trained_NV[row], integers_NI[row] = trained.vector_V, trained.integers_I
+            self._losses.append(trained.train_loss)
+            self._samples_seen.append(trained.samples_seen)
+        self.averaged_NB, self.integers_NI = trained_NV[:, x_NP.shape[1] :], integers_NI
+        return trained_NV[:, : x_NP.shape[1]]
+
+    def mix(self, x_NP: Tensor) -> Tensor:
+        """W x, and a message to every neighbour."""
+        self.mixes += 1
+        return self.mixed(x_NP)
+
+    def mixed(self, x_NP: Tensor) -> Tensor:
+        """W x, summed in float64 in the neighbours' order."""
+        if self._peers._mixing_NN is None:
+            raise ValueError("this rule mixes, but its peers have no topology")
+        return torch.sparse.mm(self._peers._mixing_NN, x_NP.double()).to(x_NP.dtype)
+
+    def train_loss(self) -> float:
+        """The mean of the peers' losses, weighted by their samples."""
+        sizes = self._peers._clients.data.sizes.values()
+        return math.fsum(loss * size for loss, size in zip(self._losses, sizes, strict=True)) / sum(sizes)
+
+    def bytes_each_way(self) -> list[int]:
+        """What each peer sends, and as much it receives: a model to each neighbour a mix."""
+        message_bytes = self._peers._layout.size * self._peers._layout.dtype.itemsize
+        return [self.mixes * message_bytes * degree for degree in self._peers.degrees()]
+
+    def seconds(self) -> float:
+        """The slowest peer's time."""
+        busiest = max(self.bytes_each_way())
+        return self._peers._device.gossip_s(samples=max(self._samples_seen), bytes_each_way=busiest)

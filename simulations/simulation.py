@@ -1,0 +1,203 @@
+"""Everything a simulated run is made of, put together and held to each other before the first round."""
+
+import copy
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fed.aggregators.contracts import PeerRule
+from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.evaluation import Metric, Score, accuracy, evaluate
+from fed.clients.training import Loss, Trainer
+from fed.errors import InvalidExperiment
+from fed.experiment import Experiment
+from fed.layout import Layout
+from fed.randomness import Streams, seeded_torch
+from fed.server.coordinator import Coordinator, Exchange
+from fed.server.synchronous import Synchronous
+from fed.simulations.checks import check_labels, check_model, cross_entropy
+from fed.simulations.devices import Device
+from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.in_process import InProcessClients
+from fed.simulations.peers import SimulatedPeers
+from fed.topology import mixing_matrix
+
+__all__ = ["Simulation"]
+
+
+class _Federation(Protocol):
+    """Clients of either kind, round by round."""
+
+    @property
+    def clock(self) -> float: ...
+
+    @property
+    def trainees(self) -> int: ...
+
+    @property
+    def models_sent(self) -> int: ...
+
+    def round(self, number: int) -> Exchange: ...
+
+    def model(self) -> tuple[Tensor, Tensor]: ...
+
+    def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]: ...
+
+
+class Simulation:
+    """One experiment with its data and model, ready to run.
+
+    Args:
+        experiment: what to run.
+        data: in place of the experiment's.
+        model: a factory of modules, or a module to copy, in place of the experiment's.
+        loss: (output, target) → scalar, in place of cross-entropy.
+        metric: (output, target) → number, in place of accuracy; with a ``loss`` of one's own there is none unless given.
+
+    Raises:
+        InvalidInput: if the parts do not fit each other.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: FederatedData | None = None,
+        model: Callable[[], nn.Module] | None = None,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
+    ) -> None:
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.streams = Streams(experiment.seed)
+        self.experiment = _resolved(experiment, data, model)
+        self.data = _data(experiment, data, self.streams)
+        self.population = len(self.data.train)
+        self.policy: Synchronous = experiment.rounds.make()
+        self.policy.check(self.population)
+        self.loss = loss or cross_entropy
+        self.metric = metric or (None if loss else accuracy)
+        module = self._module(model, labelled=loss is None)
+        self.algorithm = experiment.algorithm.make()
+        self.rule = self.algorithm if hasattr(self.algorithm, "correct") else None
+        self.trainer = Trainer(module, self.loss, experiment.local, self.rule, self.device)
+        self._pooled = getattr(self.algorithm, "pools_data", False)
+        self.clients = InProcessClients(self.data.pooled() if self._pooled else self.data, self.trainer, self.streams)
+        self.federation = self._federation()
+
+    @property
+    def layout(self) -> Layout:
+        """The model's."""
+        return self.trainer.layout
+
+    def evaluate(self) -> dict[str, Any]:
+        """The metrics of the model as it is now, and of the clients' own where they keep some; None without a test set."""
+        own = [self._score(*state) for state in self.federation.models().values()]
+        line: dict[str, Any] = {}
+        if own:
+            accuracies = [score.accuracy for score in own if score.accuracy is not None]
+            line = {
+                "client_accuracy_mean": statistics.fmean(accuracies) if accuracies else None,
+                "client_accuracy_std": statistics.pstdev(accuracies) if accuracies else None,
+            }
+        if own and self.algorithm.primitive is None and self.data.test is not None:
+            loss = statistics.fmean(score.loss for score in own if score.loss is not None)
+            return {"test_accuracy": line["client_accuracy_mean"], "test_loss": loss, **line}
+        score = self._score(*self.federation.model())
+        return {"test_accuracy": score.accuracy, "test_loss": score.loss, **line}
+
+    def module_of(self, state: tuple[Tensor, Tensor]) -> nn.Module:
+        """A module of its own, on the CPU and in evaluation mode, in a given state."""
+        module = copy.deepcopy(self.trainer.module).cpu().eval()
+        self.layout.unpack(*state, module)
+        return module
+
+    def _score(self, vector_V: Tensor, integers_I: Tensor) -> Score:
+        if self.data.test is None:
+            return Score(None, None)
+        module = self.trainer.load(vector_V, integers_I)
+        with seeded_torch(self.streams.torch_seed("evaluation"), self.device):
+            return evaluate(module, self.loss, self.metric, self.data.test, self.device)
+
+    def _module(self, model: Callable[[], nn.Module] | None, labelled: bool) -> nn.Module:
+        """The first model, initialised from its own stream, and held to the data."""
+        with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
+            if isinstance(model, nn.Module):
+                module = copy.deepcopy(model)
+            elif model is not None:
+                module = model()
+            else:
+                module = self._built_in_module()
+            classes = check_model(module, self.data, self.loss, labelled)
+        if labelled:
+            check_labels(self.data, classes)
+        return module
+
+    def _built_in_module(self) -> nn.Module:
+        section = self.experiment.model
+        if section is None:
+            raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
+        inputs, _ = next(iter(self.data.train.values()))
+        module: nn.Module = section.make(
+            input_shape=tuple(inputs.shape[1:]), classes=self.data.number_of_classes() or 1
+        )
+        return (
+            module.to(inputs.dtype) if inputs.is_floating_point() and not section.kind.startswith("python:") else module
+        )
+
+    def _federation(self) -> "_Federation":
+        vector_V, integers_I = (part.cpu() for part in self.layout.pack(self.trainer.module))
+        if isinstance(self.algorithm, PeerRule):
+            topology = self.experiment.topology
+            mixing_NN = mixing_matrix(topology.make(peers=self.population)) if topology else None
+            return SimulatedPeers(self.algorithm, mixing_NN, self.clients, self.layout, vector_V, integers_I, Device())
+        fleet = SimulatedFleet(self.clients, Device.without_network() if self._pooled else Device())
+        coordinator = Coordinator(self.algorithm, fleet, self.layout, vector_V, integers_I, self.streams)
+        return _Coordinated(self.policy, coordinator, moves_models=not self._pooled)
+
+
+class _Coordinated:
+    """A federation with a coordinator: its policy and its fleet."""
+
+    def __init__(self, policy: Synchronous, coordinator: Coordinator, moves_models: bool) -> None:
+        self._policy = policy
+        self._coordinator = coordinator
+        self._moves_models = moves_models
+
+    @property
+    def clock(self) -> float:
+        return self._coordinator.fleet.clock
+
+    @property
+    def trainees(self) -> int:
+        return self._policy.cohort_of(len(self._coordinator.fleet.nodes()))
+
+    @property
+    def models_sent(self) -> int:
+        return self.trainees if self._moves_models else 0
+
+    def round(self, number: int) -> Exchange:
+        exchange = self._policy.round(self._coordinator, number)
+        return exchange if self._moves_models else replace(exchange, bytes_up=0, bytes_down=0)
+
+    def model(self) -> tuple[Tensor, Tensor]:
+        return self._coordinator.model()
+
+    def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
+        return {}
+
+
+def _resolved(experiment: Experiment, data: object, model: object) -> Experiment:
+    """The experiment as it is run: sections that Python objects take the place of are null."""
+    given = {name: None for name, value in (("data", data), ("model", model)) if value is not None}
+    return experiment.override(given) if given else experiment
+
+
+def _data(experiment: Experiment, data: FederatedData | None, streams: Streams) -> FederatedData:
+    if data is not None:
+        return data
+    if experiment.data is None:
+        raise InvalidExperiment("data: null needs data given in Python: fed.simulate(…, data=…)")
+    return load(experiment.data, streams)
