@@ -40,5 +40,5 @@ class FedAvg(Aggregator):
         return State(params_P)
 
     def apply(self, state: State, mean_update_P: Tensor) -> State:
-        """x + mean Δ."""
+        """The model plus the mean update."""
         return State(state.model_P + mean_update_P)

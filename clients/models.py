@@ -75,7 +75,8 @@ def cnn(
     *depth, height, width = input_shape
     if min(height, width) < 2 ** len(channels):
         raise InvalidModel(
-            f"model cnn halves an image {len(channels)} times, got {height}×{width}: give fewer channels than {channels}"
+            f"model cnn halves an image {len(channels)} times, got {height}×{width}: "
+            f"give fewer channels than {channels}"
         )
     layers: list[nn.Module] = [] if depth else [nn.Unflatten(1, (1, height))]
     for inputs, outputs in pairwise((depth[0] if depth else 1, *channels)):

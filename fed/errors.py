@@ -1,5 +1,7 @@
 """Everything that can go wrong, as one tree; a message holds the invariant, the values and the remedy.
 
+::
+
     FedError
     ├── InvalidInput            what the user gave cannot be used; the command line exits with 2
     │   ├── InvalidExperiment   a key of an experiment or a comparison: file, key, value, what is allowed

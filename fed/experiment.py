@@ -42,7 +42,7 @@ class Local(Section):
     steps: PositiveInt | None = None
     """Optimizer steps, in place of epochs."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Arithmetic of the forward and backward pass. float32 means the model's own type: a float64 model stays float64."""
+    """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64."""
 
     @model_validator(mode="before")
     @classmethod
@@ -54,9 +54,13 @@ class Local(Section):
     @model_validator(mode="after")
     def _hold_what_spans_keys(self) -> Self:
         if self.epochs is not None and self.steps is not None:
-            raise ValueError(f"give epochs or steps, not both, got epochs={self.epochs} and steps={self.steps}: set one to null")
+            raise ValueError(
+                f"give epochs or steps, not both, got epochs={self.epochs} and steps={self.steps}: set one to null"
+            )
         if self.optimizer != "sgd" and (self.momentum or self.nesterov):
-            raise ValueError(f"momentum and nesterov belong to sgd, got optimizer={self.optimizer}: remove them, or use sgd")
+            raise ValueError(
+                f"momentum and nesterov belong to sgd, got optimizer={self.optimizer}: remove them, or use sgd"
+            )
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov")
         return self

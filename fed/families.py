@@ -32,7 +32,7 @@ class DataSection(Component):
     """What is learned from, and how clients share it."""
 
     clients: PositiveInt | None = None
-    """How many clients; with partition natural or file those with the most samples, null for all."""
+    """How many clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
     partition: Annotated[Component, PARTITIONS] | None = None
     """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
@@ -46,8 +46,9 @@ class DataSection(Component):
         names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
         partition = keys.get("partition") or {"kind": "natural" if names_clients else "iid"}
         keys = {**keys, "partition": partition}
-        chosen = partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", None)
-        if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and chosen not in ("natural", "file"):
+        chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", None))
+        names_them = chosen in ("natural", "file") or chosen.startswith("python:")
+        if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and not names_them:
             keys["clients"] = 100
         return keys
 

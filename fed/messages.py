@@ -92,7 +92,10 @@ def refusal(reply: Reply, task: Task | None) -> str | None:
     if task is None:
         return f"task {reply.task} is not in flight"
     if (reply.client, reply.round) != (task.client, task.round):
-        return f"task {task.id} is client {task.client!r}'s of round {task.round}, got {reply.client!r} and round {reply.round}"
+        return (
+            f"task {task.id} is client {task.client!r}'s of round {task.round}, "
+            f"got {reply.client!r} and round {reply.round}"
+        )
     for name, got, sent in (
         ("vector", reply.vector_V, task.vector_V),
         ("integers", reply.integers_I, task.integers_I),

@@ -92,7 +92,8 @@ class RunFolder:
         """Write the model, and last of all the summary: where there is one, all else is there."""
         from safetensors.torch import save
 
-        write_atomically(self.path / "model.safetensors", save({name: part.contiguous().clone() for name, part in state.items()}))
+        model = save({name: part.contiguous().clone() for name, part in state.items()})  # tied weights stand twice
+        write_atomically(self.path / "model.safetensors", model)
         write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
 

@@ -1,5 +1,6 @@
 """The JSON schema of what stands in a file, by which editors complete and check it."""
 
+import json
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -7,7 +8,7 @@ from pydantic_core import core_schema
 
 from fed.document import Document
 
-__all__ = ["schema_of"]
+__all__ = ["schema_of", "schema_text"]
 
 
 def schema_of(document: type[Document]) -> dict[str, Any]:
@@ -21,6 +22,11 @@ def schema_of(document: type[Document]) -> dict[str, Any]:
     schema = document.model_json_schema(schema_generator=_Generator)
     schema["description"] = schema["description"].partition("\n")[0]
     return {"$schema": _Generator.schema_dialect, **schema}
+
+
+def schema_text(document: type[Document]) -> str:
+    """The schema as JSON, as it stands beside the examples."""
+    return json.dumps(schema_of(document), indent=2, ensure_ascii=False) + "\n"
 
 
 class _Generator(GenerateJsonSchema):

@@ -20,7 +20,8 @@ def ring(peers: int) -> "nx.Graph[int]":
     Args:
         peers: n ≥ 1.
     """
-    return nx.circulant_graph(peers, [1])
+    graph: nx.Graph[int] = nx.circulant_graph(peers, [1])
+    return graph
 
 
 def complete(peers: int) -> "nx.Graph[int]":
@@ -29,7 +30,8 @@ def complete(peers: int) -> "nx.Graph[int]":
     Args:
         peers: n ≥ 1.
     """
-    return nx.complete_graph(peers)
+    graph: nx.Graph[int] = nx.complete_graph(peers)
+    return graph
 
 
 def exponential(peers: int) -> "nx.Graph[int]":
@@ -42,7 +44,9 @@ def exponential(peers: int) -> "nx.Graph[int]":
         Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363;
         here the graph is undirected, as Metropolis–Hastings weights need it.
     """
-    return nx.circulant_graph(peers, [1 << power for power in range(max(1, math.ceil(math.log2(peers))))])
+    offsets = [1 << power for power in range(max(1, math.ceil(math.log2(peers))))]
+    graph: nx.Graph[int] = nx.circulant_graph(peers, offsets)
+    return graph
 
 
 def mixing_matrix(graph: "nx.Graph[int]") -> Tensor:

@@ -19,7 +19,8 @@ class _Loader(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
             if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.value[index][0].start_mark)
+                mark = node.value[index][0].start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", mark)
         return super().construct_mapping(node, deep)
 
 
@@ -36,7 +37,8 @@ for _class in (_Loader, _Dumper):
         ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
         ("merge", re.compile(r"<<"), "<"),
     ):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern.pattern})$"), list(_first))
+        _whole = re.compile(rf"^(?:{_pattern.pattern})$")
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _whole, list(_first))
 
 
 def _float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:

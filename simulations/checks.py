@@ -41,7 +41,8 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
             output = module(inputs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise InvalidModel(
-            f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}: {_first_line(error)}"
+            f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}: "
+            f"{_first_line(error)}"
         ) from error
     if labelled:
         return _classes(output, targets)

@@ -56,7 +56,7 @@ class Simulation:
         data: in place of the experiment's.
         model: a factory of modules, or a module to copy, in place of the experiment's.
         loss: (output, target) → scalar, in place of cross-entropy.
-        metric: (output, target) → number, in place of accuracy; with a ``loss`` of one's own there is none unless given.
+        metric: (output, target) → number, in place of accuracy; with a ``loss`` there is none unless given.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -93,7 +93,7 @@ class Simulation:
         return self.trainer.layout
 
     def evaluate(self) -> dict[str, Any]:
-        """The metrics of the model as it is now, and of the clients' own where they keep some; None without a test set."""
+        """The metrics of the model as it is, and of the clients' own where they keep some; None without a test set."""
         own = [self._score(*state) for state in self.federation.models().values()]
         line: dict[str, Any] = {}
         if own:

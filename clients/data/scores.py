@@ -45,9 +45,7 @@ def values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
     if by == "mean":
         return np.asarray(samples.inputs.reshape(len(samples), -1).to(torch.float64).mean(dim=1).numpy())
     known = [*_OF_ALL, *(name for name in samples.columns if name not in _OF_ALL)]
-    raise InvalidData(
-        f"data.partition.by must be a column or one of {', '.join(_OF_ALL)}, got {by!r}{nearest(by, known)}"
-    )
+    raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")
 
 
 def scores(samples: Samples, by: str, partition: str) -> NDArray[np.float64]:
