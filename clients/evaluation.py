@@ -40,9 +40,9 @@ def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair
     inputs_N, targets_N = samples
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with torch.inference_mode():
-        for inputs_B, targets_B in zip(inputs_N.split(_BATCH), targets_N.split(_BATCH), strict=True):
-            target = targets_B.to(device, non_blocking=True)
-            output = module(inputs_B.to(device, non_blocking=True))
+        for begin in range(0, len(inputs_N), _BATCH):
+            target = targets_N[begin : begin + _BATCH].to(device, non_blocking=True)
+            output = module(inputs_N[begin : begin + _BATCH].to(device, non_blocking=True))
             measured = metric(output, target) if metric else 0.0
             means = [torch.as_tensor(mean, device=device).double() for mean in (loss(output, target), measured)]
             sums += torch.stack(means) * len(target)

@@ -122,7 +122,9 @@ class Trainer:
         left = steps_of(self._local, len(inputs_N), self._normalises_batches)
         while left:
             shuffled_N = torch.from_numpy(order.permutation(len(inputs_N))).to(self.device)
-            steps = zip(inputs_N[shuffled_N].split(sizes), targets_N[shuffled_N].split(sizes), strict=True)
+            steps = zip(
+                inputs_N[shuffled_N].split_with_sizes(sizes), targets_N[shuffled_N].split_with_sizes(sizes), strict=True
+            )
             for step, _ in zip(steps, range(left), strict=False):
                 left -= 1
                 yield step
@@ -134,7 +136,9 @@ class Trainer:
             return self._gradient_of_batch(inputs_B, targets_B, scaler)
         gradient_P, total = torch.zeros_like(self._x_P), torch.zeros((), dtype=torch.float64, device=self.device)
         sizes = _step_sizes(len(inputs_B), size, self._normalises_batches)
-        for inputs_b, targets_b in zip(inputs_B.split(sizes), targets_B.split(sizes), strict=True):
+        for inputs_b, targets_b in zip(
+            inputs_B.split_with_sizes(sizes), targets_B.split_with_sizes(sizes), strict=True
+        ):
             part_P, loss = self._gradient_of_batch(inputs_b, targets_b, scaler)
             share = len(inputs_b) / len(inputs_B)
             gradient_P.add_(part_P, alpha=share)

@@ -138,7 +138,8 @@ class _Round:
         """W x, summed in float64 in the neighbours' order."""
         if self._peers._mixing_NN is None:
             raise ValueError("this rule mixes, but its peers have no topology")
-        return torch.sparse.mm(self._peers._mixing_NN, x_NP.double()).to(x_NP.dtype)
+        mixed_NP: Tensor = torch.sparse.mm(self._peers._mixing_NN, x_NP.double())
+        return mixed_NP.to(x_NP.dtype)
 
     def train_loss(self) -> float:
         """The mean of the peers' losses, weighted by their samples."""
