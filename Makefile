@@ -1,0 +1,50 @@
+# Two commands do everything, each from a bare checkout: make test, make compare. The rest: make help.
+
+PYTHON ?= python3
+WORKERS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation
+
+# An editable install is a farm of links under build/, laid for the files there are: another set of files, another farm.
+ROOMS := fed aggregators clients server simulations
+FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
+LINKED := build/linked-$(FILES)
+
+.PHONY: help compare test test-all lint format clean
+
+help:  ## list these goals
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints where the report is
+	$(BIN)/fed compare examples/digits.yaml --output runs/compare --overwrite
+
+test: lint  ## lint, types and tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+test-all: lint  ## the same, with the tests that take longer
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m ""
+
+lint: $(LINKED)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(LINKED)  ## put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what was built and installed; runs stay
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find $(ROOMS) tests -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml setup.cfg constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("fed needs Python >= 3.11: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(PIP) setuptools
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+$(LINKED): .venv/installed
+	rm -rf build
+	$(PIP) --no-deps --editable .
+	touch $@
