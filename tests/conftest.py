@@ -1,0 +1,33 @@
+"""What all tests share: the house's modules, and an environment in which they repeat to the bit."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
+
+# Before torch is imported, here and in every process that a test starts: workers share the cores, one thread each.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+# Examples are drawn from a fixed seed, and a slow machine is no failure.
+settings.register_profile("fed", deadline=None, derandomize=True)
+settings.load_profile("fed")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for ``module_name`` runs once for every module of the five rooms."""
+    if "module_name" in metafunc.fixturenames:
+        metafunc.parametrize("module_name", sorted(_modules()))
+
+
+def _modules() -> Iterator[str]:
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = parts if room == "fed" else ("fed", *parts)
+            yield ".".join(parts).removesuffix(".__init__")

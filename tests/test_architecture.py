@@ -1,0 +1,170 @@
+"""The order of the rooms: each imports only from those above it, whatever the form of the import."""
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fed import families
+from fed.kinds import Family
+
+ROOT = Path(__file__).resolve().parent.parent
+MAY_IMPORT = {
+    "fed": {"fed"},
+    "aggregators": {"fed", "aggregators"},
+    "clients": {"fed", "aggregators", "clients"},
+    "server": {"fed", "aggregators", "server"},
+    "simulations": {"fed", "aggregators", "clients", "server", "simulations"},
+}
+COMMAND_LINE = re.compile(r"fed/(cli(_\w+)?\.py|cli/.*|__main__\.py)")
+NO_PLACE_IN_AN_EQUATION = {"datetime", "io", "os", "pathlib", "random", "socket", "subprocess", "threading", "time"}
+
+
+def violations(root: Path) -> list[str]:
+    """Every import that the order of the rooms forbids, as ``file:line: why``."""
+    homes = _homes_of_lazy_names(root)
+    found = []
+    for path in _files(root):
+        room = path.relative_to(root).parts[0]
+        for line, target in _imports(path, root):
+            verdict = _verdict(room, target, homes)
+            if verdict:
+                found.append(f"{path.relative_to(root)}:{line}: {verdict}")
+    return found
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """All modules but the command line, which is a front door."""
+    for room in MAY_IMPORT:
+        for path in sorted((root / room).rglob("*.py")):
+            if not COMMAND_LINE.fullmatch(path.relative_to(root).as_posix()):
+                yield path
+
+
+def _verdict(room: str, target: str, homes: dict[str, str]) -> str | None:
+    first, second, *_ = (*target.split("."), "", "")
+    if first in MAY_IMPORT and first != "fed":
+        return f"import fed.{target}, not {target}, which may be a user's own"
+    if first != "fed":
+        return None
+    if second in ("fed", "tests"):
+        return f"{target} is importable in a checkout alone"
+    home = homes.get(second, target).split(".")
+    imported = home[1] if len(home) > 1 and home[1] in MAY_IMPORT else "fed"
+    return None if imported in MAY_IMPORT[room] else f"{room} may not import {target}, which is of {imported}"
+
+
+def _homes_of_lazy_names(root: Path) -> dict[str, str]:
+    """Where the names live that the top of the package loads when they are used."""
+    tree = ast.parse((root / "fed" / "__init__.py").read_text())
+    nodes = [node for top in tree.body if _is_type_checking(top) for node in ast.walk(top)]
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {alias.name: f"{node.module}.{alias.name}" for node in imports for alias in node.names}
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def _imports(path: Path, root: Path) -> Iterator[tuple[int, str]]:
+    """What a module imports, and the line; ``fed.name`` after a plain ``import fed`` counts, at any depth."""
+    tree = ast.parse(path.read_text())
+    package = [*([] if path.is_relative_to(root / "fed") else ["fed"]), *path.relative_to(root).parent.parts]
+    if path == root / "fed" / "__init__.py":
+        tree.body = [
+            node
+            for node in tree.body
+            if not _is_type_checking(node) and not (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
+        ]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                targets = [alias.name for alias in node.names]
+            case ast.ImportFrom():
+                base = package[: len(package) - node.level + 1] if node.level else []
+                targets = [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
+            case ast.Attribute(value=ast.Name(id="fed")):
+                targets = [f"fed.{node.attr}"]
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]):
+                targets = [text] if name in ("import_module", "__import__") else []
+            case _:
+                continue
+        yield from ((node.lineno, target) for target in targets)
+
+
+def test_rooms_import_only_from_the_rooms_above_them() -> None:
+    assert violations(ROOT) == []
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    for room in MAY_IMPORT:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text('"""A room."""\n')
+    (tmp_path / "fed" / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fed.simulations.simulate import simulate\n"
+        "def __getattr__(name):\n    import fed.server\n"
+    )
+    (tmp_path / "fed" / "cli.py").write_text("from fed.simulations import simulate\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("fed/planted.py", "import fed.aggregators"),
+        ("fed/planted.py", "from fed import server"),
+        ("fed/planted.py", "if TYPE_CHECKING:\n    from fed.clients.data import FederatedData"),
+        ("fed/planted.py", "import fed\nrun = fed.simulations.simulate"),
+        ("fed/planted.py", "from fed import simulate"),
+        ("fed/client.py", "import fed.server"),
+        ("aggregators/planted.py", "def later():\n    from fed.clients import data"),
+        ("aggregators/planted.py", "import importlib\nimportlib.import_module('fed.server.coordinator')"),
+        ("clients/deep/planted.py", "from ...server import coordinator"),
+        ("clients/planted.py", "import fed\nfed.simulate()"),
+        ("server/planted.py", "from fed.clients.data import FederatedData"),
+        ("simulations/planted.py", "import server"),
+        ("simulations/planted.py", "from clients import data"),
+        ("simulations/planted.py", "import fed.fed.errors"),
+    ],
+)
+def test_a_planted_import_is_found(house: Path, module: str, source: str) -> None:
+    assert violations(house) == []
+    (house / module).parent.mkdir(exist_ok=True)
+    (house / module).write_text(source)
+    assert [found.split(":")[0] for found in violations(house)] == [module]
+
+
+def test_equations_know_neither_clock_nor_input_nor_output() -> None:
+    for path in (ROOT / "aggregators").rglob("*.py"):
+        imported = {target.partition(".")[0] for _, target in _imports(path, ROOT)}
+        assert imported.isdisjoint(NO_PLACE_IN_AN_EQUATION), path.name
+
+
+def test_every_built_in_kind_resolves() -> None:
+    tables = [table for table in vars(families).values() if isinstance(table, Family)]
+    assert tables
+    for table in tables:
+        for kind, place in table.builtin.items():
+            module, _, name = place.partition(":")
+            assert callable(getattr(importlib.import_module(module), name)), f"{table.name} {kind}"
+
+
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import fed", {"torch", "numpy", "flwr", "grpc", "ray", "matplotlib", "pydantic"}),
+        ("import torch, fed; fed.Experiment", {"flwr", "grpc", "ray", "matplotlib"}),
+        ("import fed.cli", {"torch", "flwr", "grpc", "ray", "matplotlib"}),
+    ],
+)
+def test_importing_is_cheap(code: str, heavy: set[str]) -> None:
+    code = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert heavy.isdisjoint(json.loads(loaded))
