@@ -84,9 +84,8 @@ def npz(
             raise InvalidData(f"{files[0]}: data.{key} must name an array, got {name!r}{nearest(name, list(arrays))}")
     left = [inputs] if inputs else [name for name in arrays if name not in (label, client)]
     if len(left) != 1:
-        raise InvalidData(
-            f"{files[0]}: data.inputs must name the array of inputs, got {', '.join(left) or 'none'} left"
-        )
+        found = ", ".join(left) or "none left"
+        raise InvalidData(f"{files[0]}: data.inputs must name the one array of inputs, got {found}")
     lengths = {name: len(array) for name, array in arrays.items() if name in (label, client, left[0])}
     if len(set(lengths.values())) > 1:
         raise InvalidData(f"{files[0]}: arrays must be of one length, got {lengths}: give each sample one of each")
@@ -112,7 +111,7 @@ def _with_holders(
 def _labels(labels_N: NDArray[np.int64], path: str, label: str, classes: int | None) -> NDArray[np.int64]:
     wrong = np.flatnonzero((labels_N < 0) | (labels_N >= (classes or np.iinfo(np.int64).max)))
     if len(wrong):
-        allowed = "at least 0" if classes is None else f"in 0 … {classes - 1}, as data.classes says,"
+        allowed = "at least 0" if classes is None else f"in 0 … {classes - 1}, as data.classes says"
         raise InvalidData(
             f"{path}: labels must be {allowed}, got {labels_N[wrong[0]]} in row {wrong[0] + 1} of {label}: "
             "number the classes from 0"
@@ -152,15 +151,14 @@ def _arrays(files: list[Path]) -> tuple[dict[str, NDArray[np.generic]], list[str
 
 def _archive(file: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidData(
-            f"{file}: cannot be read as arrays of numbers or texts ({str(error).splitlines()[0]}): "
-            "save it with numpy.savez, texts as a fixed-width type"
+            f"{file}: cannot be read as arrays of numbers or texts ({type(error).__name__}): save it with numpy.savez, "
+            "texts with .astype(str) and nothing as objects"
         ) from None
     if not arrays or any(array.ndim == 0 or not len(array) for array in arrays.values()):
-        raise InvalidData(
-            f"{file}: must hold arrays with at least one sample, got { {n: a.shape for n, a in arrays.items()} }"
-        )
+        shapes = {name: array.shape for name, array in arrays.items()}
+        raise InvalidData(f"{file}: must hold arrays of at least one sample, got {shapes}: give it data")
     return arrays

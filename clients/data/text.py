@@ -130,6 +130,4 @@ def _lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise InvalidData(
-            f"{file}: must be text in UTF-8, got byte {error.start} that is not: convert the file"
-        ) from None
+        raise InvalidData(f"{file}: must be text in UTF-8, which byte {error.start} is not: convert it") from None

@@ -1,0 +1,71 @@
+"""Who holds what, counted and shown."""
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fed.clients.data import FederatedData
+from fed.clients.data.describe import class_counts, heat_map
+
+
+def shown(data: FederatedData, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(heat_map(data))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def of_labels(clients: dict[int | str, list[int]]) -> FederatedData:
+    return FederatedData(
+        {client: (torch.zeros(len(labels), 1), torch.tensor(labels)) for client, labels in clients.items()}
+    )
+
+
+def test_counts_are_those_of_each_client_and_class(loaded: Callable[..., FederatedData]) -> None:
+    data = loaded(kind="digits", partition={"kind": "dirichlet", "alpha": 0.3})
+    clients, counts_KC = class_counts(data)
+    assert clients == list(data.train)
+    assert counts_KC.shape == (100, 10)
+    assert counts_KC.sum(axis=1).tolist() == list(data.sizes.values())
+    _, labels = data.train[17]
+    assert counts_KC[17].tolist() == [int((labels == label).sum()) for label in range(10)]
+
+
+@pytest.mark.parametrize(
+    "targets", [torch.rand(4), torch.zeros(4, 3, dtype=torch.long), torch.tensor([0, -1, 0, 10**9])]
+)
+def test_without_labels_sizes_are_counted(targets: torch.Tensor) -> None:
+    data = FederatedData({"a": (torch.zeros(4, 1), targets), "b": (torch.zeros(2, 1), targets[:2])})
+    clients, counts_KC = class_counts(data)
+    assert (clients, counts_KC.tolist()) == (["a", "b"], [[4], [2]])
+    assert "samples of each of 2 clients: 2 to 4, median 3" in shown(data)
+
+
+def test_the_picture_holds_every_number_where_it_fits() -> None:
+    lines = shown(of_labels({"ann": [0, 0, 2], "[bold]bob": [1]})).splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["client", "0", "1", "2", "samples"],
+        ["ann", "2", "·", "1", "3"],
+        ["[bold]bob", "·", "1", "·", "1"],
+    ]
+
+
+def test_the_picture_stays_small_and_says_what_it_leaves_out() -> None:
+    generator = np.random.default_rng(0)
+    data = of_labels(
+        {f"a client with a long name {k}": generator.integers(1000, size=500).tolist() for k in range(400)}
+    )
+    picture = shown(data)
+    assert len(picture.splitlines()) == 1 + 30 + 4
+    assert max(map(len, picture.splitlines())) <= 80
+    assert "shown: 30 of 400 clients, evenly spaced" in picture
+    assert "shown: 100 classes in a column, which is named by the first" in picture
+    assert "…" not in picture.splitlines()[0]
+
+
+def test_large_numbers_are_shortened() -> None:
+    assert "60k" in shown(of_labels({"a": [0] * 60_000}))

@@ -1,0 +1,89 @@
+"""What federated data refuse, and what they know without being asked twice."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from fed.clients.data import ClientId, FederatedData, Pair
+from fed.errors import InvalidData
+
+PAIR: Pair = (torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+
+
+LABELS = PAIR[1]
+NOT_A_NUMBER = torch.tensor([[0, 0], [0, torch.nan], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ((torch.zeros(0, 2), LABELS[:0]), "client 'b' must hold at least one sample"),
+        ((torch.zeros(3, 2), LABELS[:2]), "client 'b' must have as many targets as inputs"),
+        ((torch.zeros(3, 4), LABELS), "inputs of client 'b' must be like those of client 'a'"),
+        ((torch.zeros(3, 2), torch.zeros(3)), "targets of client 'b' must be like those of client 'a'"),
+        ((NOT_A_NUMBER, LABELS), r"inputs of client 'b' must be finite, got nan at index \(1, 1\)"),
+        ((torch.zeros(3, 2), [0, 1, 1]), "client 'b' must hold a pair of tensors"),
+    ],
+)
+def test_data_that_cannot_be_learned_from_name_the_client(second: Any, said: str) -> None:
+    with pytest.raises(InvalidData, match=said) as caught:
+        FederatedData({"a": PAIR, "b": second})
+    assert "\n" not in str(caught.value)
+
+
+def test_there_must_be_a_client() -> None:
+    with pytest.raises(InvalidData, match="at least one client"):
+        FederatedData({})
+
+
+def test_the_test_set_must_be_like_the_training_data() -> None:
+    with pytest.raises(InvalidData, match="inputs of the test set must be like those of client 'a'"):
+        FederatedData({"a": PAIR}, (torch.zeros(3, 5), PAIR[1]))
+
+
+def test_finite_values_whose_sum_overflows_are_finite() -> None:
+    large = torch.full((3, 2), 3e38)
+    assert FederatedData({"a": (large, PAIR[1])}).sizes == {"a": 3}
+    with pytest.raises(InvalidData, match="must be finite, got -inf"):
+        FederatedData({"a": (torch.stack([large[0], large[0], -large[0] * 10]), PAIR[1])})
+
+
+class _Reads(Mapping[ClientId, Pair]):
+    """Clients that are read when asked for, as from files."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __getitem__(self, client: ClientId) -> Pair:
+        self.reads += 1
+        size = int(client) + 1
+        return torch.zeros(size, 2), torch.zeros(size, dtype=torch.long)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(range(5))
+
+    def __len__(self) -> int:
+        return 5
+
+
+def test_each_client_is_read_once_and_its_size_remembered() -> None:
+    train = _Reads()
+    data = FederatedData(train)
+    assert data.sizes == {client: client + 1 for client in range(5)}
+    assert train.reads == 5
+    assert data.train is train
+
+
+def test_classes_are_those_of_all_clients_and_the_test_set() -> None:
+    assert FederatedData({"a": PAIR}).number_of_classes() == 2
+    assert FederatedData({"a": PAIR}, (torch.zeros(1, 2), torch.tensor([6]))).number_of_classes() == 7
+    assert FederatedData({"a": PAIR}, classes=4).number_of_classes() == 4
+    assert FederatedData({"a": (PAIR[0], torch.zeros(3))}).number_of_classes() is None
+
+
+def test_pooled_data_hold_every_sample_in_one_place() -> None:
+    pooled = FederatedData({"a": PAIR, "b": PAIR}, PAIR).pooled()
+    assert pooled.sizes == {"all": 6}
+    assert pooled.test is PAIR
