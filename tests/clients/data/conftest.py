@@ -22,7 +22,8 @@ class Described(Document):
 
 
 def load_keys(keys: dict[str, Any], seed: int = 0) -> FederatedData:
-    return load(Described(**{"data": keys}).data, Streams(seed))
+    sections: dict[str, Any] = {"data": keys}
+    return load(Described(**sections).data, Streams(seed))
 
 
 @pytest.fixture
