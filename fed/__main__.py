@@ -1,0 +1,8 @@
+"""``python -m fed`` is the command line too."""
+
+import sys
+
+from fed.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The command line: what can be asked for, and how it ends.
+
+Exit codes: 0 done; 2 bad input, with one line for each thing wrong; 1 a run that failed, or an error that nobody
+expected, with its traceback; 130 interrupted, with what was done so far kept. Results go to standard output, all else
+to standard error. This module and those beside it import neither torch nor pydantic until a command needs them, so that
+help and completion come at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+import fed
+from fed import cli_runs, cli_tables
+from fed.cli_documents import in_force, read, read_comparison, read_experiment
+from fed.errors import FedError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fed",
+    help="Federated and decentralised learning: simulate clients, deploy them, compare algorithms.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another value for one key, in YAML: rounds.count=5. A mapping replaces the whole section. Repeatable.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(help="The folder to write into; a new one in runs/ unless given.", metavar="DIR", show_default=False),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the place of an earlier run in that folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on standard output.")]
+Picture = Annotated[
+    Path | None, typer.Option(help="Draw it into this file as well, as SVG.", metavar="FILE.svg", show_default=False)
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Runs side by side; as many as cores unless given.", show_default=False),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _fed(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"fed {fed.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def simulate(
+    file: File, settings: Settings = None, output: Output = None, overwrite: Overwrite = False, json: Json = False
+) -> int:
+    """Run an experiment on simulated clients, on this machine."""
+    experiment = read_experiment(file, settings or ())
+    return cli_runs.simulate(experiment, output=output, overwrite=overwrite, as_json=json)
+
+
+@app.command()
+def compare(
+    file: File,
+    settings: Settings = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    jobs: Jobs = None,
+    json: Json = False,
+) -> int:
+    """Run the variants of an experiment with several seeds, and write a report."""
+    comparison = read_comparison(file, settings or ())
+    return cli_runs.compare(comparison, output=output, overwrite=overwrite, jobs=jobs or _cores(), as_json=json)
+
+
+@app.command()
+def show(file: File, settings: Settings = None) -> None:
+    """Print every value in force, of an experiment or of a comparison, as YAML."""
+    from fed import yaml
+
+    typer.echo(yaml.dump(in_force(read(file, settings or ()))), nl=False)
+
+
+@app.command()
+def data(file: File, settings: Settings = None, picture: Picture = None) -> None:
+    """Print and draw who holds what, class by client."""
+    cli_tables.data(read(file, settings or ()), picture)
+
+
+@app.command()
+def algorithms() -> None:
+    """List the built-in algorithms."""
+    cli_tables.algorithms()
+
+
+@app.command()
+def schema(
+    document: Annotated[
+        Literal["experiment", "comparison"], typer.Argument(help="Of what the schema is wanted.")
+    ] = "experiment",
+) -> None:
+    """Print the JSON schema by which editors complete and check the YAML."""
+    from fed.schema import schema_text
+
+    typer.echo(schema_text(fed.Experiment if document == "experiment" else fed.Comparison), nl=False)
+
+
+@app.command()
+def doctor() -> int:
+    """Say what this machine has, and what is missing for which feature."""
+    from fed.cli_doctor import examine
+
+    return examine()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: what follows ``fed`` on the command line; that of this process unless given.
+
+    Returns:
+        The exit code.
+    """
+    _append_working_folder()
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
+        sys.stdout.flush()
+    except _UsageError as error:
+        return _refuse(_usage(error), 2)
+    except FedError as error:
+        return _refuse(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except (BrokenPipeError, SystemExit) as end:
+        return _leave_quietly(end)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return code or 0
+
+
+# The root of Typer's own errors, which has moved between its versions.
+_UsageError = cast("type[Exception]", typer.BadParameter.mro()[2])
+
+
+def _usage(error: Any) -> str:
+    text = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{text}; see {context.command_path} --help" if context else text
+
+
+def _refuse(message: str, code: int) -> int:
+    for line in message.splitlines() or [""]:
+        typer.echo(f"error: {line}", err=True)
+    return code
+
+
+def _leave_quietly(end: BaseException) -> int:
+    """Whoever read standard output has left, as ``head`` does; libraries make a SystemExit of it."""
+    if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
+        raise end
+    # Else Python would try once more on its way out, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _append_working_folder() -> None:
+    """Let ``python:`` kinds name the user's own modules; last, so that they shadow nobody else's."""
+    try:
+        folder = str(Path.cwd())
+    except FileNotFoundError:  # it has been removed
+        return
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

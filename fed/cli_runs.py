@@ -1,0 +1,148 @@
+"""``fed simulate`` and ``fed compare``: where a run is kept, how it is watched, and what is said of it in the end."""
+
+import contextlib
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+import fed
+from fed.cli_progress import OfComparison, OfSimulation, display
+from fed.errors import InvalidInput, RunFailed
+from fed.quantities import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from fed.comparison import Comparison
+    from fed.experiment import Experiment
+
+__all__ = ["compare", "folder", "simulate"]
+
+RUNS = Path("runs")
+INTERRUPTED = 130
+
+
+def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, as_json: bool) -> int:
+    """Run an experiment, and say what came of it and where it is kept; the exit code."""
+    shown = display()
+    watch = OfSimulation(shown)
+    with folder(experiment.name, output, overwrite) as directory:
+        try:
+            with _all_to_standard_error(as_json), shown:
+                run = fed.simulate(experiment, output=directory, overwrite=overwrite, observer=watch)
+        except (KeyboardInterrupt, RunFailed) as end:
+            _say_what_is_kept(directory, watch, as_json)
+            if isinstance(end, RunFailed):
+                raise
+            return INTERRUPTED
+    if as_json:
+        _print_file(directory / "summary.json")
+    else:
+        typer.echo(f"{_outcome(run.summary)}\n{directory}")
+    return 0
+
+
+def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
+    """Run a comparison, print its table and where the report is; the exit code, 1 if a run failed."""
+    shown = display()
+    watch = OfComparison(shown, comparison, jobs)
+    with folder(comparison.name, output, overwrite) as directory:
+        try:
+            with _all_to_standard_error(as_json), shown:
+                result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
+        except KeyboardInterrupt:
+            _say_what_is_kept(directory, watch, as_json)
+            return INTERRUPTED
+    if as_json:
+        _print_file(directory / "comparison.json")
+    else:
+        _print_table(result)
+        typer.echo(directory / "report.html")
+    failed = [row for row in result.rows if row["status"] == "failed"]
+    for row in failed:
+        _note(f"error: {row['name']}: {row['reason']}")
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
+    """Where a run is kept: ``output``, or else a new folder, ``runs/NAME`` or ``runs/NAME-2`` and so on.
+
+    A new folder is there from the beginning, so that no other run takes it, and gone again if nothing is in it.
+    """
+    if output is not None or overwrite:
+        yield output or RUNS / _as_file_name(name)
+        return
+    directory = _new_folder(_as_file_name(name))
+    try:
+        yield directory
+    finally:
+        with contextlib.suppress(OSError):  # it holds something, as it should
+            directory.rmdir()
+            RUNS.rmdir()
+
+
+def _new_folder(name: str) -> Path:
+    for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
+        directory = RUNS / f"{name}{suffix}"
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            if RUNS.is_dir():
+                continue
+            raise InvalidInput(f"{RUNS} is a file, where runs are kept: give another folder by --output") from None
+        except OSError as error:
+            problem = f"{directory} cannot be made ({error.strerror}): give another folder by --output"
+            raise InvalidInput(problem) from None
+        return directory
+    raise AssertionError("there is always a next number")
+
+
+def _as_file_name(name: str) -> str:
+    """A name without what separates folders, hides them or climbs out of them."""
+    return re.sub(r"[^\w.+=,-]+", "-", name).strip("-.") or "run"
+
+
+@contextlib.contextmanager
+def _all_to_standard_error(as_json: bool) -> Iterator[None]:
+    """With ``--json``, also what a user's own code prints."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
+
+
+def _outcome(summary: dict[str, Any]) -> str:
+    accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
+    parts = [f"{summary['rounds']} round{'' if summary['rounds'] == 1 else 's'} in {duration_text(summary['wall_s'])}"]
+    parts += [f"test accuracy {accuracy:.4f}"] if accuracy is not None else []
+    parts += [f"test loss {loss:.4f}"] if loss is not None else []
+    parts += [f"{bytes_text(summary['bytes_up'])} up", f"{bytes_text(summary['bytes_down'])} down"]
+    return ", ".join(parts)
+
+
+def _say_what_is_kept(directory: Path, watch: OfSimulation | OfComparison, as_json: bool) -> None:
+    if not watch.has_begun:
+        _note("stopped before the first round")
+        return
+    rounds = f"{watch.rounds_done} round{'' if watch.rounds_done == 1 else 's'}"
+    _note(f"stopped after {rounds}; what was done is kept in {directory}")
+    for name in ("summary.json", "comparison.json"):
+        if as_json and (directory / name).is_file():
+            _print_file(directory / name)
+
+
+def _print_file(path: Path) -> None:
+    sys.stdout.write(path.read_text(encoding="utf-8"))
+
+
+def _print_table(result: Any) -> None:
+    from fed.cli_tables import console
+    from fed.simulations.compare import table
+
+    console().print(table(result))
+
+
+def _note(text: str) -> None:
+    typer.echo(text, err=True)

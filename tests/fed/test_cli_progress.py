@@ -1,0 +1,104 @@
+"""Progress tells where a run is, in a bounded number of lines."""
+
+from typing import Any
+
+import pytest
+
+import fed
+from fed.cli_progress import Bar, Lines, OfComparison, OfSimulation
+from fed.simulations.simulate import Expectation
+
+
+class Kept(Lines):
+    """Keeps what would be printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def line(number: int, accuracy: float | None = None) -> dict[str, object]:
+    return {"round": number, "bytes_up": 300, "bytes_down": 200, "test_accuracy": accuracy}
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 10, 11, 1_000])
+def test_a_run_has_a_line_about_every_tenth_and_one_at_its_end(rounds: int) -> None:
+    kept = Kept()
+    watch = OfSimulation(kept)
+    watch.begin(Expectation(rounds, 1.0, 0, 0))
+    for number in range(1, rounds + 1):
+        watch.round(line(number))
+    assert len(kept.lines) == min(rounds, 10)
+    assert kept.lines[-1].startswith(f"round {rounds}/{rounds}")
+
+
+def test_a_line_has_round_accuracy_bytes_and_time_left() -> None:
+    kept = Kept()
+    watch = OfSimulation(kept)
+    watch.begin(Expectation(2, 1.0, 0, 0))
+    watch.round(line(1, accuracy=0.5))
+    watch.round(line(2))
+    assert kept.lines[0].startswith("round 1/2, accuracy 0.500, 500 B, ")
+    assert kept.lines[1] == "round 2/2, accuracy 0.500, 1 kB, 0.0 s left"
+
+
+def test_an_accuracy_that_was_never_measured_is_not_made_up() -> None:
+    kept = Kept()
+    watch = OfSimulation(kept)
+    watch.begin(Expectation(1, 1.0, 0, 0))
+    watch.round(line(1))
+    assert "accuracy" not in kept.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "lines"), [(9.0, []), (200.0, ["about 3 min 20 s, 3 MB up and 4 MB down for 5 rounds"])]
+)
+def test_only_a_long_run_is_announced(wall_s: float, lines: list[str]) -> None:
+    kept = Kept()
+    OfSimulation(kept).begin(Expectation(5, wall_s, 3_000_000, 4_000_000))
+    assert kept.lines == lines
+
+
+@pytest.fixture
+def comparison() -> fed.Comparison:
+    keys: dict[str, Any] = {"base": {"rounds": {"count": 2}}, "compare": [{"name": "A"}, {"name": "B"}]}
+    return fed.Comparison(**keys, seeds=[0, 1])
+
+
+def test_a_comparison_counts_runs_and_names_the_last(comparison: fed.Comparison) -> None:
+    kept = Kept()
+    watch = OfComparison(kept, comparison, jobs=2)
+    watch.begin([("A", 0), ("A", 1), ("B", 0), ("B", 1)])
+    for name in ("A", "B"):
+        for number in (1, 2):
+            watch.round(name, 0, line(number))
+        watch.end(name, 0, {"status": "finished", "final_test_accuracy": 0.75})
+    watch.round("B", 1, line(1))
+    assert kept.lines[-1].startswith("2 of 4 runs, B seed 0: accuracy 0.750, 2.5 kB, ")
+
+
+def test_a_comparison_is_announced_once_by_its_first_run(comparison: fed.Comparison) -> None:
+    kept = Kept()
+    watch = OfComparison(kept, comparison, jobs=2)
+    watch.begin([("A", 0), ("A", 1), ("B", 0), ("B", 1)])
+    watch.expect("A", 0, Expectation(2, 30.0, 1_000, 1_000))
+    watch.expect("B", 0, Expectation(2, 90.0, 1_000, 1_000))
+    assert kept.lines == ["about 1 min and 8 kB for 4 runs, by the first of them, A"]
+
+
+def test_lines_go_to_standard_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with Lines() as lines:
+        lines.show(1, 1, "[bold]half[/] way")
+    assert capsys.readouterr() == ("", "[bold]half[/] way\n")
+
+
+def test_bar_goes_to_standard_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with Bar() as bar:
+        bar.say("about [an hour]")
+        bar.show(1, 2, "half way")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "about [an hour]" in err
