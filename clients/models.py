@@ -15,7 +15,7 @@ from fed.errors import InvalidModel
 
 __all__ = ["char_gru", "char_transformer", "cnn", "logistic", "mlp"]
 
-Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
+_Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
 
 
 def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -31,7 +31,7 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return mlp(input_shape, classes, hidden=())
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: Widths = (128,)) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,)) -> nn.Module:
     """A perceptron with ReLU between its layers, on the flattened input.
 
     Args:
@@ -51,7 +51,7 @@ def mlp(input_shape: tuple[int, ...], classes: int, hidden: Widths = (128,)) -> 
 def cnn(
     input_shape: tuple[int, ...],
     classes: int,
-    channels: Widths = (16, 32),
+    channels: _Widths = (16, 32),
     hidden: PositiveInt = 128,
 ) -> nn.Module:
     """Blocks of 3×3 convolution, GroupNorm, ReLU and 2×2 pooling, then one hidden layer.

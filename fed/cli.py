@@ -6,6 +6,8 @@ to standard error. This module and those beside it import neither torch nor pyda
 help and completion come at once.
 """
 
+import contextlib
+import io
 import os
 import sys
 import traceback
@@ -139,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _append_working_folder()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a narrow encoding costs a symbol, not the answer
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
         sys.stdout.flush()
@@ -176,8 +180,9 @@ def _leave_quietly(end: BaseException) -> int:
     """Whoever read standard output has left, as ``head`` does; libraries make a SystemExit of it."""
     if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
         raise end
-    # Else Python would try once more on its way out, and complain.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with contextlib.suppress(OSError):  # standard output that is no file has nothing more to write
+        # Else Python would try once more on its way out, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 

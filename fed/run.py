@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fed.experiment import Experiment
 
-__all__ = ["Run", "RunFolder", "environment", "write_atomically"]
+__all__ = ["Run", "RunFolder", "environment", "to_json", "write_atomically"]
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,13 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
             file.write((to_json(line) + "\n").encode())
 
-    def finish(self, summary: Mapping[str, Any], state: "Mapping[str, Tensor]") -> None:
-        """Write the model, and last of all the summary: where there is one, all else is there."""
+    def finish(self, summary: Mapping[str, Any], state: "Mapping[str, Tensor]", report: str) -> None:
+        """Write the model and the report, and last of all the summary: where there is one, all else is there."""
         from safetensors.torch import save
 
         model = save({name: part.contiguous().clone() for name, part in state.items()})  # tied weights stand twice
         write_atomically(self.path / "model.safetensors", model)
+        write_atomically(self.path / "report.html", report.encode())
         write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
 

@@ -64,8 +64,8 @@ def mixing_matrix(graph: "nx.Graph[int]") -> Tensor:
         InvalidExperiment: if the graph is not connected: its parts would never agree.
 
     Example:
-        >>> mixing_matrix(ring(4)).to_dense()[0].tolist()
-        [0.3333333333333333, 0.3333333333333333, 0.0, 0.3333333333333333]
+        >>> mixing_matrix(ring(4)).to_dense()[0].mul(3).round().tolist()
+        [1.0, 1.0, 0.0, 1.0]
 
     References:
         Xiao, Boyd & Lall 2006, "Distributed average consensus with time-varying Metropolis weights".

@@ -54,7 +54,8 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
             f"{tuple(targets.shape)}: {_first_line(error)}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise InvalidModel(f"the loss must be a scalar tensor, got {value!r}: take its mean over the batch")
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InvalidModel(f"the loss must be a scalar tensor, got {got}: take its mean over the batch")
     return 0
 
 

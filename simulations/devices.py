@@ -19,7 +19,7 @@ class Device:
         latency_s: of one message.
 
     Example:
-        >>> Device().exchange_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000)
+        >>> round(Device().exchange_s(bytes_down=5_000_000, samples=1000, bytes_up=1_250_000), 9)
         3.1
     """
 

@@ -131,7 +131,9 @@ class _Recording:
         directory = self._folder.path if self._folder else None
         run = Run(simulation.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self._folder is not None:
-            self._folder.finish(run.summary, model.state_dict())
+            from fed.simulations.report import run_report  # draws, and so loads the plotting library
+
+            self._folder.finish(run.summary, model.state_dict(), run_report(run, simulation.data))
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:

@@ -124,12 +124,8 @@ class Simulation:
     def _module(self, model: Callable[[], nn.Module] | None, labelled: bool) -> nn.Module:
         """The first model, initialised from its own stream, and held to the data."""
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            if isinstance(model, nn.Module):
-                module = copy.deepcopy(model)
-            elif model is not None:
-                module = model()
-            else:
-                module = self._built_in_module()
+            made = self._built_in_module() if model is None else model if isinstance(model, nn.Module) else model()
+            module = copy.deepcopy(made)  # training changes it, and a factory may return one module again and again
             classes = check_model(module, self.data, self.loss, labelled)
         if labelled:
             check_labels(self.data, classes)

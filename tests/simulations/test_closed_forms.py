@@ -1,0 +1,219 @@
+"""Runs whose outcome is known: fixed points on quadratics, and algorithms that must coincide."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import fed
+from fed.randomness import Streams
+from fed.simulations.simulate import simulate
+
+from .conftest import Point, Quadratics, mean_output
+
+LR = 0.1
+
+# Eigenvalues of at least 0.5 contract the error of K steps by 0.95^K a round at the slowest: 1e-12 of it is left.
+ENOUGH = {steps: {"count": 540 // steps + 1} for steps in (1, 2, 5, 10)}
+
+
+def run(quadratics: Quadratics, *, dtype: torch.dtype = torch.float64, **keys: Any) -> fed.Run:
+    experiment = fed.Experiment(
+        **{"local": {"lr": LR, "steps": 1, "batch_size": 100}, "rounds": ENOUGH[1], **keys},
+    )
+    model = quadratics.model(dtype)
+    return simulate(experiment, data=quadratics.data(dtype), model=lambda: model, loss=mean_output)
+
+
+def point(run: fed.Run) -> NDArray[np.float64]:
+    assert isinstance(run.model, Point)
+    x_D: NDArray[np.float64] = run.model.x_D.detach().numpy()
+    return x_D
+
+
+def fixed_point(quadratics: Quadratics, steps: int, mu: float = 0.0) -> NDArray[np.float64]:
+    """x* = (Σ p_i M_i)⁻¹ Σ p_i M_i b_i, M_i = [I − (I − η (A_i + μ I))^K] (A_i + μ I)⁻¹ A_i."""
+    identity = np.eye(quadratics.centre_ND.shape[1])
+    share_N = quadratics.samples_N / quadratics.samples_N.sum()
+    left, right = 0 * identity, 0 * quadratics.start_D
+    for share, curvature, centre in zip(share_N, quadratics.curvature_NDD, quadratics.centre_ND, strict=True):
+        damped = curvature + mu * identity
+        contraction = np.linalg.matrix_power(identity - LR * damped, steps)
+        matrix = (identity - contraction) @ np.linalg.inv(damped) @ curvature
+        left, right = left + share * matrix, right + share * matrix @ centre
+    answer: NDArray[np.float64] = np.linalg.solve(left, right)
+    return answer
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 10])
+def test_fedavg_reaches_its_fixed_point(quadratics: Quadratics, steps: int) -> None:
+    finished = run(quadratics, local={"lr": LR, "steps": steps, "batch_size": 100}, rounds=ENOUGH[steps])
+    np.testing.assert_allclose(point(finished), fixed_point(quadratics, steps), rtol=0, atol=1e-10)
+
+
+def test_fedavg_with_one_step_reaches_the_optimum(quadratics: Quadratics) -> None:
+    weights = quadratics.samples_N[:, None, None] * quadratics.curvature_NDD
+    optimum = np.linalg.solve(weights.sum(0), np.einsum("nij,nj->i", weights, quadratics.centre_ND))
+    np.testing.assert_allclose(point(run(quadratics)), optimum, rtol=0, atol=1e-10)
+
+
+def test_fedavg_reproduces_the_scalar_example() -> None:
+    scalars = Quadratics(np.array([[[1.0]], [[10.0]]]), np.array([[0.0], [1.0]]), np.array([1, 1]), np.array([5.0]))
+    answers = {1: 0.909091, 2: 0.884956, 5: 0.810690, 10: 0.713442}
+    for steps, expected in answers.items():
+        finished = run(scalars, local={"lr": 0.05, "steps": steps}, rounds=ENOUGH[steps])
+        assert point(finished)[0] == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 10])
+@pytest.mark.parametrize("mu", [0.7])
+def test_fedprox_reaches_its_fixed_point(quadratics: Quadratics, steps: int, mu: float) -> None:
+    finished = run(
+        quadratics,
+        algorithm={"kind": "fedprox", "mu": mu},
+        local={"lr": LR, "steps": steps, "batch_size": 100},
+        rounds=ENOUGH[steps],
+    )
+    np.testing.assert_allclose(point(finished), fixed_point(quadratics, steps, mu), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"kind": "fedprox", "mu": 0.0},
+        {"kind": "bmuf", "block_momentum": 0.0, "block_lr": 1.0},
+        {"kind": "bmuf", "block_momentum": 0.0, "block_lr": 1.0, "nesterov": True},
+        {"kind": "fedavgm", "momentum": 0.0, "server_lr": 1.0},
+    ],
+)
+def test_what_reduces_to_fedavg_is_fedavg_to_the_bit(
+    quadratics: Quadratics, same: dict[str, Any], dtype: torch.dtype
+) -> None:
+    keys: dict[str, Any] = {
+        "local": {"lr": LR, "epochs": 2, "batch_size": 2, "momentum": 0.5},
+        "rounds": {"count": 20, "cohort": 3},
+    }
+    fedavg = run(quadratics, dtype=dtype, **keys)
+    other = run(quadratics, dtype=dtype, algorithm=same, **keys)
+    assert point(fedavg).tobytes() == point(other).tobytes()
+    assert [line["train_loss"] for line in fedavg.metrics] == [line["train_loss"] for line in other.metrics]
+
+
+def classification(seed: int, dtype: torch.dtype, clients: int) -> fed.FederatedData:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(24 * clients, 5, generator=generator, dtype=dtype)
+    targets = torch.randint(3, (24 * clients,), generator=generator)
+    return fed.FederatedData(
+        {client: (inputs[client::clients], targets[client::clients]) for client in range(clients)},
+        (inputs, targets),
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.0), (torch.float64, 1e-14)])
+def test_fedavg_with_one_client_is_plain_sgd(dtype: torch.dtype, tolerance: float) -> None:
+    data = classification(0, dtype, clients=1)
+    inputs, targets = data.train[0]
+    torch.manual_seed(3)
+    first = nn.Sequential(nn.Linear(5, 7, dtype=dtype), nn.Tanh(), nn.Linear(7, 3, dtype=dtype))
+    rounds, epochs, batch = 6, 2, 10
+    experiment = fed.Experiment(
+        seed=5, local={"lr": 0.3, "epochs": epochs, "batch_size": batch}, rounds={"count": rounds}
+    )
+    finished = simulate(experiment, data=data, model=lambda: first)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.3)
+    for number in range(1, rounds + 1):
+        order = Streams(5).generator("order", 0, number)
+        for _ in range(epochs):
+            for indices in torch.from_numpy(order.permutation(len(inputs))).split(batch):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(first(inputs[indices]), targets[indices]).backward()
+                optimizer.step()
+    torch.set_num_threads(threads)
+    for ours, theirs in zip(finished.model.parameters(), first.parameters(), strict=True):
+        assert float((ours - theirs).detach().abs().max()) <= tolerance
+
+
+def test_bmuf_nesterov_is_torch_sgd_with_nesterov_on_the_negative_mean_update(quadratics: Quadratics) -> None:
+    rounds, steps, block_momentum, block_lr = 30, 3, 0.8, 0.7
+    local = {"lr": LR, "steps": steps, "batch_size": 100}
+    rule = {"kind": "bmuf", "block_momentum": block_momentum, "block_lr": block_lr, "nesterov": True}
+    finished = run(quadratics, algorithm=rule, local=local, rounds={"count": rounds})
+
+    # torch tracks W_g, the point where a block starts; ours reports W = W_g − η D.
+    start = torch.from_numpy(quadratics.start_D).clone().requires_grad_()
+    optimizer = torch.optim.SGD([start], lr=block_lr, momentum=block_momentum, nesterov=True)
+    share_N = quadratics.samples_N / quadratics.samples_N.sum()
+    for _ in range(rounds):
+        begin = start.detach().numpy()
+        update = np.zeros_like(begin)
+        for share, curvature, centre in zip(share_N, quadratics.curvature_NDD, quadratics.centre_ND, strict=True):
+            contraction = np.linalg.matrix_power(np.eye(len(begin)) - LR * curvature, steps)
+            update += share * ((contraction - np.eye(len(begin))) @ (begin - centre))
+        start.grad = -torch.from_numpy(update)
+        optimizer.step()
+    velocity = -block_lr * optimizer.state[start]["momentum_buffer"]
+    model = (start.detach() - block_momentum * velocity).numpy()
+    np.testing.assert_allclose(point(finished), model, rtol=0, atol=1e-12)
+
+
+def test_gossip_on_a_complete_graph_is_fedavg_with_everybody() -> None:
+    data = classification(1, torch.float64, clients=6)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+    keys: dict[str, Any] = {"local": {"lr": 0.2, "epochs": 2, "batch_size": 7}, "rounds": {"count": 15}}
+    fedavg = simulate(fed.Experiment(**keys), data=data, model=model)
+    gossip = {"algorithm": {"kind": "dpsgd", "order": "adapt_then_combine"}, "topology": {"kind": "complete"}}
+    dpsgd = simulate(fed.Experiment(**keys, **gossip), data=data, model=model)
+    everyone = [dpsgd.model, *dpsgd.models.values()]
+    assert len(everyone) == 7
+    for peer in everyone:
+        for ours, theirs in zip(peer.parameters(), fedavg.model.parameters(), strict=True):
+            assert float((ours - theirs).detach().abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("order", ["combine_then_adapt", "adapt_then_combine"])
+@pytest.mark.parametrize("topology", ["ring", "complete", "exponential"])
+def test_dpsgd_is_its_recursion_in_numpy(quadratics: Quadratics, order: str, topology: str) -> None:
+    rounds = 7
+    finished = run(
+        quadratics,
+        algorithm={"kind": "dpsgd", "order": order},
+        topology={"kind": topology},
+        rounds={"count": rounds},
+    )
+    # Four peers: a ring has degree 2, complete and exponential (offsets 1 and 2) degree 3.
+    neighbours = {"ring": (1, 3), "complete": (1, 2, 3), "exponential": (1, 2, 3)}[topology]
+    mixing = np.array([[1.0 * (i == j or (j - i) % 4 in neighbours) for j in range(4)] for i in range(4)])
+    mixing /= mixing.sum(1, keepdims=True)
+    x_ND = np.tile(quadratics.start_D, (4, 1))
+    for _ in range(rounds):
+        gradient_ND = np.einsum("nij,nj->ni", quadratics.curvature_NDD, x_ND - quadratics.centre_ND)
+        combine_then_adapt = order == "combine_then_adapt"
+        x_ND = mixing @ x_ND - LR * gradient_ND if combine_then_adapt else mixing @ (x_ND - LR * gradient_ND)
+    for client, module in finished.models.items():
+        assert isinstance(module, Point)
+        np.testing.assert_allclose(module.x_D.detach().numpy(), x_ND[int(client)], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(point(finished), x_ND.mean(0), rtol=0, atol=1e-12)
+
+
+def test_local_moves_each_client_to_its_own_optimum(quadratics: Quadratics) -> None:
+    finished = run(quadratics, algorithm={"kind": "local"}, rounds=ENOUGH[1])
+    for client, module in finished.models.items():
+        assert isinstance(module, Point)
+        np.testing.assert_allclose(module.x_D.detach().numpy(), quadratics.centre_ND[int(client)], rtol=0, atol=1e-10)
+    assert finished.summary["bytes_up"] == finished.summary["bytes_down"] == 0
+
+
+def test_centralized_reaches_the_optimum_of_all_samples(quadratics: Quadratics) -> None:
+    finished = run(quadratics, algorithm={"kind": "centralized"}, rounds={"count": 600, "cohort": 2})
+    np.testing.assert_allclose(point(finished), fixed_point(quadratics, 1), rtol=0, atol=1e-10)
+    assert finished.summary["bytes_up"] == finished.summary["bytes_down"] == 0

@@ -1,0 +1,348 @@
+"""Properties of whole runs: reproducible, independent of the order of replies, honest about what happened."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fed
+from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
+from fed.messages import Failure, Reply
+from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.simulate import Expectation, simulate
+
+MEASURED = {"wall_s"}
+SMALL: dict[str, Any] = {
+    "data": {"kind": "digits", "clients": 12, "partition": {"kind": "dirichlet", "alpha": 0.5}},
+    "model": {"kind": "mlp", "hidden": [8]},
+    "rounds": {"count": 4, "cohort": 5},
+}
+EVERY_ALGORITHM = ["fedavg", "fedprox", "fedavgm", "bmuf", "dpsgd", "local", "centralized"]
+
+
+def bits(run: fed.Run) -> list[bytes]:
+    return [tensor.numpy().tobytes() for tensor in run.model.state_dict().values()]
+
+
+def repeatable(run: fed.Run) -> list[dict[str, Any]]:
+    return [{name: value for name, value in line.items() if name not in MEASURED} for line in run.metrics]
+
+
+@pytest.mark.parametrize("kind", EVERY_ALGORITHM)
+def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_does_not(kind: str) -> None:
+    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind})
+    torch.manual_seed(1)
+    first = simulate(experiment)
+    torch.manual_seed(2)
+    np.random.seed(2)
+    second = simulate(experiment)
+    assert bits(first) == bits(second)
+    assert repeatable(first) == repeatable(second)
+    assert bits(first) != bits(simulate(experiment.override({"seed": 1})))
+
+
+def test_a_run_leaves_the_global_generators_and_threads_alone() -> None:
+    torch.manual_seed(7)
+    before, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    simulate(fed.Experiment(**SMALL))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "fedavgm"])
+def test_the_order_of_replies_does_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}, local={"epochs": 2})
+    in_order = simulate(experiment)
+    collect = SimulatedFleet.collect
+    shuffler = np.random.default_rng(0)
+
+    def shuffled(fleet: SimulatedFleet, until: float = float("inf")) -> Iterator[Reply | Failure]:
+        answers = list(collect(fleet, until))
+        yield from (answers[index] for index in shuffler.permutation(len(answers)))
+
+    monkeypatch.setattr(SimulatedFleet, "collect", shuffled)
+    out_of_order = simulate(experiment)
+    assert bits(in_order) == bits(out_of_order)
+    assert repeatable(in_order) == repeatable(out_of_order)
+
+
+def test_metrics_and_summary_hold_what_is_promised() -> None:
+    run = simulate(fed.Experiment(**SMALL, name="small", seed=3))
+    size = sum(parameter.numel() for parameter in run.model.parameters())
+    assert [line["round"] for line in run.metrics] == [1, 2, 3, 4]
+    for line in run.metrics:
+        assert {
+            *("round", "virtual_s", "wall_s", "test_accuracy", "test_loss", "train_loss", "bytes_up", "bytes_down"),
+            *("selected", "replied", "late", "failed", "staleness_mean"),
+        } <= set(line)
+        assert (line["selected"], line["replied"], line["late"], line["failed"]) == (5, 5, 0, 0)
+        assert line["bytes_up"] == line["bytes_down"] == 5 * 4 * size
+    assert run.summary["parameters"] == size == 64 * 8 + 8 + 8 * 10 + 10
+    assert run.summary["bytes_up"] == sum(line["bytes_up"] for line in run.metrics)
+    assert run.summary["final_test_accuracy"] == run.metrics[-1]["test_accuracy"]
+    assert (run.summary["experiment"], run.summary["seed"], run.summary["clients"]) == ("small", 3, 12)
+    assert (run.summary["rounds"], run.summary["status"]) == (4, "finished")
+    assert run.directory is None
+
+
+def test_the_final_accuracy_is_that_of_the_model_returned() -> None:
+    run = simulate(fed.Experiment(**SMALL))
+    data = fed.clients.data.load(run.experiment.data, fed.randomness.Streams(0))
+    assert data.test is not None
+    inputs, targets = data.test
+    with torch.no_grad():
+        share = (run.model(inputs).argmax(1) == targets).double().mean()
+    assert run.summary["final_test_accuracy"] == pytest.approx(float(share), abs=1e-12)
+
+
+def test_virtual_time_comes_from_work_and_bytes() -> None:
+    def pair(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(samples, 2), torch.zeros(samples, dtype=torch.int64)
+
+    data = fed.FederatedData({0: pair(10), 1: pair(30)}, pair(1))
+    experiment = fed.Experiment(local={"epochs": 2}, rounds={"count": 3})
+    run = simulate(experiment, data=data, model=lambda: nn.Linear(2, 1))
+    size_bytes = 4 * 3
+    slowest = 2 * 0.05 + 2 * 30 / 1000 + size_bytes / 5e6 + size_bytes / 1.25e6
+    assert [line["virtual_s"] for line in run.metrics] == pytest.approx([slowest, 2 * slowest, 3 * slowest])
+
+
+def test_evaluate_every_evaluates_then_and_at_the_end() -> None:
+    run = simulate(fed.Experiment(**SMALL).override({"rounds.count": 5, "rounds.evaluate_every": 2}))
+    assert [line["test_accuracy"] is not None for line in run.metrics] == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize(("kind", "degree"), [("ring", 2), ("complete", 11), ("exponential", 7)])
+def test_gossip_counts_a_model_to_every_neighbour(kind: str, degree: int) -> None:
+    # Twelve peers; offsets ±1, ±2, ±4, ±8, of which +4 = −8 and −4 = +8 coincide, leave six, so the last is derived:
+    offsets = {(sign * 2**power) % 12 for power in range(4) for sign in (1, -1)}
+    expected = len(offsets) if kind == "exponential" else degree
+    run = simulate(fed.Experiment(**SMALL, algorithm={"kind": "dpsgd"}, topology={"kind": kind}))
+    size_bytes = 4 * run.summary["parameters"]
+    assert {line["bytes_up"] for line in run.metrics} == {12 * expected * size_bytes}
+    assert {line["selected"] for line in run.metrics} == {12}
+
+
+def test_clients_with_models_of_their_own_report_them() -> None:
+    for kind in ("local", "dpsgd"):
+        run = simulate(fed.Experiment(**SMALL, algorithm={"kind": kind}))
+        last = run.metrics[-1]
+        assert list(run.models) == list(range(12))
+        own = np.array([_accuracy(module, run) for module in run.models.values()])
+        assert last["client_accuracy_mean"] == pytest.approx(own.mean(), abs=1e-12)
+        assert last["client_accuracy_std"] == pytest.approx(own.std(), abs=1e-12)
+        if kind == "local":
+            assert last["test_accuracy"] == last["client_accuracy_mean"]
+        states = [dict(module.named_parameters()) for module in run.models.values()]
+        for name, parameter in run.model.named_parameters():
+            mean = torch.stack([state[name].detach().double() for state in states]).mean(0)
+            assert torch.equal(parameter.detach(), mean.float())
+
+
+def _accuracy(module: nn.Module, run: fed.Run) -> float:
+    from fed.clients.data import load
+    from fed.randomness import Streams
+
+    assert run.experiment.data is not None
+    test = load(run.experiment.data, Streams(run.experiment.seed)).test
+    assert test is not None
+    with torch.no_grad():
+        return float((module(test[0]).argmax(1) == test[1]).double().mean())
+
+
+class Normalised(nn.Module):
+    """A BatchNorm between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("kind", EVERY_ALGORITHM)
+def test_running_statistics_take_the_plain_mean_under_every_algorithm(kind: str) -> None:
+    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}).override({"rounds.count": 8, "data.clients": 8})
+    run = simulate(experiment, model=Normalised)
+    variance = run.model.get_buffer("layers.1.running_var")
+    assert bool((variance > 0).all())
+    assert int(run.model.get_buffer("layers.1.num_batches_tracked")) > 0
+
+
+def test_float_buffers_are_the_weighted_mean_of_the_clients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = fed.FederatedData(
+        {
+            client: (torch.randn(samples, 3, generator=generator).double(), torch.zeros(samples, dtype=torch.int64))
+            for client, samples in enumerate((4, 12))
+        }
+    )
+    experiment = fed.Experiment(
+        algorithm={"kind": "fedavgm", "momentum": 0.9, "server_lr": 3.0},
+        local={"steps": 1, "batch_size": 100},
+        rounds={"count": 2},
+    )
+    run = simulate(experiment, data=data, model=lambda: nn.BatchNorm1d(3).double())
+    mean = torch.zeros(3, dtype=torch.float64)
+    for _ in range(2):
+        mean = sum(
+            len(inputs) / 16 * (0.9 * mean + 0.1 * inputs.mean(0)) for inputs, _ in data.train.values()
+        ) + torch.zeros(3)
+    assert torch.allclose(run.model.get_buffer("running_mean"), mean, rtol=0, atol=1e-14)
+
+
+def test_float64_stays_float64_all_the_way() -> None:
+    data = fed.FederatedData({0: (torch.randn(8, 2).double(), torch.zeros(8, dtype=torch.int64))})
+    run = simulate(fed.Experiment(rounds={"count": 2}, model={"kind": "mlp", "hidden": [3]}), data=data)
+    assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float64}
+
+
+def test_a_loss_of_the_users_own_takes_any_target_and_leaves_accuracies_out() -> None:
+    pair = (torch.randn(10, 3), torch.randn(10, 2))
+    data = fed.FederatedData({"a": pair, "b": pair}, pair)
+    experiment = fed.Experiment(rounds={"count": 3})
+    run = simulate(experiment, data=data, model=lambda: nn.Linear(3, 2), loss=nn.functional.mse_loss)
+    assert [line["test_accuracy"] for line in run.metrics] == [None] * 3
+    assert run.metrics[-1]["test_loss"] < run.metrics[0]["test_loss"]
+
+    def within_one(output: Tensor, target: Tensor) -> Tensor:
+        return ((output - target).abs() < 1).double().mean()
+
+    run = simulate(experiment, data=data, model=lambda: nn.Linear(3, 2), loss=nn.functional.mse_loss, metric=within_one)
+    assert 0 <= run.summary["final_test_accuracy"] <= 1
+
+
+def test_without_a_test_set_nothing_is_evaluated() -> None:
+    data = fed.FederatedData({0: (torch.randn(6, 2), torch.zeros(6, dtype=torch.int64))})
+    for kind in ("fedavg", "local"):
+        run = simulate(fed.Experiment(rounds={"count": 2}, algorithm={"kind": kind}), data=data)
+        assert (run.summary["final_test_accuracy"], run.summary["final_test_loss"]) == (None, None)
+
+
+def test_a_model_factory_that_returns_one_module_keeps_it_untouched() -> None:
+    module = nn.Linear(64, 10)
+    before = module.weight.detach().clone()
+    simulate(fed.Experiment(**SMALL), model=lambda: module)
+    assert torch.equal(module.weight, before)
+
+
+def test_the_run_folder_holds_the_run(tmp_path: Path) -> None:
+    run = simulate(fed.Experiment(**SMALL), output=tmp_path / "run")
+    assert run.directory == tmp_path / "run"
+    assert {path.name for path in run.directory.iterdir()} == {
+        *("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
+    }
+    assert fed.Experiment.load(run.directory / "experiment.yaml") == run.experiment
+    lines = (run.directory / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == run.metrics
+    assert json.loads((run.directory / "summary.json").read_text()) == run.summary
+    stored = load_file(run.directory / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in run.model.state_dict().items())
+    with pytest.raises(OutputExists, match="--overwrite"):
+        simulate(fed.Experiment(**SMALL), output=tmp_path / "run")
+
+
+def poisoned(at: int) -> fed.FederatedData:
+    """Client "bad" has inputs so large that its loss overflows after some steps."""
+    good = (torch.randn(8, 2), torch.randint(2, (8,)))
+    return fed.FederatedData({"good": good, "bad": (good[0] * 10.0**at, good[1])}, good)
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "dpsgd", "local"])
+def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_model(kind: str, tmp_path: Path) -> None:
+    experiment = fed.Experiment(
+        algorithm={"kind": kind}, rounds={"count": 9}, local={"lr": 1e30, "epochs": 3, "batch_size": 4}
+    )
+    with pytest.raises(Diverged, match=r"round 1, client 'bad'.*last good model is kept.*local\.lr") as caught:
+        simulate(experiment, data=poisoned(8), model=lambda: nn.Linear(2, 2), output=tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("failed", 0)
+    assert "client 'bad'" in summary["reason"]
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in stored.values())
+
+
+def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
+    class Impatient:
+        def begin(self, expectation: Expectation) -> None:
+            assert expectation.rounds == 4
+            assert expectation.bytes_up == 4 * 5 * 4 * (64 * 8 + 8 + 8 * 10 + 10)
+            assert expectation.wall_s > 0
+
+        def round(self, line: Mapping[str, Any]) -> None:
+            if line["round"] == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(fed.Experiment(**SMALL), output=tmp_path / "run", observer=Impatient())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("interrupted", 2)
+    two = simulate(fed.Experiment(**SMALL).override({"rounds.count": 2}))
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(stored[name], tensor) for name, tensor in two.model.state_dict().items())
+
+
+def test_an_observer_does_not_change_the_bits() -> None:
+    class Silent:
+        def begin(self, expectation: Expectation) -> None:
+            assert expectation.rounds
+
+        def round(self, line: Mapping[str, Any]) -> None:
+            assert line["round"]
+
+    experiment = fed.Experiment(**SMALL)
+    assert bits(simulate(experiment)) == bits(simulate(experiment, observer=Silent()))
+
+
+def labelled(targets: list[int]) -> fed.FederatedData:
+    pair = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    return fed.FederatedData({0: pair, 7: (torch.zeros(len(targets), 3), torch.tensor(targets))}, pair)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"data": labelled([0, 5]), "model": lambda: nn.Linear(3, 2)}, InvalidData, "0 to 1.* got 5 in client 7"),
+        ({"data": labelled([-1, 1])}, InvalidData, "got -1 in client 7"),
+        ({"data": labelled([0, 1]), "model": lambda: nn.Linear(4, 2)}, InvalidModel, "cannot take the data's"),
+        ({"data": labelled([0, 1]), "model": lambda: nn.Linear(3, 2).double()}, InvalidModel, "float32 of shape"),
+        ({"data": labelled([0, 1]), "model": nn.Flatten}, InvalidModel, "trainable parameters"),
+        ({"data": labelled([0, 1]), "model": lambda: 3}, InvalidModel, r"must make a torch\.nn\.Module, got int"),
+        (
+            {"data": labelled([0, 1]), "loss": lambda output, target: output},
+            InvalidModel,
+            "must be a scalar tensor",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_sentence(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        simulate(fed.Experiment(rounds={"count": 1}), **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_float_targets_without_a_loss_are_refused() -> None:
+    data = fed.FederatedData({0: (torch.zeros(2, 3), torch.zeros(2))})
+    with pytest.raises(InvalidData, match="integer labels.*loss="):
+        simulate(fed.Experiment(rounds={"count": 1}), data=data)
+
+
+def test_a_cohort_above_the_population_is_refused() -> None:
+    with pytest.raises(InvalidExperiment, match=r"rounds\.cohort must be at most 12.*got 13"):
+        simulate(fed.Experiment(**SMALL).override({"rounds.cohort": 13}))
+
+
+def test_null_sections_need_python_objects() -> None:
+    with pytest.raises(InvalidExperiment, match="data"):
+        simulate(fed.Experiment(data=None))
+    with pytest.raises(InvalidExperiment, match="model"):
+        simulate(fed.Experiment(**{**SMALL, "model": None}))
