@@ -1,0 +1,229 @@
+"""Runs of a comparison, one after the other or side by side in processes; the bits are the same either way."""
+
+import contextlib
+import multiprocessing
+import pickle
+import signal
+import traceback
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from fed.errors import RunFailed
+from fed.experiment import Experiment
+from fed.simulations.outcomes import Record
+from fed.simulations.simulate import Expectation, simulate
+
+__all__ = ["Observer", "Task", "one_by_one", "side_by_side"]
+
+STOP_WITHIN_S = 10.0
+"""How long an interrupted run has to leave its folder in order."""
+
+
+Ended: TypeAlias = Generator[tuple["Task", Record]]
+"""Each run as it ends; to be closed."""
+
+
+class Observer(Protocol):
+    """Told of a comparison while it goes on. Runs are named by variant and seed, and may overlap."""
+
+    def begin(self, runs: Sequence[tuple[str, int]]) -> None:
+        """All the runs that there will be."""
+
+    def expect(self, name: str, seed: int, expectation: Expectation) -> None:
+        """A run begins, and this is what it is expected to take."""
+
+    def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
+        """A run finished a round."""
+
+    def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
+        """A run has finished, or failed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: a variant with one of the seeds, and its folder."""
+
+    name: str
+    seed: int
+    experiment: dict[str, Any]
+    directory: Path | None = None
+    overwrite: bool = False
+
+
+class _Channel(Protocol):
+    """Where what happens in a run is reported to: ("begin", expectation) or ("round", line)."""
+
+    def __call__(self, event: tuple[str, Any], /) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Reporter:
+    """A run's observer, which also keeps its lines: a run that fails has no others."""
+
+    channel: _Channel
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, expectation: Expectation) -> None:
+        self.channel(("begin", expectation))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self.lines.append(dict(line))
+        self.channel(("round", self.lines[-1]))
+
+
+def _record(task: Task, channel: _Channel, **given: Any) -> Record:
+    reporter = _Reporter(channel)
+    experiment = Experiment(**task.experiment)
+    try:
+        run = simulate(experiment, output=task.directory, overwrite=task.overwrite, observer=reporter, **given)
+    except RunFailed as error:
+        return {"metrics": reporter.lines, "summary": {"status": "failed", "reason": str(error)}}
+    return {"metrics": run.metrics, "summary": run.summary}
+
+
+def _tell(observer: Observer | None, task: Task, event: tuple[str, Any]) -> None:
+    if observer is not None:
+        kind, content = event
+        tell = observer.expect if kind == "begin" else observer.round
+        tell(task.name, task.seed, content)
+
+
+def one_by_one(tasks: Sequence[Task], observer: Observer | None = None, **given: Any) -> Ended:
+    """Each task's run, in this process.
+
+    Args:
+        tasks: what to run, in this order.
+        observer: told of what happens.
+        given: Python objects that :func:`fed.simulate` takes.
+    """
+    for task in tasks:
+        yield task, _record(task, partial(_tell, observer, task), **given)
+
+
+@dataclass
+class _Worker:
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    is_ready: bool = False
+    task: Task | None = None
+
+    @classmethod
+    def start(cls) -> "_Worker":
+        context = multiprocessing.get_context("spawn")
+        ours, its = context.Pipe()
+        process = context.Process(target=_work, args=(its,))
+        with _deaf_to_interrupts():
+            process.start()
+        its.close()  # or its end would never be seen
+        return cls(process, ours)
+
+    def give(self, task: Task) -> None:
+        self.task = task
+        with contextlib.suppress(ConnectionError):  # it has just died, which the next receive() says
+            self.connection.send(task)
+
+    def receive(self) -> tuple[str, Any]:
+        try:
+            kind, content = self.connection.recv()
+        except (EOFError, ConnectionError):
+            self.process.join()
+            if not self.is_ready:
+                raise RunFailed(_NO_START.format(code=self.process.exitcode)) from None
+            return "died", {
+                "metrics": [],
+                "summary": {"status": "failed", "reason": _DIED.format(code=self.process.exitcode)},
+            }
+        self.is_ready = True
+        return kind, content
+
+    def stop(self) -> None:
+        self.connection.close()
+        self.process.join(STOP_WITHIN_S)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+_DIED = "its process died with exit code {code}: it may have run out of memory, lower jobs"
+_NO_START = (
+    "a process for runs side by side could not start (exit code {code}): a program that calls compare with jobs > 1 "
+    "must do so under if __name__ == '__main__':, or use jobs=1"
+)
+
+
+def side_by_side(tasks: Sequence[Task], jobs: int, observer: Observer | None = None) -> Ended:
+    """Each task's run as it ends, up to ``jobs`` at a time, in processes that are gone when the iterator is closed.
+
+    A process that dies takes its own run with it, which has failed; another takes its place.
+
+    Raises:
+        Exception: what a run raised, other than :class:`fed.errors.RunFailed`.
+    """
+    waiting = deque(tasks)
+    workers = [_Worker.start() for _ in range(min(jobs, len(tasks)))]
+    try:
+        while workers:
+            of = {worker.connection: worker for worker in workers}
+            for worker in [of[connection] for connection in wait(list(of))]:  # type: ignore[index]  # nothing else
+                kind, content = worker.receive()
+                if kind == "error":
+                    raise content
+                task = worker.task
+                if task is not None and kind in ("begin", "round"):
+                    _tell(observer, task, (kind, content))
+                    continue
+                if waiting and kind != "died":
+                    worker.give(waiting.popleft())
+                else:
+                    workers.remove(worker)
+                    worker.stop()
+                    workers += [_Worker.start()] if waiting else []
+                if task is not None:
+                    yield task, content
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.stop()
+
+
+def _work(connection: Connection) -> None:
+    """Run task after task until the other end is closed, or stop when terminated, each folder left in order."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        connection.send(("ready", None))
+        while True:
+            task = connection.recv()
+            try:
+                message: tuple[str, Any] = ("end", _record(task, connection.send))
+            except Exception as error:
+                message = ("error", _portable(error))
+            connection.send(message)
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one that says the same where it cannot go from one process to another."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301  # of this process's own making
+    except Exception:
+        error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    error.add_note("".join(traceback.format_exception(error)))
+    return error
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """What starts here never sees the Ctrl-C of the terminal, which goes to all; this process sees it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
