@@ -1,0 +1,226 @@
+"""Reports: one HTML page that needs neither network nor scripts, of a comparison or of a single run."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fed import yaml
+from fed.errors import InvalidExperiment
+from fed.experiment import Experiment
+from fed.quantities import bytes_text, duration_text
+from fed.run import Run, environment
+from fed.simulations import charts
+from fed.simulations.findings import finding, number_text
+from fed.simulations.outcomes import ComparisonResult, Runs, has_finished
+from fed.simulations.tables import Column, columns
+
+if TYPE_CHECKING:
+    from fed.clients.data import FederatedData
+
+__all__ = ["Figure", "Page", "comparison_report", "comparison_svg", "run_report"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture of a page: its heading, its SVG, and how to read it."""
+
+    heading: str
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the template shows. All of it is escaped there, but the pictures, whose texts matplotlib escapes."""
+
+    title: str
+    subject: str
+    finding: str
+    facts: Mapping[str, str]
+    figures: Sequence[Figure]
+    settings: str
+    warning: str = ""
+    table: Sequence[Column] = ()
+    looks: Sequence[charts.Style] = ()
+    changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def html(self) -> str:
+        """The page."""
+        from jinja2 import Environment, StrictUndefined
+
+        text = files("fed.simulations").joinpath("report.html").read_text(encoding="utf-8")
+        template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        template.filters["for_page"] = charts.for_page
+        found = environment()
+        command = shlex.join([Path(found["command"][0]).name, *found["command"][1:]])
+        return template.from_string(text).render(page=self, ink=charts.INK, command=command, environment=_flat(found))
+
+
+def comparison_report(result: ComparisonResult, partitions: "Mapping[str, FederatedData]") -> str:
+    """The page of a comparison.
+
+    Args:
+        result: what it found.
+        partitions: heading → data whose partition to draw.
+    """
+    variants, reference = result.comparison.variants(), _reference(result)
+    failed = [row["name"] for row in result.rows if row["status"] == "failed"]
+    warnings = ["Interrupted: only what was done until then is here."] if result.status == "interrupted" else []
+    warnings += [f"Runs of {', '.join(failed)} failed; the table has the reasons."] if failed else []
+    look = _look(result)
+    return Page(
+        title=result.comparison.name,
+        subject="comparison",
+        finding=finding(result),
+        facts=_facts_of_comparison(result),
+        figures=[*_curve_figures(result, look), *_partition_figures(partitions)],
+        settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
+        warning=" ".join(warnings),
+        table=columns(result),
+        looks=list(look.values()),
+        changes={name: _differences(reference, variant) for name, variant in variants.items()},
+    ).html()
+
+
+def comparison_svg(result: ComparisonResult) -> str | None:
+    """The curves as a file of their own; None where nothing was measured."""
+    drawn = next(_curve_figures(result, _look(result)), None)
+    return charts.for_file(drawn.svg) if drawn else None
+
+
+def run_report(run: Run, data: "FederatedData") -> str:
+    """The page of a single run, however it ended.
+
+    Args:
+        run: what to report; its summary may be that of an interrupted or failed run.
+        data: what it learned from.
+    """
+    summary, kind = run.summary, run.experiment.algorithm.kind
+    accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
+    measured = f"a test accuracy of {accuracy:.4f}" if accuracy is not None else None
+    measured = measured or (f"a test loss of {loss:.4g}" if loss is not None else "nothing measured on test data")
+    return Page(
+        title=run.experiment.name,
+        subject=f"run of {kind}",
+        finding=f"{summary['rounds']} rounds of {kind} end with {measured}.",
+        facts={
+            "clients": str(summary["clients"]),
+            "parameters": f"{summary['parameters']:,}",
+            "seed": str(summary["seed"]),
+            "bytes up": bytes_text(summary["bytes_up"]),
+            "bytes down": bytes_text(summary["bytes_down"]),
+            "wall time": duration_text(summary["wall_s"]),
+        },
+        figures=[*_run_figures(run), *_partition_figures({"Who holds what": data})],
+        settings=yaml.dump(run.experiment.dump()),
+        warning="" if has_finished(summary) else f"Status: {summary['status']}. {summary.get('reason') or ''}",
+    ).html()
+
+
+def _run_figures(run: Run) -> Iterator[Figure]:
+    measures = {
+        "accuracy": {"test accuracy": "test_accuracy", "clients' own models": "client_accuracy_mean"},
+        "loss": {"test loss": "test_loss", "training loss": "train_loss"},
+    }
+    panels: dict[str, dict[str, charts.Curve]] = {}
+    for label, keys in measures.items():
+        for name, key in keys.items():
+            within = "client_accuracy_std" if key == "client_accuracy_mean" else None
+            curve = charts.curve_of([run.metrics], key, within)
+            if curve is not None:
+                panels.setdefault(label, {})[name] = curve
+    if panels:
+        has_own = any("clients' own models" in lines for lines in panels.values())
+        caption = "Clients' own models: mean over clients; band: one standard deviation." if has_own else ""
+        yield Figure("Round by round", charts.by_round(panels), caption)
+
+
+def _look(result: ComparisonResult) -> dict[str, charts.Style]:
+    return charts.styles({row["name"]: row["algorithm"] for row in result.rows})
+
+
+def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -> Iterator[Figure]:
+    target, seeds = result.comparison.target_accuracy, len(result.comparison.seeds)
+    of_seeds = f"Line: mean over {seeds} seeds; band: one standard deviation. " if seeds > 1 else "One seed. "
+    level = "What sends nothing is a level line at its final value in the right panel."
+    accuracy = _lines(result.runs, "test_accuracy")
+    loss = {} if accuracy else _lines(result.runs, "test_loss")
+    if accuracy:
+        svg = charts.curves(accuracy, look, label="test accuracy", target=target)
+        yield Figure("Accuracy against rounds and bytes", svg, of_seeds + level)
+    elif loss:
+        svg = charts.curves(loss, look, label="test loss")
+        yield Figure("Loss against rounds and bytes", svg, of_seeds + level)
+    own = _lines(result.runs, "client_accuracy_mean", within="client_accuracy_std")
+    if own:
+        svg = charts.curves(own, look, label="accuracy of clients' own models")
+        caption = "Each client's model on the whole test set. Line: mean over clients; band: one standard deviation."
+        yield Figure("Clients' own models", svg, caption)
+
+
+def _lines(runs: Runs, measure: str, within: str | None = None) -> dict[str, charts.Curve]:
+    done = {name: [run["metrics"] for run in of.values() if has_finished(run["summary"])] for name, of in runs.items()}
+    found = {name: charts.curve_of(metrics, measure, within) for name, metrics in done.items()}
+    return {name: curve for name, curve in found.items() if curve is not None}
+
+
+def _partition_figures(partitions: "Mapping[str, FederatedData]") -> Iterator[Figure]:
+    from fed.clients.data.describe import class_counts
+
+    for heading, data in partitions.items():
+        ids, counts_CL = class_counts(data)
+        by_class = "Below, how many of each class; an empty cell is none." if counts_CL.shape[1] > 1 else ""
+        caption = f"Samples that each client trains on. {by_class}"
+        yield Figure(heading, charts.partition(ids, counts_CL), caption)
+
+
+def _facts_of_comparison(result: ComparisonResult) -> dict[str, str]:
+    comparison = result.comparison
+    summaries = [
+        run["summary"] for runs in result.runs.values() for run in runs.values() if has_finished(run["summary"])
+    ]
+    facts = {
+        "variants": str(len(result.rows)),
+        "seeds": ", ".join(map(str, comparison.seeds)),
+    }
+    for key, text in (("rounds", number_text), ("clients", number_text), ("parameters", "{:,}".format)):
+        values = sorted({summary[key] for summary in summaries if summary.get(key) is not None})
+        if values:
+            facts[key] = " to ".join(dict.fromkeys(text(value) for value in (values[0], values[-1])))
+    if comparison.target_accuracy is not None:
+        facts["target accuracy"] = f"{comparison.target_accuracy:g}"
+    return facts | {"wall time of all runs": duration_text(sum(summary["wall_s"] for summary in summaries))}
+
+
+def _reference(result: ComparisonResult) -> Experiment:
+    """What the variants are compared with: the base, or the first of them where it is no experiment by itself."""
+    try:
+        return Experiment(**result.comparison.base)
+    except InvalidExperiment:
+        return next(iter(result.comparison.variants().values()))
+
+
+def _differences(reference: Experiment, variant: Experiment) -> list[str]:
+    ours, theirs = _flat(variant.dump()), _flat(reference.dump())
+    return [
+        f"{key}: {value}" for key, value in ours.items() if theirs.get(key) != value and key not in ("name", "seed")
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted path of a key → its value as YAML holds it.
+
+    Example:
+        >>> _flat({"local": {"lr": 0.1, "steps": None}, "hidden": [8]})
+        {'local.lr': '0.1', 'local.steps': 'null', 'hidden': '[8]'}
+    """
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = yaml.dump(value).removesuffix("...\n").strip()
+    return flat
