@@ -1,0 +1,133 @@
+"""``fed.compare``: every variant of a comparison, with every seed."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fed.comparison import Comparison
+from fed.errors import InvalidInput
+from fed.experiment import Experiment
+from fed.simulations.comparison_folder import ComparisonFolder
+from fed.simulations.outcomes import ComparisonResult, Record, Runs, row_of
+from fed.simulations.processes import Observer, Task, one_by_one, side_by_side
+from fed.simulations.tables import table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fed.clients.data import FederatedData
+    from fed.clients.evaluation import Metric
+    from fed.clients.training import Loss
+
+__all__ = ["ComparisonResult", "Observer", "compare", "table"]
+
+
+def compare(
+    comparison: Comparison,
+    *,
+    data: "FederatedData | None" = None,
+    model: "Callable[[], nn.Module] | None" = None,
+    loss: "Loss | None" = None,
+    metric: "Metric | None" = None,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    jobs: int = 1,
+    observer: Observer | None = None,
+) -> ComparisonResult:
+    """Run every variant with every seed, and set what they come to side by side.
+
+    A run's results depend on neither ``jobs`` nor the order of the runs, to the bit, but for its wall time. A run that
+    fails is a row that says why; the others go on.
+
+    Args:
+        comparison: what to compare.
+        data: in place of the experiments' own data.
+        model: makes the model, in place of the experiments' own.
+        loss: (output, target) → scalar.
+        metric: (output, target) → number, in place of accuracy.
+        output: a folder for ``comparison.json``, ``comparison.csv``, ``comparison.svg``, ``report.html`` and each
+            run's own folder, ``runs/<variant>/seed-<seed>``; None: nothing is written.
+        overwrite: take the place of an earlier comparison.
+        jobs: how many runs at a time, each in a process of its own with one thread. A program that asks for more than
+            one must call under ``if __name__ == "__main__":``, because those processes import it.
+        observer: told of every run and round.
+
+    Raises:
+        InvalidInput: if the folder, or what an experiment names, cannot be used.
+        KeyboardInterrupt: on Ctrl-C; what was done by then is in the folder, and no process is left.
+
+    Example:
+        >>> import fed
+        >>> base = {"rounds": {"count": 1, "cohort": 2}, "data": {"clients": 10}}
+        >>> result = fed.compare(fed.Comparison(base=base, grid={"local.lr": [0.1, 0.01]}))
+        >>> [row["name"] for row in result.rows]
+        ['local.lr=0.1', 'local.lr=0.01']
+    """
+    given = {"data": data, "model": model, "loss": loss, "metric": metric}
+    _hold_jobs(jobs, [name for name, value in given.items() if value is not None])
+    folder = None if output is None else ComparisonFolder(Path(output), comparison.variants(), overwrite=overwrite)
+    tasks = list(_tasks(comparison, folder))
+    runs: Runs = {name: {} for name in comparison.variants()}
+    running = one_by_one(tasks, observer, **given) if jobs == 1 else side_by_side(_longest_first(tasks), jobs, observer)
+    try:
+        with closing(running) as ended:
+            _gather(ended, runs, tasks, observer)
+    except BaseException as error:
+        if folder and (any(runs.values()) or isinstance(error, KeyboardInterrupt)):
+            folder.write(_result(comparison, runs, "interrupted", folder.path), data)
+        raise
+    result = _result(comparison, runs, "finished", folder.path if folder else None)
+    if folder:
+        folder.write(result, data)
+    return result
+
+
+def _hold_jobs(jobs: int, given: list[str]) -> None:
+    if jobs < 1:
+        raise InvalidInput(f"jobs must be at least 1, got {jobs}")
+    if jobs > 1 and given:
+        raise InvalidInput(
+            f"jobs must be 1 where {' and '.join(given)} are given in Python, got jobs={jobs}: "
+            "to run side by side, name them in the experiment as python:package.module:name"
+        )
+
+
+def _tasks(comparison: Comparison, folder: ComparisonFolder | None) -> Iterator[Task]:
+    for name, experiment in comparison.variants().items():
+        for seed in comparison.seeds:
+            directory = folder.of_run(name, seed) if folder else None
+            overwrite = folder is not None and folder.overwrite
+            yield Task(name, seed, experiment.override({"seed": seed}).dump(), directory, overwrite)
+
+
+def _longest_first(tasks: list[Task]) -> list[Task]:
+    """In the order of the work expected, so that no long run begins last and leaves the other processes idle."""
+    return sorted(tasks, key=lambda task: -_work(Experiment(**task.experiment)))
+
+
+def _work(experiment: Experiment) -> float:
+    """Rounds times the clients of each; of those algorithms in which all take part, all."""
+    count, cohort = getattr(experiment.rounds, "count", 1), getattr(experiment.rounds, "cohort", None)
+    target = experiment.algorithm.target
+    everybody = getattr(target, "primitive", None) != "mean" or getattr(target, "pools_data", False)
+    clients = getattr(experiment.data, "clients", None) or sys.maxsize
+    return float(count * (clients if everybody or not isinstance(cohort, int) else min(cohort, clients)))
+
+
+def _gather(ended: Iterator[tuple[Task, Record]], runs: Runs, tasks: list[Task], observer: Observer | None) -> None:
+    if observer:
+        observer.begin([(task.name, task.seed) for task in tasks])
+    for task, run in ended:
+        runs[task.name][task.seed] = run
+        if observer:
+            observer.end(task.name, task.seed, run["summary"])
+
+
+def _result(comparison: Comparison, runs: Runs, status: str, directory: Path | None) -> ComparisonResult:
+    kinds: dict[str, Any] = {name: variant.algorithm.kind for name, variant in comparison.variants().items()}
+    target = comparison.target_accuracy
+    rows = [row_of(name, kinds[name], of, comparison.seeds, target) for name, of in runs.items()]
+    in_order = {name: dict(sorted(of.items())) for name, of in runs.items()}
+    return ComparisonResult(comparison, rows, in_order, status, directory)
