@@ -14,7 +14,7 @@ from fed.validation import nearest
 
 __all__ = ["Sheet", "read_sheet"]
 
-Number = TypeVar("Number", int, float)
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Sheet:
         except ValueError:
             return np.array(self.column(name))
 
-    def _numbers(self, name: str, number: Callable[[str], Number], allowed: str) -> list[Number]:
+    def _numbers(self, name: str, number: Callable[[str], _Number], allowed: str) -> list[_Number]:
         values = []
         for row, cell in enumerate(self.column(name)):
             try:

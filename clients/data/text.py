@@ -129,5 +129,7 @@ def _is_cue(speaker: str, words: str, after_empty: bool) -> bool:
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InvalidData(f"{file}: cannot be read ({error.strerror}): correct the path or its permissions") from None
     except UnicodeDecodeError as error:
         raise InvalidData(f"{file}: must be text in UTF-8, which byte {error.start} is not: convert it") from None

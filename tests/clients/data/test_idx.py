@@ -114,13 +114,18 @@ def test_a_truncated_archive_is_named(tmp_path: Path, loaded: Callable[..., Fede
     assert "fetch the file again" in message
 
 
-def test_a_corrupt_archive_is_named(tmp_path: Path, loaded: Callable[..., FederatedData]) -> None:
+@pytest.mark.parametrize(
+    ("where", "said"), [(0, "Not a gzipped file"), (10, "Error -3 while decompressing"), (-6, "CRC check failed")]
+)
+def test_a_corrupt_archive_is_named(
+    tmp_path: Path, loaded: Callable[..., FederatedData], where: int, said: str
+) -> None:
     write(tmp_path, "train", images(12), labels(12), ".gz")
     file = tmp_path / "train-images-idx3-ubyte.gz"
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 255
+    content[where] ^= 255
     file.write_bytes(content)
-    assert "cannot be read" in refused(tmp_path, loaded)
+    assert f"{file}: cannot be read ({said}" in refused(tmp_path, loaded)
 
 
 def test_other_damage_is_named(tmp_path: Path, loaded: Callable[..., FederatedData]) -> None:

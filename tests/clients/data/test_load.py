@@ -105,6 +105,13 @@ def test_what_a_natural_client_holds_out_does_not_depend_on_the_others(loaded: L
     assert torch.equal(everyone.train["ann"][0], alone.train["ann"][0])
 
 
+def test_natural_clients_hold_out_by_streams_of_their_own(loaded: Load, named: Named) -> None:
+    client = np.repeat(["a", "b"], 50)
+    alike = Samples(torch.arange(100.0).reshape(-1, 1), torch.zeros(100, dtype=torch.long), columns={"client": client})
+    train = loaded(kind=named(lambda: alike)).train
+    assert not torch.equal(train["a"][0], train["b"][0] - 50)
+
+
 def test_natural_with_a_number_keeps_the_largest(loaded: Load, named: Named) -> None:
     assert list(loaded(kind=named(numbered), clients=2).train) == ["ann", "cleo"]
     with pytest.raises(InvalidData, match=r"clients=4 and 3 clients in the data: lower data.clients"):

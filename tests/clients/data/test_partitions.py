@@ -125,6 +125,15 @@ def test_hash_is_blake2b_of_the_value_as_text() -> None:
     assert by_hash(dealt, 7, "town").tolist() == expected
 
 
+def test_hash_of_content_is_blake2b_of_inputs_and_target() -> None:
+    dealt = samples(20)
+    expected = []
+    for x, y in zip(dealt.inputs.numpy(), dealt.targets.numpy(), strict=True):
+        digest = hashlib.blake2b(x.astype("<f4").tobytes() + y.astype("<i8").tobytes(), digest_size=8).digest()
+        expected.append(int.from_bytes(digest, "little") % 1000)
+    assert by_hash(dealt, 1000).tolist() == expected
+
+
 def test_hash_of_content_does_not_depend_on_the_other_samples() -> None:
     dealt = samples(60)
     some = np.arange(0, 60, 7)

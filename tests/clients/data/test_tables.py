@@ -79,7 +79,7 @@ def test_a_folder_is_one_table_and_a_client_a_file(tmp_path: Path, loaded: Load)
 
 
 def test_windows_and_spreadsheets_write_tables_too(tmp_path: Path) -> None:
-    path = written(tmp_path, '\ufeffx, label \r\n"1",0\r\n\r\n2,1\r\n')
+    path = written(tmp_path, '\ufefflabel, x \r\n"0",1\r\n\r\n1,2\r\n')
     assert csv(path).inputs.tolist() == [[1], [2]]
 
 
