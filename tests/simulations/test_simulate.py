@@ -332,7 +332,7 @@ def test_parts_that_do_not_fit_are_one_sentence(given: dict[str, Any], error: ty
 
 def test_float_targets_without_a_loss_are_refused() -> None:
     data = fed.FederatedData({0: (torch.zeros(2, 3), torch.zeros(2))})
-    with pytest.raises(InvalidData, match="integer labels.*loss="):
+    with pytest.raises(InvalidData, match=r"integer labels.*loss="):
         simulate(fed.Experiment(rounds={"count": 1}), data=data)
 
 

@@ -1,0 +1,161 @@
+"""One battery over every aggregator over ``mean``, and each one's equations against NumPy."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fed.aggregators.bmuf import BMUF
+from fed.aggregators.contracts import Aggregator
+from fed.aggregators.fedavg import FedAvg
+from fed.aggregators.fedavgm import FedAvgM
+from fed.aggregators.fedprox import FedProx
+from fed.errors import ValueRange
+from fed.families import ALGORITHMS
+from fed.reduction import WeightedMean
+
+EVERY = [
+    ALGORITHMS.make(kind).make()
+    for kind in ALGORITHMS.builtin
+    if getattr(ALGORITHMS.section(kind).target, "primitive", None) == "mean"
+]
+battery = pytest.mark.parametrize("rule", EVERY, ids=lambda rule: type(rule).__name__)
+PARAMETERS = 11
+
+
+def updates(seed: int, count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(PARAMETERS, generator=generator, dtype=torch.float64) for _ in range(count)]
+
+
+def mean_of(vectors: list[Tensor], weights: list[float]) -> Tensor:
+    mean = WeightedMean(PARAMETERS)
+    for vector, weight in zip(vectors, weights, strict=True):
+        mean.add(vector, weight)
+    return mean.finish()
+
+
+def after(rule: Aggregator, means: list[Tensor]) -> Any:
+    state = rule.init(torch.linspace(-1, 1, PARAMETERS, dtype=torch.float64))
+    for mean in means:
+        state = rule.apply(state, mean)
+    return state
+
+
+@battery
+def test_the_battery_knows_every_rule(rule: Aggregator) -> None:
+    assert {type(rule).__name__ for rule in EVERY} == {"FedAvg", "FedProx", "FedAvgM", "BMUF", "Centralized"}
+
+
+@battery
+def test_updates_of_zero_leave_the_model_in_place(rule: Aggregator) -> None:
+    zero = torch.zeros(PARAMETERS, dtype=torch.float64)
+    state = after(rule, [zero] * 3)
+    start = torch.linspace(-1, 1, PARAMETERS, dtype=torch.float64)
+    assert torch.equal(state.model_P, start)
+    assert torch.equal(rule.start(state), start)
+
+
+@battery
+def test_the_order_of_replies_does_not_matter_to_the_bit(rule: Aggregator) -> None:
+    vectors, weights = updates(0, 5), [1.0, 7.0, 2.0, 5.0, 3.0]
+    models = set()
+    for order in itertools.islice(itertools.permutations(range(5)), 0, 120, 7):
+        mean = mean_of([vectors[index] for index in order], [weights[index] for index in order])
+        models.add(after(rule, [mean, mean]).model_P.numpy().tobytes())
+    assert len(models) == 1
+
+
+@battery
+def test_weights_scaled_by_a_constant_change_nothing(rule: Aggregator) -> None:
+    vectors = updates(1, 3)
+    once, scaled = (after(rule, [mean_of(vectors, [1.0 * k, 2.0 * k, 5.0 * k])]).model_P for k in (1, 32))
+    assert torch.equal(once, scaled)  # a power of two scales every product exactly
+
+
+@battery
+def test_the_state_is_float64_tensors_that_apply_does_not_change_in_place(rule: Aggregator) -> None:
+    first = rule.init(torch.linspace(-1, 1, PARAMETERS, dtype=torch.float64))
+    kept = [tensor.clone() for tensor in first]
+    second = rule.apply(first, updates(2, 1)[0])
+    assert all(torch.equal(now, before) for now, before in zip(first, kept, strict=True))
+    assert all(tensor.dtype == torch.float64 and tensor.shape == (PARAMETERS,) for tensor in second)
+    assert second._fields[0] == "model_P"
+
+
+@battery
+def test_a_rule_is_a_frozen_value(rule: Aggregator) -> None:
+    assert rule == type(rule)()
+    assert hash(rule) == hash(type(rule)())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        rule.model_P = 1  # type: ignore[attr-defined]  # what must not be possible
+
+
+@pytest.mark.parametrize(
+    ("rule", "keys", "message"),
+    [
+        (FedProx, {"mu": -0.1}, "mu must be greater than or equal to 0, got -0.1"),
+        (FedProx, {"mu": "0.1"}, "mu must be a number, got '0.1'"),
+        (FedProx, {"mu": True}, "mu must be a number, got True"),
+        (FedAvgM, {"momentum": 1.0}, "momentum must be less than 1, got 1.0"),
+        (FedAvgM, {"server_lr": 0.0}, "server_lr must be greater than 0, got 0.0"),
+        (BMUF, {"block_momentum": float("nan")}, "block_momentum must be"),
+        (BMUF, {"block_lr": -1}, "block_lr must be greater than 0, got -1"),
+        (BMUF, {"nesterov": 1}, "nesterov must be a boolean, got 1"),
+    ],
+)
+def test_a_hyper_parameter_out_of_range_is_named_with_its_range(rule: Any, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueRange) as caught:
+        rule(**keys)
+    assert message in str(caught.value)
+
+
+def test_fedavgm_is_its_recursion_in_numpy() -> None:
+    means, beta, server_lr = updates(3, 6), 0.6, 0.3
+    state = after(FedAvgM(momentum=beta, server_lr=server_lr), means)
+    x, v = np.linspace(-1, 1, PARAMETERS), np.zeros(PARAMETERS)
+    for mean in means:
+        v = beta * v + mean.numpy()
+        x = x + server_lr * v
+    np.testing.assert_allclose(state.model_P.numpy(), x, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_bmuf_is_its_recursion_in_numpy(nesterov: bool) -> None:
+    # With G(t) = W̄(t) − W_g(t−1) given, W does not depend on where blocks start; the start itself does.
+    means, eta, zeta = updates(4, 6), 0.7, 1.3
+    rule = BMUF(block_momentum=eta, block_lr=zeta, nesterov=nesterov)
+    state = after(rule, means)
+    model, update = np.linspace(-1, 1, PARAMETERS), np.zeros(PARAMETERS)
+    for mean in means:
+        update = eta * update + zeta * mean.numpy()
+        model = model + update
+    np.testing.assert_allclose(state.model_P.numpy(), model, rtol=0, atol=1e-14)
+    start = model + eta * update if nesterov else model
+    np.testing.assert_allclose(rule.start(state).numpy(), start, rtol=0, atol=1e-14)
+
+
+def test_fedavgm_with_a_constant_update_settles_at_its_long_run_step() -> None:
+    mean = torch.ones(PARAMETERS, dtype=torch.float64)
+    rule = FedAvgM(momentum=0.5, server_lr=0.1)
+    before, now = after(rule, [mean] * 60), after(rule, [mean] * 61)
+    assert torch.allclose(now.model_P - before.model_P, 0.1 / (1 - 0.5) * mean, rtol=0, atol=1e-12)
+
+
+def test_fedavg_adds_the_mean_update() -> None:
+    mean = updates(5, 1)[0]
+    start = torch.linspace(-1, 1, PARAMETERS, dtype=torch.float64)
+    assert torch.equal(after(FedAvg(), [mean]).model_P, start + mean)
+
+
+def test_fedprox_pulls_towards_the_anchor_for_one_client_and_for_many_at_once() -> None:
+    gradient, x, anchor = (torch.stack(updates(seed, 3)) for seed in (6, 7, 8))
+    rule = FedProx(mu=0.25)
+    corrected = rule.correct(gradient, x, anchor, None, ())
+    np.testing.assert_allclose(corrected.numpy(), (gradient + 0.25 * (x - anchor)).numpy(), rtol=0, atol=1e-15)
+    single = torch.stack([rule.correct(*rows, None, ()) for rows in zip(gradient, x, anchor, strict=True)])
+    assert torch.equal(single, corrected)
