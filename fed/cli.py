@@ -12,8 +12,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -54,6 +55,11 @@ Jobs = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Runs side by side; as many as cores unless given.", show_default=False),
 ]
+
+
+class _Document(StrEnum):
+    EXPERIMENT = "experiment"
+    COMPARISON = "comparison"
 
 
 @app.callback(invoke_without_command=True)
@@ -113,14 +119,12 @@ def algorithms() -> None:
 
 @app.command()
 def schema(
-    document: Annotated[
-        Literal["experiment", "comparison"], typer.Argument(help="Of what the schema is wanted.")
-    ] = "experiment",
+    document: Annotated[_Document, typer.Argument(help="Of what the schema is wanted.")] = _Document.EXPERIMENT,
 ) -> None:
     """Print the JSON schema by which editors complete and check the YAML."""
     from fed.schema import schema_text
 
-    typer.echo(schema_text(fed.Experiment if document == "experiment" else fed.Comparison), nl=False)
+    typer.echo(schema_text(fed.Experiment if document is _Document.EXPERIMENT else fed.Comparison), nl=False)
 
 
 @app.command()

@@ -11,7 +11,6 @@ import typer
 from fed.quantities import bytes_text, duration_text
 
 if TYPE_CHECKING:
-    from fed.comparison import Comparison
     from fed.simulations.simulate import Expectation
 
 __all__ = ["Bar", "Display", "Lines", "OfComparison", "OfSimulation", "display"]
@@ -28,7 +27,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Show a line that stays."""
 
-    def show(self, done: int, total: int, text: str) -> None:
+    def show(self, done: float, total: float, text: str) -> None:
         """Show how much is done, and what there is to say of it."""
 
 
@@ -50,9 +49,9 @@ class Lines:
         with contextlib.suppress(BrokenPipeError):
             typer.echo(text, err=True)
 
-    def show(self, done: int, total: int, text: str) -> None:
+    def show(self, done: float, total: float, text: str) -> None:
         """Print it, if a tenth of the way has been passed since the last line."""
-        tenths = 10 * done // total
+        tenths = int(10 * done / total + 1e-6)
         if tenths > self._tenths:
             self._tenths = tenths
             self.say(text)
@@ -83,7 +82,7 @@ class Bar:
         """Print it above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
-    def show(self, done: int, total: int, text: str) -> None:
+    def show(self, done: float, total: float, text: str) -> None:
         """Change the line."""
         self._progress.update(self._task, completed=done, total=total, description=text)
 
@@ -99,8 +98,8 @@ class _Clock:
     def __init__(self) -> None:
         self._began_s = time.monotonic()
 
-    def left(self, done: int, total: int) -> str:
-        return f"{duration_text((time.monotonic() - self._began_s) / done * (total - done))} left"
+    def left(self, done: float, total: float) -> str:
+        return f"{duration_text((time.monotonic() - self._began_s) / done * max(0.0, total - done))} left"
 
 
 class OfSimulation:
@@ -136,56 +135,67 @@ class OfSimulation:
 
 
 class OfComparison:
-    """Watches the runs of a comparison, which may overlap."""
+    """Watches the runs of a comparison, which may overlap; a round counts by the time that it is expected to take.
 
-    def __init__(self, display: Display, comparison: "Comparison", jobs: int) -> None:
+    Args:
+        display: where progress is shown.
+        expected: what one run of each variant is expected to take.
+        seeds: how many runs each variant has.
+        jobs: how many run side by side.
+    """
+
+    def __init__(self, display: Display, expected: "Mapping[str, Expectation]", seeds: int, jobs: int) -> None:
         self._display = display
+        self._expected = expected
+        self._seeds = seeds
         self._jobs = jobs
-        counts = [getattr(experiment.rounds, "count", 1) for experiment in comparison.variants().values()]
-        self._rounds = sum(counts) * len(comparison.seeds)
-        self._runs = 0
-        self._runs_done = 0
-        self.has_begun = False
-        self.rounds_done = 0
+        self._runs = self._runs_done = 0
+        self._left_s = dict[tuple[str, int], float]()
         self._size_bytes = 0
         self._last = ""
         self._clock = _Clock()
-        self._is_announced = False
+        self.has_begun = False
+        self.rounds_done = 0
 
     def begin(self, runs: Sequence[tuple[str, int]]) -> None:
-        """Count the runs."""
+        """Announce a long comparison."""
+        self._left_s = {(name, seed): self._expected[name].wall_s for name, seed in runs}
         self._runs = len(runs)
         self._clock = _Clock()
         self.has_begun = True
+        whole_s = self._whole_s() / min(self._jobs, self._runs)
+        if whole_s > LONG_S:
+            size_bytes = self._seeds * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
+            self._display.say(f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs")
 
     def expect(self, name: str, seed: int, expectation: "Expectation") -> None:
-        """Announce a long comparison, by the first run's expectation."""
-        whole_s = expectation.wall_s * self._runs / min(self._jobs, self._runs)
-        if not self._is_announced and whole_s > LONG_S:
-            size = bytes_text((expectation.bytes_up + expectation.bytes_down) * self._runs)
-            told = f"about {duration_text(whole_s)} and {size} for {self._runs} runs, by the first of them, {name}"
-            self._display.say(told)
-        self._is_announced = True
+        """Nothing new: all runs have been expected from the beginning."""
 
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
         """Show a finished round of one run."""
         self.rounds_done += 1
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
+        expected = self._expected[name]
+        self._left_s[name, seed] -= expected.wall_s / expected.rounds
         self._show()
 
     def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
-        """Show a finished run."""
+        """Show a finished run, or one that failed before its end."""
         self._runs_done += 1
         accuracy = summary.get("final_test_accuracy")
         what = summary["status"] if accuracy is None else f"accuracy {accuracy:.3f}"
         self._last = f", {name} seed {seed}: {what}"
+        self._left_s[name, seed] = 0.0
         self._show()
 
+    def _whole_s(self) -> float:
+        return self._seeds * sum(run.wall_s for run in self._expected.values())
+
     def _show(self) -> None:
-        if self.rounds_done:
-            left = self._clock.left(self.rounds_done, max(self._rounds, self.rounds_done))
-            text = f"{self._runs_done} of {self._runs} runs{self._last}, {bytes_text(self._size_bytes)}, {left}"
-            self._display.show(self.rounds_done, max(self._rounds, self.rounds_done), text)
+        whole_s = self._whole_s()
+        done_s = whole_s - sum(self._left_s.values())
+        text = f"{self._runs_done} of {self._runs} runs{self._last}, {bytes_text(self._size_bytes)}"
+        self._display.show(done_s, whole_s, f"{text}, {self._clock.left(done_s, whole_s)}")
 
 
 def _expected(expectation: "Expectation") -> str:

@@ -18,6 +18,7 @@ from fed.quantities import bytes_text, duration_text
 if TYPE_CHECKING:
     from fed.comparison import Comparison
     from fed.experiment import Experiment
+    from fed.simulations.expectation import Expectation
 
 __all__ = ["compare", "folder", "simulate"]
 
@@ -48,7 +49,9 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
 def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
     """Run a comparison, print its table and where the report is; the exit code, 1 if a run failed."""
     shown = display()
-    watch = OfComparison(shown, comparison, jobs)
+    with _all_to_standard_error(as_json):
+        expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
+    watch = OfComparison(shown, expected, len(comparison.seeds), jobs)
     with folder(comparison.name, output, overwrite) as directory:
         try:
             with _all_to_standard_error(as_json), shown:
@@ -111,6 +114,20 @@ def _all_to_standard_error(as_json: bool) -> Iterator[None]:
     """With ``--json``, also what a user's own code prints."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
+
+
+def _expect(name: str, experiment: "Experiment") -> "Expectation":
+    """What one run of a variant takes, before any begins; what cannot be run at all is found here too."""
+    import torch
+
+    from fed.simulations.expectation import expect
+    from fed.simulations.simulation import Simulation
+
+    torch.set_num_threads(1)  # as each run will have
+    try:
+        return expect(Simulation(experiment))
+    except InvalidInput as error:
+        raise InvalidInput(f"{name}: {error}") from None
 
 
 def _outcome(summary: dict[str, Any]) -> str:

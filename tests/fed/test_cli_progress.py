@@ -1,10 +1,7 @@
 """Progress tells where a run is, in a bounded number of lines."""
 
-from typing import Any
-
 import pytest
 
-import fed
 from fed.cli_progress import Bar, Lines, OfComparison, OfSimulation
 from fed.simulations.simulate import Expectation
 
@@ -62,16 +59,16 @@ def test_only_a_long_run_is_announced(wall_s: float, lines: list[str]) -> None:
     assert kept.lines == lines
 
 
-@pytest.fixture
-def comparison() -> fed.Comparison:
-    keys: dict[str, Any] = {"base": {"rounds": {"count": 2}}, "compare": [{"name": "A"}, {"name": "B"}]}
-    return fed.Comparison(**keys, seeds=[0, 1])
+def of_comparison(kept: Kept, **wall_s: float) -> OfComparison:
+    expected = {name: Expectation(2, each_s, 1_000, 1_000) for name, each_s in wall_s.items()}
+    watch = OfComparison(kept, expected, seeds=2, jobs=2)
+    watch.begin([(name, seed) for name in wall_s for seed in (0, 1)])
+    return watch
 
 
-def test_a_comparison_counts_runs_and_names_the_last(comparison: fed.Comparison) -> None:
+def test_a_comparison_counts_runs_and_names_the_last() -> None:
     kept = Kept()
-    watch = OfComparison(kept, comparison, jobs=2)
-    watch.begin([("A", 0), ("A", 1), ("B", 0), ("B", 1)])
+    watch = of_comparison(kept, A=1.0, B=1.0)
     for name in ("A", "B"):
         for number in (1, 2):
             watch.round(name, 0, line(number))
@@ -80,13 +77,30 @@ def test_a_comparison_counts_runs_and_names_the_last(comparison: fed.Comparison)
     assert kept.lines[-1].startswith("2 of 4 runs, B seed 0: accuracy 0.750, 2.5 kB, ")
 
 
-def test_a_comparison_is_announced_once_by_its_first_run(comparison: fed.Comparison) -> None:
+def test_a_comparison_ends_at_its_end_also_if_runs_fail() -> None:
     kept = Kept()
-    watch = OfComparison(kept, comparison, jobs=2)
-    watch.begin([("A", 0), ("A", 1), ("B", 0), ("B", 1)])
-    watch.expect("A", 0, Expectation(2, 30.0, 1_000, 1_000))
-    watch.expect("B", 0, Expectation(2, 90.0, 1_000, 1_000))
-    assert kept.lines == ["about 1 min and 8 kB for 4 runs, by the first of them, A"]
+    watch = of_comparison(kept, A=0.1, B=0.7)
+    watch.round("A", 0, line(1))
+    for name in ("A", "B"):
+        for seed in (0, 1):
+            watch.end(name, seed, {"status": "failed"})
+    assert kept.lines[-1] == "4 of 4 runs, B seed 1: failed, 500 B, 0.0 s left"
+
+
+def test_a_round_of_a_comparison_counts_by_its_time() -> None:
+    kept = Kept()
+    watch = of_comparison(kept, short=1.0, long=9.0)
+    watch.round("short", 0, line(1))  # 0.5 s of 20 s
+    assert kept.lines == []
+    watch.round("long", 0, line(1))  # 5 s of 20 s
+    assert len(kept.lines) == 1
+
+
+@pytest.mark.parametrize(("wall_s", "lines"), [(9.0, []), (100.0, ["about 1 min 49 s, 8 kB for 4 runs"])])
+def test_only_a_long_comparison_is_announced(wall_s: float, lines: list[str]) -> None:
+    kept = Kept()
+    of_comparison(kept, A=wall_s, B=wall_s / 11)
+    assert kept.lines == lines
 
 
 def test_lines_go_to_standard_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
