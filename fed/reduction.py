@@ -2,10 +2,10 @@
 
 Floating-point addition is not associative, so sums are kept exactly: each number is cut along one fixed grid of powers
 of two, and the pieces of each cell, *lanes*, are added as integers that float64 holds without rounding. What lies below
-the grid's last line is dropped. (After Demmel & Nguyen 2015, "Parallel reproducible summation", doi
+the grid's last line is rounded away. (After Demmel & Nguyen 2015, "Parallel reproducible summation", doi
 10.1109/TC.2014.2345391, with one absolute grid in place of one that moves, so that merging is plain addition.)
 
-Shapes: P, the length of the vectors.
+Shapes: P, the length of the vectors; p, of a piece of them.
 """
 
 import math
@@ -19,7 +19,7 @@ from fed.errors import FedError
 __all__ = ["WeightedMean"]
 
 _LANE_BITS = 32  # of the 53 bits of a lane, 21 are left for carries
-_LOWEST = -3  # the lowest lane's unit is 2^(32·-3): what is below 2^-97 is dropped
+_LOWEST = -3  # the lowest lane's unit is 2^(32·-3): it rounds to nearest, by 2^-97 at most
 _LARGEST = 2.0**800
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
@@ -30,8 +30,9 @@ class WeightedMean:
 
     .. math:: (Σ_i w_i v_i) / Σ_i w_i
 
-    The product w·v is rounded once, in float64; the sum of the products is exact down to 2⁻⁹⁷ and rounded once at the
-    end. Memory is O(P) however many vectors are added (four or five lanes for usual magnitudes); at most 2²⁰ are.
+    The product w·v is rounded once, in float64, and to a multiple of 2⁻⁹⁶; the sum of the products is exact, and is
+    rounded at the end, to 2⁻⁵² of itself. Memory is O(P) however many vectors are added (four or five lanes for usual
+    magnitudes); at most 2²⁰ are. What is refused changes nothing.
 
     Args:
         size: P.
@@ -60,19 +61,28 @@ class WeightedMean:
             weight: positive and finite.
 
         Raises:
-            FedError: if a number is not finite or above 2⁸⁰⁰, or more than 2²⁰ vectors are added.
+            FedError: if the shape is another, a product is not finite and below 2⁸⁰⁰, or 2²⁰ vectors are counted.
         """
         if not (weight > 0 and math.isfinite(weight)):
             raise FedError(f"a weight must be positive and finite, got {weight}")
+        if vector_P.shape != (self.size,):
+            raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
+        pieces = [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
+        highest = [_highest_lane(piece_p, weight) for _, piece_p in pieces]
         self._count(1, Fraction(weight))
         scratch_2p = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
-        for start in range(0, self.size, _PIECE):
-            piece_p = vector_P[start : start + _PIECE]
+        for (start, piece_p), lane in zip(pieces, highest, strict=True):
             rest_p, cut_p = scratch_2p[:, : len(piece_p)]
-            self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start)
+            self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start, lane)
 
     def merge(self, other: "WeightedMean") -> None:
-        """Count all that another sum has counted."""
+        """Count all that another sum has counted.
+
+        Raises:
+            FedError: if its vectors are of another length, or there are more than 2²⁰ vectors together.
+        """
+        if other.size != self.size:
+            raise FedError(f"means of one length can be merged, got {self.size} and {other.size}")
         self._count(other.atoms, other.weight)
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
@@ -86,26 +96,37 @@ class WeightedMean:
         if not self.weight:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
         sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        for index in sorted(self._lanes):
-            sum_P += self._lanes[index]
-        return sum_P / float(self.weight)
+        for start in range(0, self.size, _PIECE):
+            self._sum_piece(sum_P[start : start + _PIECE], start)
+        return sum_P.div_(float(self.weight))
 
     def _count(self, atoms: int, weight: Fraction) -> None:
+        if self.atoms + atoms > _MOST_ATOMS:
+            raise FedError(
+                f"a mean counts at most {_MOST_ATOMS} vectors, got {self.atoms + atoms}: reduce them in groups first"
+            )
         self.atoms += atoms
         self.weight += weight
-        if self.atoms > _MOST_ATOMS:
-            raise FedError(
-                f"a mean counts at most {_MOST_ATOMS} vectors, got {self.atoms}: reduce them in groups first"
-            )
 
-    def _add_piece(self, rest_p: Tensor, cut_p: Tensor, start: int) -> None:
+    def _add_piece(self, rest_p: Tensor, cut_p: Tensor, start: int, highest: int) -> None:
         """Cut a piece into lanes, from the highest that it reaches to the lowest, or until nothing is left."""
-        for index in range(_highest_lane(rest_p), _LOWEST - 1, -1):
-            magnet = math.ldexp(1.5, 52 + _LANE_BITS * index)  # adding it rounds to a multiple of 2^(32·index)
-            torch.add(rest_p, magnet, out=cut_p).sub_(magnet)
+        for index in range(highest, _LOWEST - 1, -1):
+            _round_to_lane(rest_p, index, out=cut_p)
             self._lane(index)[start : start + len(rest_p)] += cut_p
-            if index == _LOWEST or not rest_p.sub_(cut_p).any():
+            if index == _LOWEST or not torch.count_nonzero(rest_p.sub_(cut_p)):
                 return
+
+    def _sum_piece(self, sum_p: Tensor, start: int) -> None:
+        """Add a piece's lanes, rounded to 2⁻⁵² of the sum.
+
+        Lanes may cancel each other, and a plain sum would by then have lost what stands below. So each first hands to
+        the next what is worth whole units there: half a unit at most is left, which none cancels.
+        """
+        carry_p = torch.zeros_like(sum_p)
+        for index in sorted(self._lanes):
+            lane_p = self._lanes[index][start : start + len(sum_p)] + carry_p
+            carry_p = _round_to_lane(lane_p, index + 1) if index + 1 in self._lanes else torch.zeros_like(sum_p)
+            sum_p += lane_p.sub_(carry_p)
 
     def _lane(self, index: int) -> Tensor:
         if index not in self._lanes:
@@ -113,9 +134,16 @@ class WeightedMean:
         return self._lanes[index]
 
 
-def _highest_lane(numbers_p: Tensor) -> int:
-    """The highest lane in which these numbers leave anything: half a unit rounds to nothing."""
-    largest = float(torch.linalg.vector_norm(numbers_p, math.inf))
+def _highest_lane(numbers_p: Tensor, weight: float) -> int:
+    """The highest lane in which these numbers' products leave anything: half a unit rounds to nothing."""
+    lowest, highest = torch.aminmax(numbers_p)  # both are NaN where one number is; vector_norm takes 20 times as long
+    largest = max(-float(lowest), float(highest)) * weight
     if not largest < _LARGEST:
         raise FedError(f"a vector's numbers must be finite and below {_LARGEST:.0e}, got {largest}")
     return math.frexp(largest)[1] // _LANE_BITS  # largest < 2^exponent
+
+
+def _round_to_lane(numbers_p: Tensor, index: int, out: Tensor | None = None) -> Tensor:
+    """Numbers below 2^51 units of a lane, rounded to whole units."""
+    magnet = math.ldexp(1.5, 52 + _LANE_BITS * index)  # beside it float64 holds no more than multiples of 2^(32·index)
+    return torch.add(numbers_p, magnet, out=out).sub_(magnet)

@@ -1,0 +1,225 @@
+"""The weighted mean against exact fractions, in every order and every grouping.
+
+Shapes: K vectors of P numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fed.errors import FedError
+from fed.reduction import WeightedMean
+
+PIECE = 1 << 14  # numbers that are cut into lanes together
+HALF_UNITS = [2.0**power for power in (-97, -65, -64, -33, -32, -1, 0, 31, 32, 63, 95, 96)]  # where lanes meet
+
+magnitudes = st.floats(2.0**-60, 2.0**60, exclude_max=True) | st.sampled_from(HALF_UNITS)
+numbers = st.builds(math.copysign, magnitudes, st.sampled_from([1.0, -1.0])) | st.just(0.0)
+weights = st.integers(1, 10**6) | st.floats(2.0**-10, 2.0**20)
+
+
+def mean_of(vectors: Sequence[Tensor], weighs: Sequence[float]) -> WeightedMean:
+    mean = WeightedMean(len(vectors[0]))
+    for vector_P, weight in zip(vectors, weighs, strict=True):
+        mean.add(vector_P, weight)
+    return mean
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.view(torch.int64), other.view(torch.int64))
+
+
+def exact_mean(column: Sequence[float], weighs: Sequence[float]) -> Fraction:
+    """The mean of the products as float64 holds them."""
+    return sum((Fraction(v * w) for v, w in zip(column, weighs, strict=True)), Fraction()) / sum(map(Fraction, weighs))
+
+
+def hold_to_fractions(vectors_KP: Sequence[Sequence[float]], weighs: Sequence[float]) -> None:
+    """Hold a mean to the exact one.
+
+    The grid rounds each product by 2^-97 at most; the sum is rounded by 2^-52 of itself, the total weight and the
+    quotient by 2^-53 each: less than 2^-50.9 together.
+    """
+    result_P = mean_of([torch.tensor(vector, dtype=torch.float64) for vector in vectors_KP], weighs).finish()
+    off_grid = len(vectors_KP) * Fraction(1, 2**97) / sum(map(Fraction, weighs))
+    for got, column in zip(result_P.tolist(), zip(*vectors_KP, strict=True), strict=True):
+        exact = exact_mean(column, weighs)
+        assert abs(Fraction(got) - exact) <= off_grid * Fraction(9, 8) + abs(exact) / Fraction(2**50.9)
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[list[list[float]], list[float]]:
+    """K vectors of P numbers and their weights."""
+    size, count = draw(st.integers(1, 4)), draw(st.integers(1, 8))
+    vectors_KP = draw(st.lists(st.lists(numbers, min_size=size, max_size=size), min_size=count, max_size=count))
+    return vectors_KP, draw(st.lists(weights, min_size=count, max_size=count))
+
+
+@settings(max_examples=300)
+@given(cohorts())
+def test_the_mean_is_the_exact_one_within_the_stated_rounding(cohort: tuple[list[list[float]], list[float]]) -> None:
+    hold_to_fractions(*cohort)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.builds(math.copysign, st.sampled_from(HALF_UNITS), st.sampled_from([1.0, -1.0])), min_size=1))
+@example([2.0**32, -(2.0**31), -(2.0**31), 2.0**-32])  # two lanes cancel, and a third remains
+@example([2.0**32, -(2.0**31), -(2.0**31), 2.0**-64, 1.0])
+def test_sums_that_cancel_lose_nothing(column: list[float]) -> None:
+    hold_to_fractions([[number] for number in column], [1] * len(column))
+
+
+@given(st.lists(numbers, min_size=1, max_size=8), weights)
+def test_what_is_added_and_taken_away_leaves_nothing_but_the_rest(column: list[float], weight: float) -> None:
+    there_and_back = [*column, 1.0, *(-number for number in reversed(column))]
+    vectors = [torch.tensor([number], dtype=torch.float64) for number in there_and_back]
+    mean = float(mean_of(vectors, [weight] * len(vectors)).finish())
+    assert mean * len(vectors) == pytest.approx(1, rel=2**-50)
+
+
+@settings(max_examples=200)
+@given(cohorts(), st.randoms(use_true_random=False))
+def test_every_order_and_every_tree_gives_the_same_bits(
+    cohort: tuple[list[list[float]], list[float]], random: Random
+) -> None:
+    vectors = [torch.tensor(vector, dtype=torch.float64) for vector in cohort[0]]
+    expected_P = mean_of(vectors, cohort[1]).finish()
+    atoms = list(zip(vectors, cohort[1], strict=True))
+    random.shuffle(atoms)
+    forest = [mean_of([vector_P], [weight]) for vector_P, weight in atoms]
+    forest.append(WeightedMean(len(vectors[0])))  # the monoid's zero
+    while len(forest) > 1:
+        random.shuffle(forest)
+        other, mean = forest.pop(), forest.pop()
+        if mean.atoms and random.random() < 0.5:
+            mean.finish()  # looking at a sum does not change it
+        mean.merge(other)
+        forest.append(mean)
+    assert same_bits(forest[0].finish(), expected_P)
+    assert (forest[0].atoms, forest[0].weight) == (len(atoms), sum(Fraction(weight) for weight in cohort[1]))
+
+
+def test_long_vectors_are_cut_alike_whatever_stands_beside_a_number() -> None:
+    """Three pieces and a bit: tiny numbers, none, huge ones, all kinds; each result is that of its number alone."""
+    generator = np.random.default_rng(0)
+    exponents = np.concatenate([np.full(PIECE, -50), np.full(PIECE, 0), np.full(PIECE, 50), generator.integers(-60, 60)
+                                * np.ones(1), generator.integers(-60, 61, 99)])  # fmt: skip
+    exponents[17] = 60  # a huge number among tiny ones
+    columns_KP = generator.normal(size=(5, len(exponents))) * 2.0**exponents
+    columns_KP[:, PIECE : 2 * PIECE] = 0
+    weighs = [3, 1, 20, 7, 100]
+    result_P = mean_of([torch.from_numpy(vector) for vector in columns_KP], weighs).finish()
+    assert not result_P[PIECE : 2 * PIECE].any()
+    for index in [0, 16, 17, 18, PIECE - 1, 2 * PIECE, 3 * PIECE - 1, *range(3 * PIECE, len(exponents))]:
+        alone = mean_of([torch.from_numpy(vector[index : index + 1]) for vector in columns_KP], weighs).finish()
+        assert same_bits(alone, result_P[index : index + 1])
+        assert float(alone) == pytest.approx(float(exact_mean(columns_KP[:, index].tolist(), weighs)), rel=2**-50)
+
+
+@given(st.lists(numbers, min_size=1, max_size=8), weights)
+def test_a_single_vector_is_its_own_mean(vector: list[float], weight: float) -> None:
+    """Up to the rounding of the product and of the quotient, 2^-53 each; to the bit where nothing is off the grid."""
+    vector_P = torch.tensor(vector, dtype=torch.float64)
+    torch.testing.assert_close(mean_of([vector_P], [weight]).finish(), vector_P, rtol=2**-52, atol=2**-86)
+    on_grid_P = vector_P.where(vector_P.abs() >= 2.0**-44, 0)
+    assert torch.equal(mean_of([on_grid_P], [1]).finish(), on_grid_P)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_vectors_of_every_type_are_summed_in_float64(dtype: torch.dtype) -> None:
+    vectors = [torch.tensor([0.1, -3.0], dtype=dtype), torch.tensor([7.7, 1e-5], dtype=dtype)]
+    result_P = mean_of(vectors, [1, 3]).finish()
+    expected_P = (vectors[0].double() + 3 * vectors[1].double()) / 4
+    assert result_P.dtype == torch.float64
+    torch.testing.assert_close(result_P, expected_P, rtol=2**-51, atol=0)
+
+
+@pytest.mark.parametrize("number", [*HALF_UNITS, 2.0**799, 1e240, 5e-324, 2.0**-98, 0.0, -0.0])
+def test_a_number_at_the_edge_of_a_lane_is_kept(number: float) -> None:
+    """Below half the lowest unit, 2^-97, nothing remains (2^-97 itself is a tie that goes to zero)."""
+    for signed in (number, -number, math.nextafter(number, math.inf), -math.nextafter(number, math.inf)):
+        got = float(mean_of([torch.tensor([signed], dtype=torch.float64)], [1]).finish())
+        assert abs(got - signed) <= 2.0**-97
+        assert got == signed or abs(signed) < 2.0**-43
+
+
+def test_as_many_vectors_as_are_counted_are_summed_exactly() -> None:
+    """2^20 atoms of the largest number of every lane: each lane's sum reaches 2^51 of its units."""
+    largest = [sign * math.nextafter(half_unit, 0) for half_unit in (2.0**63, 2.0**31, 2.0**-33) for sign in (1, -1)]
+    mean = mean_of([torch.tensor(largest, dtype=torch.float64)], [1])
+    for _ in range(20):
+        mean.merge(mean)
+    assert mean.atoms == 2**20
+    assert mean.finish().tolist() == largest
+
+
+def test_more_vectors_than_lanes_have_room_for_are_refused() -> None:
+    mean = mean_of([torch.ones(2)], [1])
+    mean.atoms = 2**20 - 1  # as if so many had been added
+    mean.add(torch.ones(2), 1)
+    with pytest.raises(FedError, match="at most 1048576 vectors, got 1048577: reduce them in groups first"):
+        mean.add(torch.ones(2), 1)
+    with pytest.raises(FedError, match="got 1048577"):
+        mean.merge(mean_of([torch.ones(2)], [1]))
+    assert (mean.atoms, mean.weight) == (2**20, Fraction(2))
+
+
+@pytest.mark.parametrize(
+    ("number", "weight"),
+    [(math.nan, 1), (math.inf, 1), (-math.inf, 1), (1e300, 1), (-1e300, 1), (1e200, 1e200), (2.0**800, 1)],
+)
+def test_what_is_not_finite_or_too_large_is_refused_and_leaves_no_trace(number: float, weight: float) -> None:
+    mean = mean_of([torch.ones(3 * PIECE)], [2])
+    bad_P = torch.ones(3 * PIECE, dtype=torch.float64)
+    bad_P[2 * PIECE + 5] = number
+    with pytest.raises(FedError, match=r"must be finite and below 7e\+240"):
+        mean.add(bad_P, weight)
+    assert (mean.atoms, mean.weight) == (1, Fraction(2))
+    assert torch.equal(mean.finish(), torch.ones(3 * PIECE, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])
+def test_a_weight_must_be_positive_and_finite(weight: float) -> None:
+    with pytest.raises(FedError, match="weight must be positive and finite"):
+        WeightedMean(1).add(torch.ones(1), weight)
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (1, 3), (3, 1), ()])
+def test_a_vector_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(FedError, match=r"must have the shape \(3,\)"):
+        WeightedMean(3).add(torch.ones(shape), 1)
+
+
+def test_means_of_other_lengths_are_not_merged() -> None:
+    mean = mean_of([torch.ones(3)], [1])
+    with pytest.raises(FedError, match="of one length can be merged, got 3 and 1"):
+        mean.merge(mean_of([torch.ones(1)], [1]))
+    assert mean.atoms == 1
+
+
+def test_the_mean_of_nothing_is_refused() -> None:
+    with pytest.raises(FedError, match="mean of no vectors"):
+        WeightedMean(3).finish()
+
+
+def test_a_sum_leaves_its_vectors_alone_and_can_go_on_after_a_look() -> None:
+    vector_P = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    mean = mean_of([vector_P], [3])
+    first_P = mean.finish()
+    mean.add(torch.tensor([5.0, 6.0]), 1)
+    assert vector_P.tolist() == first_P.tolist() == [1, 2]
+    assert mean.finish().tolist() == [2, 3]
+
+
+def test_memory_does_not_grow_with_the_number_of_vectors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean = mean_of([torch.randn(100, generator=generator) for _ in range(500)], [1] * 500)
+    assert 1 <= len(mean._lanes) <= 4
