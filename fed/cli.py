@@ -145,8 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _append_working_folder()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a narrow encoding costs a symbol, not the answer
+    _prepare_streams()
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
         sys.stdout.flush()
@@ -198,6 +197,14 @@ def _append_working_folder() -> None:
         return
     if folder not in sys.path:
         sys.path.append(folder)
+
+
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # it stays until the end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a narrow encoding costs a symbol, not the answer
 
 
 def _cores() -> int:

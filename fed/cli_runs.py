@@ -12,7 +12,7 @@ import typer
 
 import fed
 from fed.cli_progress import OfComparison, OfSimulation, display
-from fed.errors import InvalidInput, RunFailed
+from fed.errors import InvalidInput
 from fed.quantities import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -34,11 +34,13 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
         try:
             with _all_to_standard_error(as_json), shown:
                 run = fed.simulate(experiment, output=directory, overwrite=overwrite, observer=watch)
-        except (KeyboardInterrupt, RunFailed) as end:
+        except KeyboardInterrupt:
             _say_what_is_kept(directory, watch, as_json)
-            if isinstance(end, RunFailed):
-                raise
             return INTERRUPTED
+        except Exception:
+            if watch.has_begun:
+                _say_what_is_kept(directory, watch, as_json)
+            raise
     if as_json:
         _print_file(directory / "summary.json")
     else:

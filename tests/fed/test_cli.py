@@ -180,6 +180,27 @@ def test_users_own_code_that_fails_shows_where(run: Run, folder: Path, source: s
     assert not (folder / "runs").exists()
 
 
+def test_run_that_users_own_code_breaks_off_is_kept(run: Run, folder: Path) -> None:
+    (folder / "tired.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    evaluations = 0\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__(input_shape[0], classes)\n"
+        "    def forward(self, x):\n"
+        "        Net.evaluations += not self.training\n"
+        "        if Net.evaluations > 10: raise RuntimeError('tired')\n"
+        "        return super().forward(x)\n",
+        encoding="utf-8",
+    )
+    settings = ("model.kind=python:tired:Net", "rounds.count=20")
+    code, out, err = run("simulate", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+    assert (code, out) == (1, "")
+    assert "RuntimeError: tired" in err
+    assert err.index("what was done is kept in runs/tiny") < err.index("Traceback")
+    assert json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))["status"] == "failed"
+
+
 def test_show_prints_every_value_in_force_as_yaml(run: Run) -> None:
     code, out, err = run("show", "tiny.yaml", "--set", "local.lr=0.25")
     assert (code, err) == (0, "")
