@@ -3,12 +3,17 @@
 Shapes: V, a model's floating-point state; I, its integers (see :mod:`fed.layout`).
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 __all__ = ["Failure", "Reply", "Task", "refusal"]
+
+# Far above what any model holds, and so low that their product fits into a mean of replies.
+_LARGEST = 1e200
+_MOST_SAMPLES = 2**53
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,12 @@ def refusal(reply: Reply, task: Task | None) -> str | None:
     ):
         if got.shape != sent.shape or got.dtype != sent.dtype:
             return f"the {name} must be {sent.dtype} {tuple(sent.shape)}, got {got.dtype} {tuple(got.shape)}"
-    if reply.samples < 1:
-        return f"samples must be at least 1, got {reply.samples}"
-    if not bool(torch.isfinite(reply.vector_V).all()):
-        return "the vector must be finite, got NaN or infinity"
+    if type(reply.samples) is not int or not 1 <= reply.samples <= _MOST_SAMPLES:
+        return f"samples must be a whole number from 1 to 2^53, got {reply.samples!r}"
+    if not math.isfinite(reply.train_loss):
+        return f"the training loss must be finite, got {reply.train_loss}"
+    lowest, highest = torch.aminmax(reply.vector_V)  # both are NaN where one number is
+    largest = max(-float(lowest), float(highest))
+    if not largest <= _LARGEST:
+        return f"the vector must be finite and within ±{_LARGEST:.0e}, got {largest}"
     return None
