@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fed.aggregators.contracts import LocalRule
 from fed.clients.data import Pair
 from fed.clients.optimizers import optimizer_for
-from fed.errors import InvalidData
 from fed.experiment import Local
 from fed.layout import Layout
 from fed.randomness import seeded_torch
@@ -92,14 +92,9 @@ class Trainer:
             client_state: what the rule keeps on this client.
             broadcast: what the rule sent along.
 
-        Raises:
-            InvalidData: if the model normalises batches and the client has a single sample.
+        Returns:
+            What training leaves, on the CPU.
         """
-        if self._normalises_batches and len(samples[0]) == 1:
-            raise InvalidData(
-                "a model with BatchNorm needs 2 samples or more on every client, got one with 1: "
-                "use GroupNorm, or a partition with more samples a client"
-            )
         self.load(vector_V, integers_I).train()
         x_P, anchor_P = self._x_P, self._x_P.clone() if self._rule else self._x_P
         optimizer, scaler = optimizer_for(self._local), _LossScale()
@@ -113,21 +108,22 @@ class Trainer:
                 optimizer.step(x_P, gradient_P)
                 loss_sum += loss * len(inputs_B)
                 seen += len(inputs_B)
-        return Trained(*self.layout.pack(self.module), float(loss_sum) / seen, seen)
+        vector_V, integers_I = self.layout.pack(self.module)
+        return Trained(vector_V.cpu(), integers_I.cpu(), float(loss_sum) / seen, seen)
 
     def _steps(self, samples: Pair, order: np.random.Generator) -> Iterator[Pair]:
-        """The samples of each optimizer step: epochs in a fresh order each, cut into steps, until the work is done."""
+        """The samples of each optimizer step: epochs in a fresh order each, cut into steps, until all are taken."""
         inputs_N, targets_N = (part.to(self.device, non_blocking=True) for part in samples)
         sizes = _step_sizes(len(inputs_N), self._local.batch_size * self._local.accumulate, self._normalises_batches)
         left = steps_of(self._local, len(inputs_N), self._normalises_batches)
-        while left:
+        if len(sizes) == 1:  # all samples in every step: their order means nothing, so they keep it
+            yield from repeat((inputs_N, targets_N), left)
+            return
+        while left > 0:
             shuffled_N = torch.from_numpy(order.permutation(len(inputs_N))).to(self.device)
-            steps = zip(
-                inputs_N[shuffled_N].split_with_sizes(sizes), targets_N[shuffled_N].split_with_sizes(sizes), strict=True
-            )
-            for step, _ in zip(steps, range(left), strict=False):
-                left -= 1
-                yield step
+            inputs, targets = (part[shuffled_N].split_with_sizes(sizes) for part in (inputs_N, targets_N))
+            yield from islice(zip(inputs, targets, strict=True), left)
+            left -= len(sizes)
 
     def _gradient(self, inputs_B: Tensor, targets_B: Tensor, scaler: "_LossScale") -> tuple[Tensor, Tensor]:
         """The gradient [P] of the mean loss over a step's samples, and that loss."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -107,6 +107,10 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
+
+    if TYPE_CHECKING:  # sections are given as mappings, whatever type they become
+
+        def __init__(self, **keys: Any) -> None: ...
 
     @model_validator(mode="after")
     def _refuse_what_has_no_meaning(self) -> Self:

@@ -8,7 +8,7 @@ from fed.clients.data import FederatedData
 from fed.clients.training import Loss
 from fed.errors import InvalidData, InvalidModel
 
-__all__ = ["check_labels", "check_model", "cross_entropy"]
+__all__ = ["check_batch_norm", "check_labels", "check_model", "cross_entropy"]
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -90,6 +90,20 @@ def check_labels(data: FederatedData, classes: int) -> None:
                 f"labels must be from 0 to {classes - 1}, for the model's output has {classes} classes, got {wrong} in "
                 f"{whose}: number the labels from 0, or give the model as many outputs as there are classes"
             )
+
+
+def check_batch_norm(module: nn.Module, data: FederatedData) -> None:
+    """Hold every client to the two samples that BatchNorm needs to normalise over.
+
+    Raises:
+        InvalidData: if a client has one; the message names it.
+    """
+    lonely = [client for client, size in data.sizes.items() if size == 1]
+    if lonely and any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
+        raise InvalidData(
+            f"a model with BatchNorm1d needs 2 samples or more on every client, got 1 on client {lonely[0]!r} "
+            f"({len(lonely)} such): use GroupNorm or LayerNorm, or a partition that gives each client more"
+        )
 
 
 def _first_line(error: Exception) -> str:

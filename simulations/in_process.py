@@ -40,14 +40,18 @@ class InProcessClients:
         Raises:
             Diverged: if the loss or the trained state is not finite.
         """
-        trained = self.trainer.train(
-            vector_V,
-            integers_I,
-            self.data.train[client],
-            order=self._streams.generator("order", client, number),
-            seed=self._streams.torch_seed("module", client, number),
-            broadcast=broadcast,
-        )
+        try:
+            trained = self.trainer.train(
+                vector_V,
+                integers_I,
+                self.data.train[client],
+                order=self._streams.generator("order", client, number),
+                seed=self._streams.torch_seed("module", client, number),
+                broadcast=broadcast,
+            )
+        except Exception as error:
+            error.add_note(f"while client {client!r} was training in round {number}")
+            raise
         if not math.isfinite(trained.train_loss):
             raise Diverged(f"the training loss became {trained.train_loss}")
         if not bool(torch.isfinite(trained.vector_V).all()):

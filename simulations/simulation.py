@@ -13,13 +13,13 @@ from fed.aggregators.contracts import PeerRule
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Metric, Score, accuracy, evaluate
 from fed.clients.training import Loss, Trainer
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidData, InvalidExperiment
 from fed.experiment import Experiment
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator, Exchange
 from fed.server.synchronous import Synchronous
-from fed.simulations.checks import check_labels, check_model, cross_entropy
+from fed.simulations.checks import check_batch_norm, check_labels, check_model, cross_entropy
 from fed.simulations.devices import Device
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.in_process import InProcessClients
@@ -129,6 +129,7 @@ class Simulation:
             classes = check_model(module, self.data, self.loss, labelled)
         if labelled:
             check_labels(self.data, classes)
+        check_batch_norm(module, self.data)
         return module
 
     def _built_in_module(self) -> nn.Module:
@@ -193,6 +194,8 @@ def _resolved(experiment: Experiment, data: object, model: object) -> Experiment
 
 def _data(experiment: Experiment, data: FederatedData | None, streams: Streams) -> FederatedData:
     if data is not None:
+        if not isinstance(data, FederatedData):
+            raise InvalidData(f"data must be a fed.FederatedData, got {type(data).__name__}")
         return data
     if experiment.data is None:
         raise InvalidExperiment("data: null needs data given in Python: fed.simulate(…, data=…)")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class FederatedData:
         {'a': 4}
     """
 
-    train: Mapping[ClientId, Pair]
+    train: Mapping[Any, Pair]  # keys are ClientId: a Mapping[int, …] would be no Mapping[int | str, …]
     test: Pair | None = None
     classes: int | None = None
     sizes: Mapping[ClientId, int] = field(init=False, repr=False, compare=False)

@@ -98,7 +98,8 @@ def test_the_two_orders_differ_by_what_neighbours_see() -> None:
     x_NP, gradient_NP = start(5), start(6)
 
     def mix(y_NP: Tensor) -> Tensor:
-        return torch.sparse.mm(mixing_NN, y_NP)
+        mixed_NP: Tensor = torch.sparse.mm(mixing_NN, y_NP)
+        return mixed_NP
 
     combine_first = DPSGD(order="combine_then_adapt").step(x_NP, lambda y: y - gradient_NP, mix)
     adapt_first = DPSGD(order="adapt_then_combine").step(x_NP, lambda y: y - gradient_NP, mix)

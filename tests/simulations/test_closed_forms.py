@@ -38,7 +38,7 @@ def fixed_point(quadratics: Quadratics, steps: int, mu: float = 0.0) -> NDArray[
     """x* = (Σ p_i M_i)⁻¹ Σ p_i M_i b_i, M_i = [I − (I − η (A_i + μ I))^K] (A_i + μ I)⁻¹ A_i."""
     identity = np.eye(quadratics.centre_ND.shape[1])
     share_N = quadratics.samples_N / quadratics.samples_N.sum()
-    left, right = 0 * identity, 0 * quadratics.start_D
+    left, right = np.zeros_like(identity), np.zeros_like(quadratics.start_D)
     for share, curvature, centre in zip(share_N, quadratics.curvature_NDD, quadratics.centre_ND, strict=True):
         damped = curvature + mu * identity
         contraction = np.linalg.matrix_power(identity - LR * damped, steps)
@@ -131,9 +131,12 @@ def test_fedavg_with_one_client_is_plain_sgd(dtype: torch.dtype, tolerance: floa
     for number in range(1, rounds + 1):
         order = Streams(5).generator("order", 0, number)
         for _ in range(epochs):
-            for indices in torch.from_numpy(order.permutation(len(inputs))).split(batch):
+            shuffled = torch.from_numpy(order.permutation(len(inputs)))
+            sizes = [batch, batch, 4]
+            batches = (part[shuffled].split_with_sizes(sizes) for part in (inputs, targets))
+            for inputs_B, targets_B in zip(*batches, strict=True):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(first(inputs[indices]), targets[indices]).backward()
+                torch.autograd.backward(nn.functional.cross_entropy(first(inputs_B), targets_B))
                 optimizer.step()
     torch.set_num_threads(threads)
     for ours, theirs in zip(finished.model.parameters(), first.parameters(), strict=True):

@@ -346,3 +346,22 @@ def test_null_sections_need_python_objects() -> None:
         simulate(fed.Experiment(data=None))
     with pytest.raises(InvalidExperiment, match="model"):
         simulate(fed.Experiment(**{**SMALL, "model": None}))
+
+
+def test_a_single_sample_under_batch_norm_is_refused_by_the_clients_name() -> None:
+    pair = (torch.randn(4, 64), torch.randint(10, (4,)))
+    data = fed.FederatedData({"many": pair, "lonely": (pair[0][:1], pair[1][:1])})
+    with pytest.raises(InvalidData, match="2 samples or more on every client, got 1 on client 'lonely'"):
+        simulate(fed.Experiment(rounds={"count": 1}), data=data, model=Normalised)
+
+
+def test_an_error_in_a_users_model_says_which_client_was_training() -> None:
+    class Fragile(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                raise RuntimeError("no training today")
+            return super().forward(inputs)
+
+    with pytest.raises(RuntimeError, match="no training today") as caught:
+        simulate(fed.Experiment(**SMALL), model=lambda: Fragile(64, 10))
+    assert "in round 1" in caught.value.__notes__[0]
