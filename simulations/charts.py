@@ -221,8 +221,8 @@ def _cells(figure: "Figure", axes: "Axes", counts_CL: NDArray[np.int64]) -> None
     from matplotlib.ticker import MaxNLocator
 
     client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_CL.shape)
-    # Beyond some thousand cells a picture within the picture is the smaller one.
-    colours = {"cmap": _see_through(_COLOURS[0]), "vmin": 0, "rasterized": counts_CL.size > 4000}
+    # Beyond a thousand cells or so a picture within the picture is the smaller one.
+    colours = {"cmap": _see_through(_COLOURS[0]), "vmin": 0, "rasterized": counts_CL.size > 1500}
     mesh = axes.pcolormesh(client_edges, class_edges, counts_CL.T, **colours)
     axes.grid(visible=False)
     axes.set_ylabel("class")

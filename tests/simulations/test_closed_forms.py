@@ -38,7 +38,8 @@ def fixed_point(quadratics: Quadratics, steps: int, mu: float = 0.0) -> NDArray[
     """x* = (Σ p_i M_i)⁻¹ Σ p_i M_i b_i, M_i = [I − (I − η (A_i + μ I))^K] (A_i + μ I)⁻¹ A_i."""
     identity = np.eye(quadratics.centre_ND.shape[1])
     share_N = quadratics.samples_N / quadratics.samples_N.sum()
-    left, right = np.zeros_like(identity), np.zeros_like(quadratics.start_D)
+    left: Any = 0.0
+    right: Any = 0.0
     for share, curvature, centre in zip(share_N, quadratics.curvature_NDD, quadratics.centre_ND, strict=True):
         damped = curvature + mu * identity
         contraction = np.linalg.matrix_power(identity - LR * damped, steps)
