@@ -18,7 +18,7 @@ from fed.validation import Section
 
 __all__ = ["Comparison", "Distribution", "Random", "Variant"]
 
-Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
+_Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class _ExperimentKeys:
@@ -52,9 +52,9 @@ class Distribution(Section):
 
     choice: Annotated[list[Any], Field(min_length=1)] | None = None
     """One of these values."""
-    uniform: Bounds | None = None
+    uniform: _Bounds | None = None
     """A number in [low, high)."""
-    log_uniform: Bounds | None = None
+    log_uniform: _Bounds | None = None
     """A number in [low, high), low > 0, whose logarithm is uniform."""
     integer: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     """A whole number from low to high, both included."""

@@ -18,9 +18,9 @@ from fed.experiment import Experiment
 from fed.simulations.outcomes import Record
 from fed.simulations.simulate import Expectation, simulate
 
-__all__ = ["Observer", "Task", "one_by_one", "side_by_side"]
+__all__ = ["Ended", "Observer", "Task", "one_by_one", "side_by_side"]
 
-STOP_WITHIN_S = 10.0
+_STOP_WITHIN_S = 10.0
 """How long an interrupted run has to leave its folder in order."""
 
 
@@ -143,7 +143,7 @@ class _Worker:
 
     def stop(self) -> None:
         self.connection.close()
-        self.process.join(STOP_WITHIN_S)
+        self.process.join(_STOP_WITHIN_S)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
