@@ -38,7 +38,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Another value for one key, in YAML: rounds.count=5. A mapping replaces the whole section. Repeatable.",
+        help="Another value for one key of the file, in YAML: rounds.count=5, or base.rounds.count=5 in a comparison. "
+        "A mapping replaces the whole section. Repeatable.",
         show_default=False,
     ),
 ]

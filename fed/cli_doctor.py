@@ -42,7 +42,7 @@ def examine() -> int:
     shown.print(_packages())
     missing = [*_missing_packages()]
     for line in (*missing, *_missing_devices(), *_missing_programs()):
-        shown.print(f"• {line}", markup=False)
+        shown.print(f"• {line}", markup=False, soft_wrap=True)  # a command is copied whole
     if not missing:
         shown.print("All that experiments need is here.")
     return 1 if missing else 0

@@ -70,7 +70,7 @@ def data(document: "Experiment | Comparison", picture: Path | None) -> None:
     dealt = load(experiment.data, Streams(experiment.seed))
     if picture is not None:
         _draw(dealt, picture)
-    console().print(_in_words(dealt), markup=False)
+    console().print(_in_words(dealt), markup=False, soft_wrap=True)
     console().print(heat_map(dealt))
 
 

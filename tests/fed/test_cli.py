@@ -40,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "two.yaml").write_text(COMPARISON, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
 
 
@@ -252,6 +253,19 @@ def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pyt
     assert code == 1
     assert '• jinja2 is missing: needed for reports: pip install "jinja2"' in out
     assert '• numpy is 1.9, which is too old: needed for data: pip install "numpy>=2.0"' in out
+
+
+def test_doctor_names_what_a_gpu_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr("shutil.which", lambda program: None if program == "git" else f"/usr/bin/{program}")
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert f"• torch {torch.__version__} cannot train on this machine's GPU: pip install --force-reinstall torch" in out
+    assert "• git is missing" in out
 
 
 def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path) -> None:

@@ -87,6 +87,11 @@ def test_help_needs_less_than_half_a_second(start: Start) -> None:
     assert min(help_s() for _ in range(4)) < 0.5
 
 
+def test_shell_completes_commands(start: Start) -> None:
+    asked = {"_FED_COMPLETE": "complete_bash", "COMP_WORDS": "fed sh", "COMP_CWORD": "1"}
+    assert start(**asked).communicate()[0].split() == ["show"]
+
+
 def test_interrupted_run_is_kept_and_exits_with_130(start: Start, folder: Path) -> None:
     process = start("simulate", "tiny.yaml", "--set", ENDLESS, "--json")
     metrics = folder / "runs/tiny/metrics.jsonl"
