@@ -41,7 +41,7 @@ class Streams:
         return int.from_bytes(self._digest(purpose, key, 8), "little") >> 1
 
     def _digest(self, purpose: str, key: tuple[object, ...], size_bytes: int) -> bytes:
-        name = repr((self.seed, purpose, *(int(part) if isinstance(part, np.integer) else part for part in key)))
+        name = repr((self.seed, purpose, *(part.item() if isinstance(part, np.generic) else part for part in key)))
         return hashlib.blake2b(name.encode(), digest_size=size_bytes).digest()
 
 
