@@ -31,8 +31,8 @@ ENDLESS = "rounds.count=1000000"
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
     (tmp_path / "two.yaml").write_text(
-        "base: {data: {clients: 10}, model: {kind: logistic}, rounds: {cohort: 3, count: 1000000}}\n"
-        "compare: [{name: A}, {name: B, rounds: {cohort: 3, count: 2}}]\n",
+        "base: {data: {clients: 10}, model: {kind: logistic}, rounds: {cohort: 3, count: 2}}\n"
+        "compare: [{name: A}, {name: B, rounds: {cohort: 3, count: 1000000}}]\n",
         encoding="utf-8",
     )
     return tmp_path
@@ -103,35 +103,35 @@ def test_interrupted_run_is_kept_and_exits_with_130(start: Start, folder: Path) 
     assert err.splitlines()[-1].endswith("what was done is kept in runs/tiny")
     summary = json.loads(out)
     assert summary["status"] == "interrupted"
-    assert summary["rounds"] == len(metrics.read_text(encoding="utf-8").splitlines()) > 0
+    # The signal may come between the end of a round and its line.
+    assert 0 <= summary["rounds"] - len(metrics.read_text(encoding="utf-8").splitlines()) <= 1
     assert (folder / "runs/tiny/model.safetensors").is_file()
 
 
 def test_interrupted_comparison_is_kept_and_exits_with_130(start: Start, folder: Path) -> None:
-    process = start("compare", "two.yaml", "--jobs", "2")
+    process = start("compare", "two.yaml", "--jobs", "1")
     runs = folder / "runs/comparison/runs"
-    wait_until(lambda: any(runs.glob("*/seed-0/summary.json")), process)
+    wait_until(lambda: any(path.stat().st_size for path in runs.glob("b/seed-0/metrics.jsonl")), process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1].endswith("what was done is kept in runs/comparison")
     result = json.loads((folder / "runs/comparison/comparison.json").read_text(encoding="utf-8"))
-    assert result["rows"][0]["status"] == "interrupted"
-    summaries = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(runs.glob("*/seed-0/summary.json"))]
-    assert [summary["status"] for summary in summaries] == ["interrupted", "finished"]
+    assert [row["status"] for row in result["rows"]] == ["finished", "interrupted"]
+    summaries = [json.loads((runs / name / "seed-0/summary.json").read_text(encoding="utf-8")) for name in "ab"]
+    assert [summary["status"] for summary in summaries] == ["finished", "interrupted"]
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("show", "tiny.yaml"), ("simulate", "tiny.yaml", "--json")])
+@pytest.mark.parametrize("arguments", [("--help",), ("show", "tiny.yaml")])
 def test_reader_that_leaves_is_no_error_to_tell(start: Start, arguments: tuple[str, ...]) -> None:
     process = start(*arguments)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
-    errors = [line for line in process.stderr.read().splitlines() if not line.startswith("round ")]
+    assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(PATIENCE_S) == 1
-    assert errors == []
 
 
 def test_run_goes_on_when_nobody_reads_its_progress(start: Start) -> None:
