@@ -16,10 +16,11 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\
 
 class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # merged keys may be overridden
+        keys = [self.construct_object(key, deep=True) for key in own]
         for index, key in enumerate(keys):
             if key in keys[:index]:
-                mark = node.value[index][0].start_mark
+                mark = own[index].start_mark
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", mark)
         return super().construct_mapping(node, deep)
 
@@ -67,7 +68,7 @@ def parse(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506  # _Loader is a SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a tag such as !!int that its text does not fit
         raise InvalidExperiment(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 
