@@ -80,6 +80,8 @@ def same(one: object, other: object) -> bool:
 def test_a_scalar_is_what_the_core_schema_says(text: str, value: object) -> None:
     assert same(yaml.parse(text), value)
     assert same(yaml.parse(f"- {{key: {text}}}"), [{"key": value}])
+    assert same(yaml.parse(yaml.dump(value)), value)
+    assert same(yaml.parse(yaml.dump({text: text})), {text: text})  # dumped as the text that it is
 
 
 @pytest.mark.parametrize("text", [".nan", ".NaN", ".NAN"])
