@@ -6,7 +6,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -49,8 +50,8 @@ class RunFolder:
     """A run's folder, readable while the run goes on: each file appears whole, metrics line by line.
 
     Args:
-        path: the folder; it is made where it does not exist.
-        overwrite: take an existing run's place.
+        path: the folder; it is made where it does not exist, once the run begins.
+        overwrite: take an existing run's place, once this one begins: bad input costs no run.
 
     Raises:
         OutputExists: if the folder holds anything and ``overwrite`` is not given.
@@ -61,27 +62,34 @@ class RunFolder:
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
-        try:
-            self._take(overwrite)
-        except OSError as error:
-            raise InvalidInput(f"{path} cannot be written to ({error.strerror}): choose another --output") from None
-
-    def _take(self, overwrite: bool) -> None:
-        path = self.path
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            if not overwrite or not path.is_dir():
-                raise OutputExists(
-                    f"{path} exists and is not an empty folder: choose another --output, or pass --overwrite"
-                )
-            for name in self.FILES:
-                (path / name).unlink(missing_ok=True)
-        path.mkdir(parents=True, exist_ok=True)
+        with self._found_bad():
+            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        if taken and (not overwrite or not path.is_dir()):
+            raise OutputExists(
+                f"{path} exists and is not an empty folder: choose another --output, or pass --overwrite"
+            )
 
     def begin(self, experiment: "Experiment") -> None:
-        """Write what is known before the first round."""
-        write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
+        """Write what is known before the first round, in place of what an earlier run left.
+
+        Raises:
+            InvalidInput: if there can be no such folder.
+        """
+        with self._found_bad():
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name in self.FILES:
+                (self.path / name).unlink(missing_ok=True)
+            write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
         write_atomically(self.path / "environment.json", to_json(environment(), indent=2).encode())
         write_atomically(self.path / "metrics.jsonl", b"")
+
+    @contextmanager
+    def _found_bad(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            problem = f"{self.path} cannot be written to ({error.strerror}): choose another --output"
+            raise InvalidInput(problem) from None
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round's line to ``metrics.jsonl``, in one write."""

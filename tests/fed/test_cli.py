@@ -126,6 +126,16 @@ def test_nothing_is_overwritten_silently(run: Run, folder: Path) -> None:
     assert json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))["rounds"] == 4
 
 
+def test_bad_input_costs_no_earlier_run(run: Run, folder: Path) -> None:
+    assert run("simulate", "tiny.yaml", "--output", "here").code == 0
+    before = {path.name: path.read_bytes() for path in (folder / "here").iterdir()}
+    too_many = ("simulate", "tiny.yaml", "--set", "data.clients=5000")
+    assert run(*too_many, "--output", "here", "--overwrite").code == 2
+    assert {path.name: path.read_bytes() for path in (folder / "here").iterdir()} == before
+    assert run(*too_many, "--output", "there").code == 2
+    assert not (folder / "there").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "folder_name"), [("a/b: ü", "a-b-ü"), ("../up", "up"), ("...", "run"), ("x=1.5", "x=1.5")]
 )
