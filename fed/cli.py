@@ -32,8 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
-Settings = Annotated[
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
+_Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
@@ -43,16 +43,16 @@ Settings = Annotated[
         show_default=False,
     ),
 ]
-Output = Annotated[
+_Output = Annotated[
     Path | None,
     typer.Option(help="The folder to write into; a new one in runs/ unless given.", metavar="DIR", show_default=False),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the place of an earlier run in that folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on standard output.")]
-Picture = Annotated[
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the place of an earlier run in that folder.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on standard output.")]
+_Picture = Annotated[
     Path | None, typer.Option(help="Draw it into this file as well, as SVG.", metavar="FILE.svg", show_default=False)
 ]
-Jobs = Annotated[
+_Jobs = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="Runs side by side; as many as cores unless given.", show_default=False),
 ]
@@ -75,51 +75,51 @@ def _fed(
         typer.echo(context.get_help())
 
 
-@app.command()
-def simulate(
-    file: File, settings: Settings = None, output: Output = None, overwrite: Overwrite = False, json: Json = False
+@app.command("simulate")
+def _simulate(
+    file: _File, settings: _Settings = None, output: _Output = None, overwrite: _Overwrite = False, json: _Json = False
 ) -> int:
     """Run an experiment on simulated clients, on this machine."""
     experiment = read_experiment(file, settings or ())
     return cli_runs.simulate(experiment, output=output, overwrite=overwrite, as_json=json)
 
 
-@app.command()
-def compare(
-    file: File,
-    settings: Settings = None,
-    output: Output = None,
-    overwrite: Overwrite = False,
-    jobs: Jobs = None,
-    json: Json = False,
+@app.command("compare")
+def _compare(
+    file: _File,
+    settings: _Settings = None,
+    output: _Output = None,
+    overwrite: _Overwrite = False,
+    jobs: _Jobs = None,
+    json: _Json = False,
 ) -> int:
     """Run the variants of an experiment with several seeds, and write a report."""
     comparison = read_comparison(file, settings or ())
     return cli_runs.compare(comparison, output=output, overwrite=overwrite, jobs=jobs or _cores(), as_json=json)
 
 
-@app.command()
-def show(file: File, settings: Settings = None) -> None:
+@app.command("show")
+def _show(file: _File, settings: _Settings = None) -> None:
     """Print every value in force, of an experiment or of a comparison, as YAML."""
     from fed import yaml
 
     typer.echo(yaml.dump(in_force(read(file, settings or ()))), nl=False)
 
 
-@app.command()
-def data(file: File, settings: Settings = None, picture: Picture = None) -> None:
+@app.command("data")
+def _data(file: _File, settings: _Settings = None, picture: _Picture = None) -> None:
     """Print and draw who holds what, class by client."""
     cli_tables.data(read(file, settings or ()), picture)
 
 
-@app.command()
-def algorithms() -> None:
+@app.command("algorithms")
+def _algorithms() -> None:
     """List the built-in algorithms."""
     cli_tables.algorithms()
 
 
-@app.command()
-def schema(
+@app.command("schema")
+def _schema(
     document: Annotated[_Document, typer.Argument(help="Of what the schema is wanted.")] = _Document.EXPERIMENT,
 ) -> None:
     """Print the JSON schema by which editors complete and check the YAML."""
@@ -128,8 +128,8 @@ def schema(
     typer.echo(schema_text(fed.Experiment if document is _Document.EXPERIMENT else fed.Comparison), nl=False)
 
 
-@app.command()
-def doctor() -> int:
+@app.command("doctor")
+def _doctor() -> int:
     """Say what this machine has, and what is missing for which feature."""
     from fed.cli_doctor import examine
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bar", "Display", "Lines", "OfComparison", "OfSimulation", "display"]
 
-LONG_S = 10.0
+_LONG_S = 10.0
 """A run expected to take longer is announced."""
 
 
@@ -119,7 +119,7 @@ class OfSimulation:
         self._rounds = expectation.rounds
         self._clock = _Clock()
         self.has_begun = True
-        if expectation.wall_s > LONG_S:
+        if expectation.wall_s > _LONG_S:
             self._display.say(f"about {_expected(expectation)} for {expectation.rounds} rounds")
 
     def round(self, line: Mapping[str, Any]) -> None:
@@ -164,7 +164,7 @@ class OfComparison:
         self._clock = _Clock()
         self.has_begun = True
         whole_s = self._whole_s() / min(self._jobs, self._runs)
-        if whole_s > LONG_S:
+        if whole_s > _LONG_S:
             size_bytes = self._seeds * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
             self._display.say(f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs")
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "folder", "simulate"]
 
-RUNS = Path("runs")
-INTERRUPTED = 130
+_RUNS = Path("runs")
+_INTERRUPTED = 130
 
 
 def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, as_json: bool) -> int:
@@ -36,7 +36,7 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
                 run = fed.simulate(experiment, output=directory, overwrite=overwrite, observer=watch)
         except KeyboardInterrupt:
             _say_what_is_kept(directory, watch, as_json)
-            return INTERRUPTED
+            return _INTERRUPTED
         except Exception:
             if watch.has_begun:
                 _say_what_is_kept(directory, watch, as_json)
@@ -60,7 +60,7 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
                 result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
         except KeyboardInterrupt:
             _say_what_is_kept(directory, watch, as_json)
-            return INTERRUPTED
+            return _INTERRUPTED
     if as_json:
         _print_file(directory / "comparison.json")
     else:
@@ -79,7 +79,7 @@ def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
     A new folder is there from the beginning, so that no other run takes it, and gone again if nothing is in it.
     """
     if output is not None or overwrite:
-        yield output or RUNS / _as_file_name(name)
+        yield output or _RUNS / _as_file_name(name)
         return
     directory = _new_folder(_as_file_name(name))
     try:
@@ -87,18 +87,18 @@ def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # it holds something, as it should
             directory.rmdir()
-            RUNS.rmdir()
+            _RUNS.rmdir()
 
 
 def _new_folder(name: str) -> Path:
     for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
-        directory = RUNS / f"{name}{suffix}"
+        directory = _RUNS / f"{name}{suffix}"
         try:
             directory.mkdir(parents=True)
         except FileExistsError:
-            if RUNS.is_dir():
+            if _RUNS.is_dir():
                 continue
-            raise InvalidInput(f"{RUNS} is a file, where runs are kept: give another folder by --output") from None
+            raise InvalidInput(f"{_RUNS} is a file, where runs are kept: give another folder by --output") from None
         except OSError as error:
             problem = f"{directory} cannot be made ({error.strerror}): give another folder by --output"
             raise InvalidInput(problem) from None
