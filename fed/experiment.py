@@ -4,7 +4,15 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from fed.document import Document
 from fed.families import ALGORITHMS, DATA, MODELS, ROUNDS, TOPOLOGIES
@@ -44,12 +52,14 @@ class Local(Section):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _one_epoch_by_default(cls, keys: Any) -> Any:
-        if isinstance(keys, dict) and keys.get("epochs") is None and keys.get("steps") is None:
-            return {**keys, "epochs": 1}
-        return keys
+    def _one_epoch_by_default(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(keys, dict) or keys.get("epochs") is not None or keys.get("steps") is not None:
+            return handler(keys)
+        local = handler({**keys, "epochs": 1})
+        local.model_fields_set.discard("epochs")  # so that an override with steps need not take it back
+        return local
 
     @model_validator(mode="after")
     def _hold_what_spans_keys(self) -> Self:

@@ -1,8 +1,8 @@
 """The kinds that each section of an experiment chooses from."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, NonNegativeFloat, PositiveInt, model_validator
 
 from fed.kinds import Component, Family
 
@@ -38,19 +38,28 @@ class DataSection(Component):
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The share of samples held out to evaluate on, where the source brings no test set of its own."""
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _defaults_of_the_source(cls, keys: Any) -> Any:
+    def _fill_in(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(keys, dict) or str(keys.get("kind")).startswith("python:"):
-            return keys
-        names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
-        partition = keys.get("partition") or {"kind": "natural" if names_clients else "iid"}
-        keys = {**keys, "partition": partition}
+            return handler(keys)
+        defaults = cls._defaults_of_the_source(keys)
+        section = handler({**keys, **defaults})
+        section.model_fields_set.difference_update(defaults)  # an override may choose another source
+        return section
+
+    @classmethod
+    def _defaults_of_the_source(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        defaults: dict[str, Any] = {}
+        if not keys.get("partition"):
+            names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
+            defaults["partition"] = {"kind": "natural" if names_clients else "iid"}
+        partition = {**keys, **defaults}["partition"]
         chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", None))
         names_them = chosen in ("natural", "file") or chosen.startswith("python:")
         if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and not names_them:
-            keys["clients"] = 100
-        return keys
+            defaults["clients"] = 100
+        return defaults
 
 
 DATA = Family(
