@@ -128,11 +128,20 @@ class Family:
 def _component(family: Family, kind: str) -> type[Component]:
     target = _load(family, kind)
     fields = _fields(target, family.given)
+    _refuse_taken_names(kind, fields, family.base)
     base = _open(family.base) if _takes_any_key(target) else family.base
     about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
     section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
     section.target = staticmethod(target)
     return section
+
+
+def _refuse_taken_names(kind: str, names: Iterable[str], base: type[Component]) -> None:
+    """Keys are attributes of a section, which has some of its own."""
+    free = base.model_fields.keys()
+    for name in names:
+        if name.startswith("_") or (name not in free and (name in base.__class_vars__ or hasattr(base, name))):
+            raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
 
 
 def _open(base: type[Component]) -> type[Component]:
