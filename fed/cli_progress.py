@@ -11,7 +11,7 @@ import typer
 from fed.quantities import bytes_text, duration_text
 
 if TYPE_CHECKING:
-    from fed.simulations.simulate import Expectation
+    from fed.simulations.expectation import Expectation
 
 __all__ = ["Bar", "Display", "Lines", "OfComparison", "OfSimulation", "display"]
 

@@ -158,7 +158,7 @@ def _print_file(path: Path) -> None:
 
 def _print_table(result: Any) -> None:
     from fed.cli_tables import console
-    from fed.simulations.compare import table
+    from fed.simulations.tables import table
 
     console().print(table(result))
 

@@ -6,13 +6,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fed.aggregators.centralized import Centralized
+from fed.aggregators.contracts import PeerRule
 from fed.comparison import Comparison
 from fed.errors import InvalidInput
 from fed.experiment import Experiment
 from fed.simulations.comparison_folder import ComparisonFolder
-from fed.simulations.outcomes import ComparisonResult, Record, Runs, row_of
-from fed.simulations.processes import Observer, Task, one_by_one, side_by_side
-from fed.simulations.tables import table
+from fed.simulations.outcomes import ComparisonResult, Runs, row_of
+from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fed.clients.evaluation import Metric
     from fed.clients.training import Loss
 
-__all__ = ["ComparisonResult", "Observer", "compare", "table"]
+__all__ = ["compare"]
 
 
 def compare(
@@ -34,7 +35,7 @@ def compare(
     output: str | Path | None = None,
     overwrite: bool = False,
     jobs: int = 1,
-    observer: Observer | None = None,
+    observer: ComparisonObserver | None = None,
 ) -> ComparisonResult:
     """Run every variant with every seed, and set what they come to side by side.
 
@@ -68,12 +69,14 @@ def compare(
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     _hold_jobs(jobs, [name for name, value in given.items() if value is not None])
     folder = None if output is None else ComparisonFolder(Path(output), comparison.variants(), overwrite=overwrite)
-    tasks = list(_tasks(comparison, folder))
+    planned = list(_planned(comparison, folder))
     runs: Runs = {name: {} for name in comparison.variants()}
-    running = one_by_one(tasks, observer, **given) if jobs == 1 else side_by_side(_longest_first(tasks), jobs, observer)
+    running = (
+        one_by_one(planned, observer, **given) if jobs == 1 else side_by_side(_longest_first(planned), jobs, observer)
+    )
     try:
         with closing(running) as ended:
-            _gather(ended, runs, tasks, observer)
+            _gather(ended, runs, planned, observer)
     except BaseException as error:
         if folder and (any(runs.values()) or isinstance(error, KeyboardInterrupt)):
             folder.write(_result(comparison, runs, "interrupted", folder.path), data)
@@ -94,40 +97,39 @@ def _hold_jobs(jobs: int, given: list[str]) -> None:
         )
 
 
-def _tasks(comparison: Comparison, folder: ComparisonFolder | None) -> Iterator[Task]:
+def _planned(comparison: Comparison, folder: ComparisonFolder | None) -> Iterator[PlannedRun]:
     for name, experiment in comparison.variants().items():
         for seed in comparison.seeds:
             directory = folder.of_run(name, seed) if folder else None
             overwrite = folder is not None and folder.overwrite
-            yield Task(name, seed, experiment.override({"seed": seed}).dump(), directory, overwrite)
+            yield PlannedRun(name, seed, experiment.override({"seed": seed}).dump(), directory, overwrite)
 
 
-def _longest_first(tasks: list[Task]) -> list[Task]:
+def _longest_first(planned: list[PlannedRun]) -> list[PlannedRun]:
     """In the order of the work expected, so that no long run begins last and leaves the other processes idle."""
-    return sorted(tasks, key=lambda task: -_work(Experiment(**task.experiment)))
+    return sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
 
 
-def _work(experiment: Experiment) -> float:
-    """Rounds times the clients of each; of those algorithms in which all take part, all."""
-    count, cohort = getattr(experiment.rounds, "count", 1), getattr(experiment.rounds, "cohort", None)
-    target = experiment.algorithm.target
-    everybody = getattr(target, "primitive", None) != "mean" or getattr(target, "pools_data", False)
-    clients = getattr(experiment.data, "clients", None) or sys.maxsize
-    return float(count * (clients if everybody or not isinstance(cohort, int) else min(cohort, clients)))
+def _work(experiment: Experiment) -> int:
+    """Rounds times the clients that train in each."""
+    rounds, algorithm = experiment.rounds.make(), experiment.algorithm.make()
+    clients = (experiment.data.clients if experiment.data else None) or sys.maxsize
+    all_train = isinstance(algorithm, PeerRule | Centralized)
+    return int(rounds.count * (clients if all_train else rounds.cohort_of(clients)))
 
 
-def _gather(ended: Iterator[tuple[Task, Record]], runs: Runs, tasks: list[Task], observer: Observer | None) -> None:
+def _gather(ended: Ended, runs: Runs, planned: list[PlannedRun], observer: ComparisonObserver | None) -> None:
     if observer:
-        observer.begin([(task.name, task.seed) for task in tasks])
-    for task, run in ended:
-        runs[task.name][task.seed] = run
+        observer.begin([(run.name, run.seed) for run in planned])
+    for run, record in ended:
+        runs[run.name][run.seed] = record
         if observer:
-            observer.end(task.name, task.seed, run["summary"])
+            observer.end(run.name, run.seed, record["summary"])
 
 
 def _result(comparison: Comparison, runs: Runs, status: str, directory: Path | None) -> ComparisonResult:
     kinds: dict[str, Any] = {name: variant.algorithm.kind for name, variant in comparison.variants().items()}
     target = comparison.target_accuracy
-    rows = [row_of(name, kinds[name], of, comparison.seeds, target) for name, of in runs.items()]
-    in_order = {name: dict(sorted(of.items())) for name, of in runs.items()}
+    rows = [row_of(name, kinds[name], by_seed, comparison.seeds, target) for name, by_seed in runs.items()]
+    in_order = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
     return ComparisonResult(comparison, rows, in_order, status, directory)

@@ -2,7 +2,6 @@
 
 import contextlib
 import multiprocessing
-import pickle
 import signal
 import traceback
 from collections import deque
@@ -13,22 +12,22 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from fed.errors import RunFailed
+from fed.errors import FedError, RunFailed
 from fed.experiment import Experiment
+from fed.simulations.expectation import Expectation
 from fed.simulations.outcomes import Record
-from fed.simulations.simulate import Expectation, simulate
+from fed.simulations.simulate import simulate
 
-__all__ = ["Ended", "Observer", "Task", "one_by_one", "side_by_side"]
+__all__ = ["ComparisonObserver", "Ended", "PlannedRun", "one_by_one", "side_by_side"]
 
 _STOP_WITHIN_S = 10.0
 """How long an interrupted run has to leave its folder in order."""
 
-
-Ended: TypeAlias = Generator[tuple["Task", Record]]
+Ended: TypeAlias = Generator[tuple["PlannedRun", Record]]
 """Each run as it ends; to be closed."""
 
 
-class Observer(Protocol):
+class ComparisonObserver(Protocol):
     """Told of a comparison while it goes on. Runs are named by variant and seed, and may overlap."""
 
     def begin(self, runs: Sequence[tuple[str, int]]) -> None:
@@ -45,7 +44,7 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class PlannedRun:
     """One run: a variant with one of the seeds, and its folder."""
 
     name: str
@@ -76,33 +75,33 @@ class _Reporter:
         self.channel(("round", self.lines[-1]))
 
 
-def _record(task: Task, channel: _Channel, **given: Any) -> Record:
+def _record(run: PlannedRun, channel: _Channel, **given: Any) -> Record:
     reporter = _Reporter(channel)
-    experiment = Experiment(**task.experiment)
+    experiment = Experiment(**run.experiment)
     try:
-        run = simulate(experiment, output=task.directory, overwrite=task.overwrite, observer=reporter, **given)
+        done = simulate(experiment, output=run.directory, overwrite=run.overwrite, observer=reporter, **given)
     except RunFailed as error:
         return {"metrics": reporter.lines, "summary": {"status": "failed", "reason": str(error)}}
-    return {"metrics": run.metrics, "summary": run.summary}
+    return {"metrics": done.metrics, "summary": done.summary}
 
 
-def _tell(observer: Observer | None, task: Task, event: tuple[str, Any]) -> None:
+def _tell(observer: ComparisonObserver | None, run: PlannedRun, event: tuple[str, Any]) -> None:
     if observer is not None:
         kind, content = event
         tell = observer.expect if kind == "begin" else observer.round
-        tell(task.name, task.seed, content)
+        tell(run.name, run.seed, content)
 
 
-def one_by_one(tasks: Sequence[Task], observer: Observer | None = None, **given: Any) -> Ended:
-    """Each task's run, in this process.
+def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | None = None, **given: Any) -> Ended:
+    """Each run's record, in this process.
 
     Args:
-        tasks: what to run, in this order.
+        planned: what to run, in this order.
         observer: told of what happens.
         given: Python objects that :func:`fed.simulate` takes.
     """
-    for task in tasks:
-        yield task, _record(task, partial(_tell, observer, task), **given)
+    for run in planned:
+        yield run, _record(run, partial(_tell, observer, run), **given)
 
 
 @dataclass
@@ -110,7 +109,7 @@ class _Worker:
     process: multiprocessing.process.BaseProcess
     connection: Connection
     is_ready: bool = False
-    task: Task | None = None
+    run: PlannedRun | None = None
 
     @classmethod
     def start(cls) -> "_Worker":
@@ -122,10 +121,10 @@ class _Worker:
         its.close()  # or its end would never be seen
         return cls(process, ours)
 
-    def give(self, task: Task) -> None:
-        self.task = task
+    def give(self, run: PlannedRun) -> None:
+        self.run = run
         with contextlib.suppress(ConnectionError):  # it has just died, which the next receive() says
-            self.connection.send(task)
+            self.connection.send(run)
 
     def receive(self) -> tuple[str, Any]:
         try:
@@ -156,26 +155,27 @@ _NO_START = (
 )
 
 
-def side_by_side(tasks: Sequence[Task], jobs: int, observer: Observer | None = None) -> Ended:
-    """Each task's run as it ends, up to ``jobs`` at a time, in processes that are gone when the iterator is closed.
+def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonObserver | None = None) -> Ended:
+    """Each run's record as it ends, up to ``jobs`` at a time, in processes that are gone when the iterator is closed.
 
     A process that dies takes its own run with it, which has failed; another takes its place.
 
     Raises:
-        Exception: what a run raised, other than :class:`fed.errors.RunFailed`.
+        FedError: what a run raised, other than :class:`fed.errors.RunFailed`.
+        RuntimeError: if a run raised anything else; it holds that traceback.
     """
-    waiting = deque(tasks)
-    workers = [_Worker.start() for _ in range(min(jobs, len(tasks)))]
+    waiting = deque(planned)
+    workers = [_Worker.start() for _ in range(min(jobs, len(planned)))]
     try:
         while workers:
-            of = {worker.connection: worker for worker in workers}
-            for worker in [of[connection] for connection in wait(list(of))]:  # type: ignore[index]  # nothing else
+            worker_of = {worker.connection: worker for worker in workers}
+            for worker in [worker_of[ready] for ready in wait(list(worker_of))]:  # type: ignore[index]  # nothing else
                 kind, content = worker.receive()
                 if kind == "error":
                     raise content
-                task = worker.task
-                if task is not None and kind in ("begin", "round"):
-                    _tell(observer, task, (kind, content))
+                run = worker.run
+                if run is not None and kind in ("begin", "round"):
+                    _tell(observer, run, (kind, content))
                     continue
                 if waiting and kind != "died":
                     worker.give(waiting.popleft())
@@ -183,8 +183,8 @@ def side_by_side(tasks: Sequence[Task], jobs: int, observer: Observer | None = N
                     workers.remove(worker)
                     worker.stop()
                     workers += [_Worker.start()] if waiting else []
-                if task is not None:
-                    yield task, content
+                if run is not None:
+                    yield run, content
     finally:
         for worker in workers:
             worker.process.terminate()
@@ -193,27 +193,22 @@ def side_by_side(tasks: Sequence[Task], jobs: int, observer: Observer | None = N
 
 
 def _work(connection: Connection) -> None:
-    """Run task after task until the other end is closed, or stop when terminated, each folder left in order."""
+    """Do run after run until the other end is closed, or stop when terminated, each folder left in order."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         connection.send(("ready", None))
         while True:
-            task = connection.recv()
+            run = connection.recv()
             try:
-                message: tuple[str, Any] = ("end", _record(task, connection.send))
+                message: tuple[str, Any] = ("end", _record(run, connection.send))
             except Exception as error:
                 message = ("error", _portable(error))
             connection.send(message)
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one that says the same where it cannot go from one process to another."""
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  # of this process's own making
-    except Exception:
-        error = RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
-    error.add_note("".join(traceback.format_exception(error)))
-    return error
+    """What can go from one process to another: an error of ours, or else one that holds the traceback as text."""
+    return error if isinstance(error, FedError) else RuntimeError("".join(traceback.format_exception(error)))
 
 
 @contextlib.contextmanager

@@ -162,7 +162,10 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -
 
 
 def _lines(runs: Runs, measure: str, within: str | None = None) -> dict[str, charts.Curve]:
-    done = {name: [run["metrics"] for run in of.values() if has_finished(run["summary"])] for name, of in runs.items()}
+    done = {
+        name: [run["metrics"] for run in by_seed.values() if has_finished(run["summary"])]
+        for name, by_seed in runs.items()
+    }
     found = {name: charts.curve_of(metrics, measure, within) for name, metrics in done.items()}
     return {name: curve for name, curve in found.items() if curve is not None}
 

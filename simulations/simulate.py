@@ -17,7 +17,7 @@ from fed.run import Run, RunFolder
 from fed.simulations.expectation import Expectation, expect
 from fed.simulations.simulation import Simulation
 
-__all__ = ["Expectation", "Observer", "simulate"]
+__all__ = ["Observer", "simulate"]
 
 
 class Observer(Protocol):

@@ -3,7 +3,7 @@
 import pytest
 
 from fed.cli_progress import Bar, Lines, OfComparison, OfSimulation
-from fed.simulations.simulate import Expectation
+from fed.simulations.expectation import Expectation
 
 
 class Kept(Lines):

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import fed
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
 from fed.messages import Failure, Reply
+from fed.simulations.expectation import Expectation
 from fed.simulations.fleet import SimulatedFleet
-from fed.simulations.simulate import Expectation, simulate
+from fed.simulations.simulate import simulate
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
