@@ -6,7 +6,7 @@ Shapes: P, a model's trainable parameters; N, simulated peers.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -30,8 +30,6 @@ class Aggregator(Hyperparameters, ABC):
     """
 
     primitive: ClassVar[str] = "mean"
-    pools_data: ClassVar[bool] = False
-    """All training data are put in one place first: a baseline, not a federation."""
 
     @abstractmethod
     def init(self, params_P: Tensor) -> Any:
@@ -62,8 +60,12 @@ class PeerRule(Hyperparameters, ABC):
         """A peer's model after a round."""
 
 
+@runtime_checkable
 class LocalRule(Protocol):
-    """A correction of the gradient in flat space; elementwise, so that [P] and [clients, P] use the same code."""
+    """A correction of the gradient in flat space; elementwise, so that [P] and [clients, P] use the same code.
+
+    An algorithm of either primitive that has one is its own local rule.
+    """
 
     def correct(
         self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.contracts import PeerRule
+from fed.aggregators.centralized import Centralized
+from fed.aggregators.contracts import LocalRule, PeerRule
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Metric, Score, accuracy, evaluate
 from fed.clients.training import Loss, Trainer
@@ -81,9 +82,9 @@ class Simulation:
         self.metric = metric or (None if loss else accuracy)
         module = self._module(model, labelled=loss is None)
         self.algorithm = experiment.algorithm.make()
-        self.rule = self.algorithm if hasattr(self.algorithm, "correct") else None
+        self.rule = self.algorithm if isinstance(self.algorithm, LocalRule) else None
         self.trainer = Trainer(module, self.loss, experiment.local, self.rule, self.device)
-        self._pooled = getattr(self.algorithm, "pools_data", False)
+        self._pooled = isinstance(self.algorithm, Centralized)
         self.clients = InProcessClients(self.data.pooled() if self._pooled else self.data, self.trainer, self.streams)
         self.federation = self._federation()
 
@@ -140,9 +141,8 @@ class Simulation:
         module: nn.Module = section.make(
             input_shape=tuple(inputs.shape[1:]), classes=self.data.number_of_classes() or 1
         )
-        return (
-            module.to(inputs.dtype) if inputs.is_floating_point() and not section.kind.startswith("python:") else module
-        )
+        is_users_own = section.kind.startswith("python:")
+        return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
 
     def _federation(self) -> "_Federation":
         vector_V, integers_I = (part.cpu() for part in self.layout.pack(self.trainer.module))
