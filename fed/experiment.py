@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from fed.document import Document
-from fed.families import ALGORITHMS, DATA, MODELS, ROUNDS, TOPOLOGIES
+from fed.families import ALGORITHMS, DATA, MODELS, ROUNDS, TOPOLOGIES, DataSection
 from fed.kinds import Component
 from fed.validation import Section
 
@@ -105,7 +105,7 @@ class Experiment(Document):
     """What reports and folders call this run."""
     seed: NonNegativeInt = 0
     """Every random draw is a function of this."""
-    data: Annotated[Component, DATA] | None = Field(default_factory=lambda: DATA.validate({}))
+    data: Annotated[DataSection, DATA] | None = Field(default_factory=lambda: DATA.validate({}))
     """What is learned from, and how clients share it; null where data are given in Python."""
     model: Annotated[Component, MODELS] | None = Field(default_factory=lambda: MODELS.validate({}))
     """What is trained; null where a model is given in Python."""

@@ -18,13 +18,13 @@ class PartitionSection(Component):
 
 PARTITIONS = Family(
     "partition",
+    PartitionSection,
     {
         kind: f"fed.clients.data.partitions:{kind}"
         for kind in ("iid", "dirichlet", "shards", "quantity", "range", "hash", "rank", "file", "natural")
     }
     | {"range": "fed.clients.data.partitions:by_range", "hash": "fed.clients.data.partitions:by_hash"},
     given=frozenset({"samples", "clients", "generator"}),
-    base=PartitionSection,
 )
 
 
@@ -33,7 +33,7 @@ class DataSection(Component):
 
     clients: PositiveInt | None = None
     """How many clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
-    partition: Annotated[Component, PARTITIONS] | None = None
+    partition: Annotated[PartitionSection, PARTITIONS] | None = None
     """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """The share of samples held out to evaluate on, where the source brings no test set of its own."""
@@ -64,6 +64,7 @@ class DataSection(Component):
 
 DATA = Family(
     "data",
+    DataSection,
     {
         "digits": "fed.clients.data.digits:digits",
         "idx": "fed.clients.data.idx:idx",
@@ -74,11 +75,11 @@ DATA = Family(
     },
     given=frozenset({"streams"}),
     default="digits",
-    base=DataSection,
 )
 
 MODELS = Family(
     "model",
+    Component,
     {
         "logistic": "fed.clients.models:logistic",
         "mlp": "fed.clients.models:mlp",
@@ -92,6 +93,7 @@ MODELS = Family(
 
 ALGORITHMS = Family(
     "algorithm",
+    Component,
     {
         "fedavg": "fed.aggregators.fedavg:FedAvg",
         "fedprox": "fed.aggregators.fedprox:FedProx",
@@ -106,9 +108,10 @@ ALGORITHMS = Family(
 
 TOPOLOGIES = Family(
     "topology",
+    Component,
     {kind: f"fed.topology:{kind}" for kind in ("ring", "complete", "exponential")},
     given=frozenset({"peers"}),
     default="ring",
 )
 
-ROUNDS = Family("rounds", {"synchronous": "fed.server.synchronous:Synchronous"}, default="synchronous")
+ROUNDS = Family("rounds", Component, {"synchronous": "fed.server.synchronous:Synchronous"}, default="synchronous")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar, cast, get_type_hints
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
@@ -50,35 +50,38 @@ class Component(Section):
         return self
 
 
+_Section = TypeVar("_Section", bound=Component)
+
+
 @dataclass(frozen=True)
-class Family:
+class Family(Generic[_Section]):
     """The kinds that one section of an experiment chooses from; an annotation of that section's type.
 
     Args:
         name: what one of them is called in a message.
+        base: keys that every kind of the family has.
         builtin: short name → ``module:Name``.
         given: names of the parameters that the framework supplies.
         default: the kind of a section that names none.
-        base: keys that every kind of the family has.
     """
 
     name: str
+    base: type[_Section]
     builtin: Mapping[str, str] = field(hash=False)
     given: frozenset[str] = frozenset()
     default: str | None = None
-    base: type[Component] = Component
 
-    def section(self, kind: str) -> type[Component]:
+    def section(self, kind: str) -> type[_Section]:
         """The section that a kind's keys are held to.
 
         Raises:
             InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
         """
-        return _component(self, kind)
+        return cast("type[_Section]", _component(self, kind))
 
-    def validate(self, value: object) -> Component:
+    def validate(self, value: object) -> _Section:
         """The section that these keys, ``kind`` among them, make."""
-        if isinstance(value, Component):
+        if isinstance(value, self.base):
             return value
         if not isinstance(value, dict):
             raise ValueError(f"must be a mapping with the key kind, got {value!r}")
@@ -96,7 +99,7 @@ class Family:
             raise ValidationError.from_exception_data(self.name, [detail]) from None
         return section.model_validate({"kind": kind, **value})
 
-    def make(self, kind: str, **keys: object) -> Component:
+    def make(self, kind: str, **keys: object) -> _Section:
         """The section of a kind with these keys."""
         return self.validate({"kind": kind, **keys})
 
@@ -125,7 +128,7 @@ class Family:
 
 
 @cache
-def _component(family: Family, kind: str) -> type[Component]:
+def _component(family: Family[Any], kind: str) -> type[Component]:
     target = _load(family, kind)
     fields = _fields(target, family.given)
     _refuse_taken_names(kind, fields, family.base)
@@ -158,7 +161,7 @@ def keys_of(target: Callable[..., Any]) -> type[Section]:
     return cast("type[Section]", create_model(target.__name__, __base__=Section, **fields))
 
 
-def _load(family: Family, kind: str) -> Callable[..., Any]:
+def _load(family: Family[Any], kind: str) -> Callable[..., Any]:
     if kind in family.builtin:
         module, _, name = family.builtin[kind].partition(":")
         return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))

@@ -1,7 +1,6 @@
 """From a section of an experiment to training data by client: make the source, hold out, deal."""
 
 import inspect
-from typing import cast
 
 import numpy as np
 import torch
@@ -13,7 +12,6 @@ from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Samples
 from fed.errors import InvalidData
 from fed.families import PARTITIONS, DataSection, PartitionSection
-from fed.kinds import Component
 from fed.randomness import Streams
 
 __all__ = ["load"]
@@ -21,7 +19,7 @@ __all__ = ["load"]
 _CLIENTS = 100
 
 
-def load(section: Component, streams: Streams) -> FederatedData:
+def load(section: DataSection, streams: Streams) -> FederatedData:
     """Make the source that a section names, hold out a test set where it brings none, and deal the rest to clients.
 
     Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
@@ -41,7 +39,6 @@ def load(section: Component, streams: Streams) -> FederatedData:
         >>> len(data.train), len(data.test[1])
         (10, 359)
     """
-    section = cast("DataSection", section)
     source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _stays_as_it_is(source, section):
         return source
@@ -49,19 +46,18 @@ def load(section: Component, streams: Streams) -> FederatedData:
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
     deal = _deal_to_numbers if _takes_clients(partition) else _deal_to_names
     holdings, test_indices = deal(samples, section, partition, streams)
-    overlap = cast("PartitionSection", partition).overlap
-    if overlap:
-        holdings = replicated(holdings, overlap, streams.generator("overlap"))
+    if partition.overlap:
+        holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
     test = samples.test or (_pair(samples, test_indices) if len(test_indices) else None)
     return FederatedData({client: _pair(samples, held) for client, held in holdings.items()}, test, samples.classes)
 
 
-def _takes_clients(partition: Component) -> bool:
+def _takes_clients(partition: PartitionSection) -> bool:
     return "clients" in inspect.signature(partition.target).parameters
 
 
 def _deal_to_numbers(
-    samples: Samples, section: DataSection, partition: Component, streams: Streams
+    samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams
 ) -> tuple[Holdings, NDArray[np.int64]]:
     """Hold out of all samples, then deal the others to clients 0 … n − 1."""
     train, test = held_out.at_random(len(samples), _fraction(samples, section), streams)
@@ -78,7 +74,7 @@ def _deal_to_numbers(
 
 
 def _deal_to_names(
-    samples: Samples, section: DataSection, partition: Component, streams: Streams
+    samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams
 ) -> tuple[Holdings, NDArray[np.int64]]:
     """Let clients have what is theirs, then hold out of each."""
     holders_N = partition.make(samples=samples, generator=streams.generator("partition"))
@@ -90,7 +86,7 @@ def _fraction(samples: Samples, section: DataSection) -> float:
     return 0.0 if samples.test is not None else section.test_fraction
 
 
-def _checked(holders: object, samples: int, partition: Component) -> NDArray[np.generic]:
+def _checked(holders: object, samples: int, partition: PartitionSection) -> NDArray[np.generic]:
     holders_N = np.asarray(holders)
     if holders_N.shape != (samples,) or holders_N.dtype.kind not in "iuUO":
         raise InvalidData(
@@ -100,7 +96,7 @@ def _checked(holders: object, samples: int, partition: Component) -> NDArray[np.
     return holders_N
 
 
-def _check_that_all_have_data(holdings: Holdings, clients: int, partition: Component) -> None:
+def _check_that_all_have_data(holdings: Holdings, clients: int, partition: PartitionSection) -> None:
     unknown = [client for client in holdings if client not in range(clients)]
     if unknown:
         raise InvalidData(
@@ -124,7 +120,7 @@ def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
 
 def _stays_as_it_is(data: FederatedData, section: DataSection) -> bool:
     """True where there is nothing to deal or to hold out; then training data may be any mapping, and stay unread."""
-    partition = cast("PartitionSection | None", section.partition)
+    partition = section.partition
     is_natural = partition is None or (partition.kind == "natural" and not partition.overlap)
     has_test = data.test is not None or section.test_fraction == 0
     return is_natural and has_test and section.clients in (None, len(data.train))

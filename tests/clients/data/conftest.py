@@ -10,15 +10,14 @@ import pytest
 
 from fed.clients.data import FederatedData, load
 from fed.document import Document
-from fed.families import DATA
-from fed.kinds import Component
+from fed.families import DATA, DataSection
 from fed.randomness import Streams
 
 _NUMBERS = itertools.count()  # a kind is remembered by its name
 
 
 class Described(Document):
-    data: Annotated[Component, DATA]
+    data: Annotated[DataSection, DATA]
 
 
 def load_keys(keys: dict[str, Any], seed: int = 0) -> FederatedData:
