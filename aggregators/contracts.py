@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
-from fed.validation import Hyperparameters
+from fed.hyperparameters import Hyperparameters
 
 __all__ = ["Aggregator", "Descend", "LocalRule", "Mix", "PeerRule"]
 

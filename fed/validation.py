@@ -2,16 +2,13 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from fed.errors import ValueRange
-
-__all__ = ["Hyperparameters", "Section", "nearest", "sentences"]
+__all__ = ["Section", "nearest", "sentences"]
 
 
 class Section(BaseModel):
@@ -55,34 +52,6 @@ def nearest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ";"
     return f"{meant} known: {', '.join(known)}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
-    """A frozen dataclass whose annotations are held on construction: ``rate: Annotated[float, Gt(0)] = 0.1``.
-
-    Raises:
-        ValueRange: on construction, if a field is of another type or outside the range of its annotation.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> from fed.validation import Hyperparameters
-        >>> from pydantic import PositiveFloat
-        >>> @dataclass(frozen=True, kw_only=True)
-        ... class Decay(Hyperparameters):
-        ...     rate: PositiveFloat = 0.1
-        >>> Decay(rate=-1.0)
-        Traceback (most recent call last):
-        fed.errors.ValueRange: Decay: rate must be greater than 0, got -1.0
-    """
-
-    def __post_init__(self) -> None:
-        from fed.kinds import keys_of  # kinds builds sections of this module
-
-        try:
-            keys_of(cast("Callable[..., Any]", type(self))).model_validate(vars(self))
-        except ValidationError as error:
-            raise ValueRange(f"{type(self).__name__}: " + "; ".join(sentences(error))) from None
 
 
 def sentences(error: ValidationError) -> Iterator[str]:

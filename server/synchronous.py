@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import PositiveInt
 
 from fed.errors import InvalidExperiment
+from fed.hyperparameters import Hyperparameters
 from fed.server.coordinator import Coordinator, Exchange
-from fed.validation import Hyperparameters
 
 __all__ = ["Synchronous"]
 
