@@ -66,3 +66,11 @@ class RunFailed(FedError):
 
 class Diverged(RunFailed):
     """A client's loss or update is no longer finite."""
+
+    @classmethod
+    def of(cls, round_number: int, client: int | str, reason: str) -> "Diverged":
+        """The error that names the round and the client, and says what to do."""
+        return cls(
+            f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
+            "lower local.lr, or clean that client's data"
+        )

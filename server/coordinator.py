@@ -1,6 +1,6 @@
 """One model, moved by one aggregator, over any fleet.
 
-Shapes: P, trainable parameters; V, the whole floating-point state; I, integers.
+Shapes: P, trainable parameters; V, the whole floating-point state; B = V − P; I, integers.
 """
 
 import logging
@@ -145,7 +145,8 @@ class _Gathered:
         open_tasks = dict(tasks)
         for answer in answers:
             if isinstance(answer, Failure):
-                _hold_finite(answer)
+                if answer.diverged:
+                    raise Diverged.of(answer.round, answer.client, answer.reason)
                 _log.warning("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
                 open_tasks.pop(answer.task, None)
                 continue
@@ -165,11 +166,3 @@ class _Gathered:
         self.mean.add(reply.vector_V.double() - self._start_V, reply.samples)
         self.integers_I = torch.maximum(self.integers_I, reply.integers_I)
         self.losses.append((reply.train_loss, reply.samples))
-
-
-def _hold_finite(failure: Failure) -> None:
-    if failure.diverged:
-        raise Diverged(
-            f"round {failure.round}, client {failure.client!r}: {failure.reason}; the last good model is kept: "
-            "lower local.lr, or clean that client's data"
-        )

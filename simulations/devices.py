@@ -35,11 +35,12 @@ class Device:
 
     def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
         """Seconds from a task's dispatch to its answer's arrival."""
-        moved = self.latency_s + bytes_down / self.down_bytes_per_s, self.latency_s + bytes_up / self.up_bytes_per_s
-        return moved[0] + samples / self.samples_per_s + moved[1]
+        down_s = self.latency_s + bytes_down / self.down_bytes_per_s
+        up_s = self.latency_s + bytes_up / self.up_bytes_per_s
+        return down_s + samples / self.samples_per_s + up_s
 
     def gossip_s(self, *, samples: int, bytes_each_way: int) -> float:
         """Seconds of a round among peers: the work, then models to and from all neighbours at once."""
-        slower = min(self.down_bytes_per_s, self.up_bytes_per_s)
-        moved = self.latency_s + bytes_each_way / slower if bytes_each_way else 0.0
-        return samples / self.samples_per_s + moved
+        slower_bytes_per_s = min(self.down_bytes_per_s, self.up_bytes_per_s)
+        moved_s = self.latency_s + bytes_each_way / slower_bytes_per_s if bytes_each_way else 0.0
+        return samples / self.samples_per_s + moved_s

@@ -88,44 +88,58 @@ class SimulatedPeers:
         Raises:
             Diverged: if a peer's loss or model is no longer finite; all models stay as they were.
         """
-        work = _Round(self, number)
         params = self._layout.parameters
+        work = _Round(number, self._clients, self._mixing_NN, self._x_NV[:, params:], self._integers_NI)
         x_NP = self._rule.step(self._x_NV[:, :params], work.descend, work.mix)
         averaged_NB = work.mixed(work.averaged_NB) if work.mixes else work.averaged_NB
         self._x_NV = torch.cat([x_NP, averaged_NB], 1)
         self._integers_NI = work.integers_NI
-        self.clock += work.seconds()
-        peers, moved = len(self._nodes), work.bytes_each_way()
-        return Exchange(peers, peers, 0, 0, sum(moved), sum(moved), work.train_loss())
+        message_bytes = self._layout.size * self._layout.dtype.itemsize
+        sent_bytes = [work.mixes * message_bytes * degree for degree in self.degrees()]  # and as many are received
+        self.clock += self._device.gossip_s(samples=max(work.samples_seen), bytes_each_way=max(sent_bytes))
+        return Exchange(
+            selected=len(self._nodes),
+            replied=len(self._nodes),
+            late=0,
+            failed=0,
+            bytes_up=sum(sent_bytes),
+            bytes_down=sum(sent_bytes),
+            train_loss=work.train_loss(),
+        )
 
 
 class _Round:
     """One round's local steps and exchanges, which the rule calls as ``descend`` and ``mix``."""
 
-    def __init__(self, peers: SimulatedPeers, number: int) -> None:
-        self._peers = peers
-        self._number = number
+    def __init__(
+        self,
+        number: int,
+        clients: InProcessClients,
+        mixing_NN: Tensor | None,
+        averaged_NB: Tensor,
+        integers_NI: Tensor,
+    ) -> None:
+        self.averaged_NB = averaged_NB
+        self.integers_NI = integers_NI
         self.mixes = 0
-        self.averaged_NB = peers._x_NV[:, peers._layout.parameters :]
-        self.integers_NI = peers._integers_NI
+        self.samples_seen: list[int] = []
+        self._number = number
+        self._clients = clients
+        self._mixing_NN = mixing_NN
         self._losses: list[float] = []
-        self._samples_seen: list[int] = []
 
     def descend(self, x_NP: Tensor) -> Tensor:
         """Every peer's local steps."""
         start_NV = torch.cat([x_NP, self.averaged_NB], 1)
         trained_NV, integers_NI = torch.empty_like(start_NV), torch.empty_like(self.integers_NI)
-        for row, client in enumerate(self._peers._nodes):
+        for row, client in enumerate(self._clients.data.train):
             try:
-                trained = self._peers._clients.train(client, self._number, start_NV[row], self.integers_NI[row])
+                trained = self._clients.train(client, self._number, start_NV[row], self.integers_NI[row])
             except Diverged as error:
-                raise Diverged(
-                    f"round {self._number}, client {client!r}: {error}; the last good model is kept: "
-                    "lower local.lr, or clean that client's data"
-                ) from None
+                raise Diverged.of(self._number, client, str(error)) from None
             trained_NV[row], integers_NI[row] = trained.vector_V, trained.integers_I
             self._losses.append(trained.train_loss)
-            self._samples_seen.append(trained.samples_seen)
+            self.samples_seen.append(trained.samples_seen)
         self.averaged_NB, self.integers_NI = trained_NV[:, x_NP.shape[1] :], integers_NI
         return trained_NV[:, : x_NP.shape[1]]
 
@@ -136,22 +150,12 @@ class _Round:
 
     def mixed(self, x_NP: Tensor) -> Tensor:
         """W x, summed in float64 in the neighbours' order."""
-        if self._peers._mixing_NN is None:
+        if self._mixing_NN is None:
             raise ValueError("this rule mixes, but its peers have no topology")
-        mixed_NP: Tensor = torch.sparse.mm(self._peers._mixing_NN, x_NP.double())
+        mixed_NP: Tensor = torch.sparse.mm(self._mixing_NN, x_NP.double())
         return mixed_NP.to(x_NP.dtype)
 
     def train_loss(self) -> float:
         """The mean of the peers' losses, weighted by their samples."""
-        sizes = self._peers._clients.data.sizes.values()
+        sizes = self._clients.data.sizes.values()
         return math.fsum(loss * size for loss, size in zip(self._losses, sizes, strict=True)) / sum(sizes)
-
-    def bytes_each_way(self) -> list[int]:
-        """What each peer sends, and as much it receives: a model to each neighbour a mix."""
-        message_bytes = self._peers._layout.size * self._peers._layout.dtype.itemsize
-        return [self.mixes * message_bytes * degree for degree in self._peers.degrees()]
-
-    def seconds(self) -> float:
-        """The slowest peer's time."""
-        busiest = max(self.bytes_each_way())
-        return self._peers._device.gossip_s(samples=max(self._samples_seen), bytes_each_way=busiest)
