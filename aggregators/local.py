@@ -1,4 +1,4 @@
-"""No communication at all: the floor of every comparison."""
+"""No communication at all: the floor of every comparison. Shapes: P, a client's parameters."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,7 @@
-"""How good a model is on samples that it was not trained on."""
+"""How good a model is on samples that it was not trained on.
+
+Shapes: N samples; B, those of a batch; C classes.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias

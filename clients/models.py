@@ -1,6 +1,6 @@
 """The built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules.
 
-Shapes: B, samples of a batch; T, positions of a sequence; C, classes; V, the vocabulary of characters.
+Shapes: B, samples of a batch; T, positions of a sequence; H, width of a state; C, classes; V, vocabulary of characters.
 """
 
 import math

@@ -1,6 +1,8 @@
 """Optimizers as algebra on flat vectors, elementwise, so that one client [P] and many [clients, P] use the same code.
 
 Each step equals ``torch.optim``'s of the same name. A state lasts for one task.
+
+Shapes: P, trainable parameters.
 """
 
 import math

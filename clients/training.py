@@ -1,6 +1,7 @@
 """One client's local training: a model, the client's samples, and so many steps of an optimizer on a flat vector.
 
-Shapes: P, trainable parameters; V, the whole floating-point state; I, integers; B, samples of a batch.
+Shapes: P, trainable parameters; V, the whole floating-point state; I, integers; N, a client's samples;
+B, those of an optimizer step; b, those of a batch, of which a step accumulates one or more.
 """
 
 import math
@@ -150,24 +151,24 @@ class Trainer:
         return _flat_gradient(loss, self._parameters), loss.detach()
 
 
-def steps_of(local: Local, samples: int, in_pairs: bool = False) -> int:
+def steps_of(local: Local, samples: int, never_single: bool = False) -> int:
     """How many optimizer steps a client with so many samples takes in a task.
 
     Args:
         local: the experiment's section of that name.
         samples: the client's, at least 1.
-        in_pairs: no step has a single sample, as BatchNorm needs it.
+        never_single: no step has a single sample, as BatchNorm needs it.
     """
     if local.steps is not None:
         return local.steps
-    return (local.epochs or 1) * len(_step_sizes(samples, local.batch_size * local.accumulate, in_pairs))
+    return (local.epochs or 1) * len(_step_sizes(samples, local.batch_size * local.accumulate, never_single))
 
 
-def _step_sizes(samples: int, size: int, in_pairs: bool) -> list[int]:
+def _step_sizes(samples: int, size: int, never_single: bool) -> list[int]:
     """So many samples cut into steps: all of one size but the last; a last single sample joins the step before it."""
     whole, rest = divmod(samples, size)
     sizes = [size] * whole + [rest] * bool(rest)
-    if in_pairs and len(sizes) > 1 and sizes[-1] == 1:
+    if never_single and len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [sizes[-2] + 1]
     return sizes
 

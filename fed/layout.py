@@ -1,6 +1,7 @@
 """A model's floating-point state as one flat tensor.
 
-Shapes: P trainable parameters; B further floating-point state (float buffers and frozen parameters); V = P + B.
+Shapes: P trainable parameters; B further floating-point state (float buffers and frozen parameters); V = P + B; I
+integers.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Pictures of runs and data as SVG: accuracy against rounds and bytes, and which client holds what.
 
-Drawn with matplotlib's figures alone, never pyplot, which keeps global state. Shapes: C clients, L classes.
+Drawn with matplotlib's figures alone, never pyplot, which keeps global state. Shapes: K clients, C classes; T evaluated
+rounds.
 """
 
 import io
@@ -186,14 +187,14 @@ def _against_bytes(axes: "Axes", lines: Mapping[str, Curve], look: Mapping[str, 
     axes.set_xlabel("bytes sent, both ways" if sent else "bytes sent: none")
 
 
-def partition(ids: Sequence[object], counts_CL: NDArray[np.int64]) -> str:
+def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
     """Samples of each client: above in total, and below by class where there is more than one.
 
     Args:
-        ids: the clients', C of them.
-        counts_CL: how many samples of each class each client holds.
+        ids: the clients', K of them.
+        counts_KC: how many samples of each class each client holds.
     """
-    clients, classes = counts_CL.shape
+    clients, classes = counts_KC.shape
     height = min(4.0, max(1.2, 0.22 * classes)) if classes > 1 else 0.0
     with _figure(9.6, 1.8 + height) as (figure, svg):
         panels = figure.subplots(
@@ -203,13 +204,13 @@ def partition(ids: Sequence[object], counts_CL: NDArray[np.int64]) -> str:
             _tidy(axes)
         totals, last = panels[0, 0], panels[-1, 0]
         if clients <= 200:
-            totals.bar(np.arange(clients), counts_CL.sum(axis=1), width=0.8, color=INK, alpha=0.5)
+            totals.bar(np.arange(clients), counts_KC.sum(axis=1), width=0.8, color=INK, alpha=0.5)
         else:  # one outline, however many
-            totals.stairs(counts_CL.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
+            totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
         totals.set_ylabel("samples")
         totals.set_ylim(bottom=0)
         if classes > 1:
-            _cells(figure, last, counts_CL)
+            _cells(figure, last, counts_KC)
         last.set_xlabel("client")
         last.set_xlim(-0.5, clients - 0.5)
         _ticks(last.xaxis, ids, 25)
@@ -217,16 +218,16 @@ def partition(ids: Sequence[object], counts_CL: NDArray[np.int64]) -> str:
     return _text(svg)
 
 
-def _cells(figure: "Figure", axes: "Axes", counts_CL: NDArray[np.int64]) -> None:
+def _cells(figure: "Figure", axes: "Axes", counts_KC: NDArray[np.int64]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_CL.shape)
+    client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_KC.shape)
     # Beyond a thousand cells or so a picture within the picture is the smaller one.
-    colours = {"cmap": _see_through(_COLOURS[0]), "vmin": 0, "rasterized": counts_CL.size > 1500}
-    mesh = axes.pcolormesh(client_edges, class_edges, counts_CL.T, **colours)
+    colours = {"cmap": _see_through(_COLOURS[0]), "vmin": 0, "rasterized": counts_KC.size > 1500}
+    mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
     axes.grid(visible=False)
     axes.set_ylabel("class")
-    _ticks(axes.yaxis, range(counts_CL.shape[1]), 12)
+    _ticks(axes.yaxis, range(counts_KC.shape[1]), 12)
     scale = figure.colorbar(mesh, ax=figure.axes, pad=0.01, aspect=30, ticks=MaxNLocator(6, integer=True))
     scale.set_label("samples of a class")
     scale.outline.set_visible(False)

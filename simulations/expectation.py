@@ -36,9 +36,9 @@ def expect(simulation: Simulation) -> Expectation:
     """Time a few steps and an evaluation, and count the models that will travel; the run itself is not touched."""
     policy, federation = simulation.policy, simulation.federation
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
-    seconds = federation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
+    wall_s = federation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
     sent = policy.count * federation.models_sent * simulation.layout.size_bytes()
-    return Expectation(policy.count, seconds, sent, sent)
+    return Expectation(policy.count, wall_s, sent, sent)
 
 
 def _task_s(simulation: Simulation) -> float:

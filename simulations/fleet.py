@@ -1,4 +1,4 @@
-"""A fleet of simulated clients on a virtual clock."""
+"""A fleet of simulated clients on a virtual clock. Shapes: see :mod:`fed.messages`."""
 
 import heapq
 import math
@@ -42,8 +42,8 @@ class SimulatedFleet:
     def collect(self, until: float = math.inf) -> Iterator[Reply | Failure]:
         """Train what is queued and yield the answers in the order of their arrival."""
         for task in self._queue:
-            answer, seconds = self._answer(task)
-            heapq.heappush(self._arrivals, (self.clock + seconds, task.id, answer))
+            answer, took_s = self._answer(task)
+            heapq.heappush(self._arrivals, (self.clock + took_s, task.id, answer))
         self._queue.clear()
         while self._arrivals and self._arrivals[0][0] <= until:
             self.clock, _, answer = heapq.heappop(self._arrivals)
@@ -60,7 +60,7 @@ class SimulatedFleet:
         reply = Reply(
             task.id, task.round, task.client, trained.vector_V, trained.integers_I, samples, trained.train_loss
         )
-        seconds = self._device.exchange_s(
+        took_s = self._device.exchange_s(
             bytes_down=bytes_down, samples=trained.samples_seen, bytes_up=reply.size_bytes()
         )
-        return reply, seconds
+        return reply, took_s

@@ -1,4 +1,7 @@
-"""Simulated clients that train in this process, one after another."""
+"""Simulated clients that train in this process, one after another.
+
+Shapes: V, a model's floating-point state; I, its integers.
+"""
 
 import math
 

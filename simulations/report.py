@@ -1,4 +1,7 @@
-"""Reports: one HTML page that needs neither network nor scripts, of a comparison or of a single run."""
+"""Reports: one HTML page that needs neither network nor scripts, of a comparison or of a single run.
+
+Shapes: K clients, C classes.
+"""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -174,10 +177,10 @@ def _partition_figures(partitions: "Mapping[str, FederatedData]") -> Iterator[Fi
     from fed.clients.data.describe import class_counts
 
     for heading, data in partitions.items():
-        ids, counts_CL = class_counts(data)
-        by_class = "Below, how many of each class; an empty cell is none." if counts_CL.shape[1] > 1 else ""
+        ids, counts_KC = class_counts(data)
+        by_class = "Below, how many of each class; an empty cell is none." if counts_KC.shape[1] > 1 else ""
         caption = f"Samples that each client trains on. {by_class}"
-        yield Figure(heading, charts.partition(ids, counts_CL), caption)
+        yield Figure(heading, charts.partition(ids, counts_KC), caption)
 
 
 def _facts_of_comparison(result: ComparisonResult) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Everything a simulated run is made of, put together and held to each other before the first round."""
+"""Everything a simulated run is made of, put together and held to each other before the first round.
+
+Shapes: V, a model's floating-point state; I, its integers; N peers.
+"""
 
 import copy
 import statistics

@@ -1,4 +1,7 @@
-"""The handwritten digits that come with scikit-learn: small enough to be there always."""
+"""The handwritten digits that come with scikit-learn: small enough to be there always.
+
+Shapes: N samples, D pixels.
+"""
 
 import torch
 

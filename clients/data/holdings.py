@@ -1,4 +1,4 @@
-"""From the holder of each sample to the samples of each holder, and more holders for some."""
+"""From the holder of each sample to the samples of each holder, and more holders for some. Shapes: N samples."""
 
 from typing import TypeAlias
 

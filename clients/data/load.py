@@ -1,4 +1,7 @@
-"""From a section of an experiment to training data by client: make the source, hold out, deal."""
+"""From a section of an experiment to training data by client: make the source, hold out, deal.
+
+Shapes: N samples.
+"""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Samples as a source yields them, before they are dealt to clients."""
+"""Samples as a source yields them, before they are dealt to clients. Shapes: N samples; n, some of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

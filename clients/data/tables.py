@@ -1,4 +1,4 @@
-"""Tables, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it."""
+"""Tables, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it. Shapes: N rows, D features."""
 
 import zipfile
 import zlib

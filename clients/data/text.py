@@ -1,7 +1,7 @@
 """A play, speaker by speaker, to predict its next character.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017, 1602.05629: a role of
-Shakespeare's is a client. Shapes: T characters a sequence, n sequences of one speaker.
+Shakespeare's is a client. Shapes: L characters of one speaker, T of a sequence; n sequences.
 """
 
 import re

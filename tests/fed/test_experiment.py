@@ -17,7 +17,7 @@ from fed import yaml
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.experiment import Experiment, Local, with_overrides
 
-ISSUE = """
+DIGITS = """
 name: digits
 seed: 0
 data: {kind: digits, clients: 100, partition: {kind: dirichlet, alpha: 0.3}, test_fraction: 0.2}
@@ -42,7 +42,7 @@ def problems(**keys: Any) -> list[str]:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / "digits.yaml"
-    path.write_text(ISSUE)
+    path.write_text(DIGITS)
     return path
 
 
@@ -123,8 +123,8 @@ experiments = st.one_of(
 )
 
 
-def test_the_issues_file_loads_with_these_very_keys(written: Path) -> None:
-    loaded, given_keys = Experiment.load(written), yaml.parse(ISSUE)
+def test_a_file_loads_with_these_very_keys(written: Path) -> None:
+    loaded, given_keys = Experiment.load(written), yaml.parse(DIGITS)
     assert holds(loaded.dump(), given_keys)
     assert not holds(loaded.dump(), with_overrides(given_keys, {"data.partition.alpha": 0.4}))
     assert loaded == Experiment.load(str(written)) == experiment(**given_keys)
@@ -332,7 +332,7 @@ SECTIONS: list[tuple[tuple[str, ...], str, str]] = [
 def test_an_unknown_key_names_the_nearest_and_all_that_are_known(
     place: tuple[str, ...], wrong: str, meant: str, tmp_path: Path
 ) -> None:
-    keys = yaml.parse(ISSUE) | {"algorithm": {"kind": "fedprox"}}
+    keys = yaml.parse(DIGITS) | {"algorithm": {"kind": "fedprox"}}
     if place == ("topology",):
         keys |= {"algorithm": {"kind": "dpsgd"}, "topology": {"kind": "ring"}}
     inner = keys
