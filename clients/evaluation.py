@@ -42,10 +42,11 @@ def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair
     module.eval()
     inputs_N, targets_N = samples
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: what a module caches here it may train with later
         for begin in range(0, len(inputs_N), _BATCH):
-            target = targets_N[begin : begin + _BATCH].to(device, non_blocking=True)
-            output = module(inputs_N[begin : begin + _BATCH].to(device, non_blocking=True))
+            target = targets_N[begin : begin + _BATCH].to(device, non_blocking=True, copy=True)
+            # Copies, for a model may change its inputs in place.
+            output = module(inputs_N[begin : begin + _BATCH].to(device, non_blocking=True, copy=True))
             measured = metric(output, target) if metric else 0.0
             means = [torch.as_tensor(mean, device=device).double() for mean in (loss(output, target), measured)]
             sums += torch.stack(means) * len(target)

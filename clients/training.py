@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -64,12 +64,26 @@ class Trainer:
         self._x_P = self.layout.bind(self.module)
         parameters = dict(self.module.named_parameters())
         self._parameters = [parameters[part.name] for part in self.layout.trained]
+        saved = self.module.state_dict().keys()
+        self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
+        self._views = [part.view(self._x_P) for part in self.layout.trained]
         self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
 
     def load(self, vector_V: Tensor, integers_I: Tensor) -> nn.Module:
-        """The module in a given state."""
+        """The module in a given state; buffers that are none, for they are not saved, are what they were at first."""
         self.layout.unpack(vector_V, integers_I, self.module)
+        for name, part in self.module.named_buffers() if self._unsaved else ():
+            if name in self._unsaved and part.shape == self._unsaved[name].shape:
+                part.copy_(self._unsaved[name])
+        self._bind_again()
         return self.module
+
+    def _bind_again(self) -> None:
+        """Take in parameters whose ``data`` a forward pass put elsewhere, as max-norm layers and cuDNN's RNNs do."""
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.detach())
+                parameter.data = view
 
     def train(
         self,
@@ -104,6 +118,7 @@ class Trainer:
         with seeded_torch(seed, self.device):
             for inputs_B, targets_B in self._steps(samples, order):
                 gradient_P, loss = self._gradient(inputs_B, targets_B, scaler)
+                self._bind_again()
                 if self._rule is not None:
                     gradient_P = self._rule.correct(gradient_P, x_P, anchor_P, client_state, broadcast)
                 optimizer.step(x_P, gradient_P)
@@ -117,8 +132,10 @@ class Trainer:
         inputs_N, targets_N = (part.to(self.device, non_blocking=True) for part in samples)
         sizes = _step_sizes(len(inputs_N), self._local.batch_size * self._local.accumulate, self._normalises_batches)
         left = steps_of(self._local, len(inputs_N), self._normalises_batches)
-        if len(sizes) == 1:  # all samples in every step: their order means nothing, so they keep it
-            yield from repeat((inputs_N, targets_N), left)
+        if len(sizes) == 1 and (self._local.accumulate == 1 or len(inputs_N) <= self._local.batch_size):
+            # All samples in every batch: their order means nothing, so they keep it. Copies, for a model may change its
+            # inputs in place.
+            yield from ((inputs_N.clone(), targets_N.clone()) for _ in range(left))
             return
         while left > 0:
             shuffled_N = torch.from_numpy(order.permutation(len(inputs_N))).to(self.device)
@@ -175,7 +192,7 @@ def _step_sizes(samples: int, size: int, never_single: bool) -> list[int]:
 
 def _flat_gradient(loss: Tensor, parameters: list[nn.Parameter], *, keep: bool = False) -> Tensor:
     parts = torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.reshape(-1) for part in parts])
+    return torch.cat([(part.to_dense() if part.is_sparse else part).reshape(-1) for part in parts])
 
 
 class _LossScale:
