@@ -1,19 +1,39 @@
 """Whether model, data and loss fit each other, found out before anything is trained."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fed.clients.data import FederatedData
 from fed.clients.training import Loss
-from fed.errors import InvalidData, InvalidModel
+from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
-__all__ = ["check_batch_norm", "check_labels", "check_model", "cross_entropy"]
+__all__ = ["check_batch_norm", "check_labels", "check_model", "check_state", "cross_entropy", "own_copy"]
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """The mean cross-entropy of scores [B, C, ...] against integer labels [B, ...]."""
     return functional.cross_entropy(output, target.long())
+
+
+def own_copy(made: object) -> nn.Module:
+    """A copy of what a factory made, on the CPU: training changes it, and a factory may return one module every time.
+
+    Raises:
+        InvalidModel: if it is no module, or one that cannot be copied.
+    """
+    if not isinstance(made, nn.Module):
+        raise InvalidModel(f"model must make a torch.nn.Module, got {type(made).__name__}")
+    try:
+        return copy.deepcopy(made).cpu()
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InvalidModel(
+            "a model must be one that copy.deepcopy copies, and so hold neither tensors that were computed, as "
+            f"torch.nn.utils.weight_norm does (its like in parametrizations does not), nor lazy buffers: "
+            f"{_first_line(error)}"
+        ) from error
 
 
 def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bool) -> int:
@@ -32,9 +52,7 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
         InvalidModel: if the model cannot take the data, or the loss cannot take the model's output.
         InvalidData: if targets should be labels and are none.
     """
-    if not isinstance(module, nn.Module):
-        raise InvalidModel(f"model must make a torch.nn.Module, got {type(module).__name__}")
-    inputs, targets = (part[:2] for part in next(iter(data.train.values())))
+    inputs, targets = (part[:2].clone().cpu() for part in next(iter(data.train.values())))
     module.eval()
     try:
         with torch.no_grad():
@@ -53,7 +71,7 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
             f"the loss cannot take an output of shape {tuple(output.shape)} and a target of shape "
             f"{tuple(targets.shape)}: {_first_line(error)}"
         ) from error
-    if not isinstance(value, Tensor) or value.numel() != 1:
+    if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InvalidModel(f"the loss must be a scalar tensor, got {got}: take its mean over the batch")
     return 0
@@ -83,7 +101,7 @@ def check_labels(data: FederatedData, classes: int) -> None:
     if data.test is not None:
         held.append(("the test set", data.test))
     for whose, (_, targets) in held:
-        lowest, highest = int(targets.min()), int(targets.max())
+        lowest, highest = int(targets.long().min()), int(targets.long().max())
         if lowest < 0 or highest >= classes:
             wrong = lowest if lowest < 0 else highest
             raise InvalidData(
@@ -92,14 +110,47 @@ def check_labels(data: FederatedData, classes: int) -> None:
             )
 
 
-def check_batch_norm(module: nn.Module, data: FederatedData) -> None:
-    """Hold every client to the two samples that BatchNorm needs to normalise over.
+def check_state(module: nn.Module, precision: str) -> None:
+    """Hold a model's first state to what can be averaged, and its type to the precision of training.
+
+    Raises:
+        InvalidModel: if a number is not finite, or a model of float64 should be trained in half precision.
+    """
+    floats = {name: part for name, part in module.state_dict().items() if _is_floating(part)}
+    for name, part in floats.items():
+        if not bool(torch.isfinite(part).all()):
+            value = part[~torch.isfinite(part)][0].item()
+            raise InvalidModel(
+                f"a model's state must be finite, so that it can be averaged, got {value} in {name}: initialise it, or "
+                "register a constant such as a mask with persistent=False"
+            )
+    if precision != "float32" and any(part.dtype == torch.float64 for part in module.parameters()):
+        raise InvalidModel(
+            f"local.precision must be float32, which means its own, for a model of float64, got {precision}: "
+            "PyTorch's autocast would leave it in float64; convert model and data with .float()"
+        )
+
+
+def _is_floating(part: object) -> bool:
+    return isinstance(part, Tensor) and part.is_floating_point()
+
+
+def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:
+    """Hold clients and batches to the two samples that BatchNorm needs to normalise over.
 
     Raises:
         InvalidData: if a client has one; the message names it.
+        InvalidExperiment: if a batch has one.
     """
+    if not any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
+        return
+    if batch_size == 1:
+        raise InvalidExperiment(
+            "local.batch_size must be 2 or more for a model with BatchNorm1d, got 1: raise it (accumulate does not "
+            "count), or use GroupNorm or LayerNorm"
+        )
     lonely = [client for client, size in data.sizes.items() if size == 1]
-    if lonely and any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
+    if lonely:
         raise InvalidData(
             f"a model with BatchNorm1d needs 2 samples or more on every client, got 1 on client {lonely[0]!r} "
             f"({len(lonely)} such): use GroupNorm or LayerNorm, or a partition that gives each client more"

@@ -5,6 +5,7 @@ the bytes of all rounds up to and with it, both ways, and its virtual time. Each
 the target; how many do stands beside it, and it is None where none does.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,5 +132,7 @@ def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
         ((1.0, None), (None, None))
     """
     measured = [value for value in values if value is not None]
+    if not all(map(math.isfinite, measured)):  # which statistics would not take
+        return sum(measured) / len(measured), math.nan if len(measured) > 1 else None
     mean = statistics.fmean(measured) if measured else None
     return mean, statistics.stdev(measured) if len(measured) > 1 else None

@@ -4,6 +4,7 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 """
 
 import copy
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator, Exchange
 from fed.server.synchronous import Synchronous
-from fed.simulations.checks import check_batch_norm, check_labels, check_model, cross_entropy
+from fed.simulations.checks import check_batch_norm, check_labels, check_model, check_state, cross_entropy, own_copy
 from fed.simulations.devices import Device
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.in_process import InProcessClients
@@ -82,8 +83,10 @@ class Simulation:
         self.policy: Synchronous = experiment.rounds.make()
         self.policy.check(self.population)
         self.loss = loss or cross_entropy
-        self.metric = metric or (None if loss else accuracy)
         module = self._module(model, labelled=loss is None)
+        self._untrained = copy.deepcopy(module)  # later copies begin here: what forward passes leave may not be copied
+        self.loss = _on_device(self.loss, self.device)
+        self.metric = _on_device(metric or (None if loss else accuracy), self.device)
         self.algorithm = experiment.algorithm.make()
         self.rule = self.algorithm if isinstance(self.algorithm, LocalRule) else None
         self.trainer = Trainer(module, self.loss, experiment.local, self.rule, self.device)
@@ -104,7 +107,7 @@ class Simulation:
             accuracies = [score.accuracy for score in own if score.accuracy is not None]
             line = {
                 "client_accuracy_mean": statistics.fmean(accuracies) if accuracies else None,
-                "client_accuracy_std": statistics.pstdev(accuracies) if accuracies else None,
+                "client_accuracy_std": _deviation(accuracies) if accuracies else None,
             }
         if own and self.algorithm.primitive is None and self.data.test is not None:
             loss = statistics.fmean(score.loss for score in own if score.loss is not None)
@@ -114,7 +117,7 @@ class Simulation:
 
     def module_of(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
-        module = copy.deepcopy(self.trainer.module).cpu().eval()
+        module = copy.deepcopy(self._untrained).eval()
         self.layout.unpack(*state, module)
         return module
 
@@ -129,11 +132,12 @@ class Simulation:
         """The first model, initialised from its own stream, and held to the data."""
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
             made = self._built_in_module() if model is None else model if isinstance(model, nn.Module) else model()
-            module = copy.deepcopy(made)  # training changes it, and a factory may return one module again and again
+            module = own_copy(made)
             classes = check_model(module, self.data, self.loss, labelled)
         if labelled:
             check_labels(self.data, classes)
-        check_batch_norm(module, self.data)
+        check_state(module, self.experiment.local.precision)
+        check_batch_norm(module, self.data, self.experiment.local.batch_size)
         return module
 
     def _built_in_module(self) -> nn.Module:
@@ -142,7 +146,7 @@ class Simulation:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
         inputs, _ = next(iter(self.data.train.values()))
         module: nn.Module = section.make(
-            input_shape=tuple(inputs.shape[1:]), classes=self.data.number_of_classes() or 1
+            input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
         )
         is_users_own = section.kind.startswith("python:")
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
@@ -187,6 +191,15 @@ class _Coordinated:
 
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         return {}
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan  # pstdev takes no infinity
+
+
+def _on_device(measure: Any, device: torch.device) -> Any:
+    """A loss or metric that is a module, such as one with weights of classes, where the model's output will be."""
+    return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
 
 
 def _resolved(experiment: Experiment, data: object, model: object) -> Experiment:

@@ -1,5 +1,6 @@
 """Whole runs with models, losses and data of a user's own that do what PyTorch allows."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import fed
+from fed.errors import InvalidExperiment, InvalidModel
 from fed.simulations.expectation import Expectation
+from fed.simulations.outcomes import spread
 from fed.simulations.simulate import simulate
 
 
@@ -57,6 +60,20 @@ def test_a_parameter_whose_data_a_forward_pass_replaces_is_trained(algorithm: st
     assert equal(replaced, simulate(keys, data=two_clients(), model=lambda: nn.Linear(4, 2)))
 
 
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_a_model_that_changes_its_inputs_in_place_leaves_the_data_alone(batch_size: int) -> None:
+    class Scaling(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs.mul_(0.5))
+
+    data, untouched = two_clients(), two_clients()
+    simulate(experiment(local={"batch_size": batch_size}), data=data, model=lambda: Scaling(4, 2))
+    assert data.test is not None
+    assert untouched.test is not None
+    assert torch.equal(data.test[0], untouched.test[0])
+    assert all(torch.equal(data.train[client][0], untouched.train[client][0]) for client in data.train)
+
+
 def test_what_a_model_caches_while_it_is_evaluated_it_can_train_with() -> None:
     class Caching(nn.Linear):
         def __init__(self) -> None:
@@ -70,6 +87,16 @@ def test_what_a_model_caches_while_it_is_evaluated_it_can_train_with() -> None:
 
     data = fed.FederatedData({0: samples()}, samples())
     run = simulate(experiment(local={"batch_size": 12}), data=data, model=Caching, observer=Watcher())
+    assert run.summary["status"] == "finished"
+
+
+def test_a_model_that_keeps_what_it_computed_can_be_returned() -> None:
+    class Keeping(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.scores = super().forward(inputs)
+            return self.scores
+
+    run = simulate(experiment(), data=fed.FederatedData({0: samples()}), model=lambda: Keeping(4, 2))
     assert run.summary["status"] == "finished"
 
 
@@ -105,6 +132,52 @@ def test_batches_that_share_a_step_are_shuffled_for_a_model_may_normalise_within
     assert len(set(seen)) > 2
 
 
+class WithMask(nn.Linear):
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1), persistent=persistent)
+
+
+def test_an_infinite_constant_is_refused_where_it_is_state_and_kept_where_it_is_none() -> None:
+    with pytest.raises(InvalidModel, match=r"got -inf in mask: .* persistent=False"):
+        simulate(experiment(), data=two_clients(), model=lambda: WithMask(True))
+    run = simulate(experiment(), data=two_clients(), model=lambda: WithMask(False))
+    assert run.model.get_buffer("mask")[0, 1] == -math.inf
+
+
+def test_half_precision_of_a_float64_model_is_refused_because_nothing_would_come_of_it() -> None:
+    data = fed.FederatedData({0: samples(dtype=torch.float64)})
+    with pytest.raises(InvalidModel, match=r"local.precision must be float32.* float64, got bfloat16"):
+        simulate(experiment(local={"precision": "bfloat16"}), data=data, model=lambda: nn.Linear(4, 2).double())
+
+
+def test_batches_of_one_sample_under_batch_norm_are_refused() -> None:
+    with pytest.raises(InvalidExperiment, match=r"local.batch_size must be 2 or more .*got 1"):
+        simulate(
+            experiment(local={"batch_size": 1}),
+            data=two_clients(),
+            model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)),
+        )
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    def computed() -> nn.Module:
+        module = nn.Linear(4, 2)
+        module.scale = module.weight * 2  # as hooks of old do
+        return module
+
+    with pytest.raises(InvalidModel, match=r"copy\.deepcopy"):
+        simulate(experiment(), data=two_clients(), model=computed)
+
+
+def test_a_loss_with_a_dimension_is_refused_and_not_met_in_the_first_step() -> None:
+    def in_a_row(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target).reshape(1)
+
+    with pytest.raises(InvalidModel, match=r"scalar tensor, got shape \(1,\)"):
+        simulate(experiment(), data=two_clients(), model=lambda: nn.Linear(4, 2), loss=in_a_row)
+
+
 def test_sparse_gradients_are_taken() -> None:
     inputs, labels = torch.arange(12).reshape(6, 2) % 5, torch.arange(6) % 2
     dense, sparse = (
@@ -118,3 +191,33 @@ def test_sparse_gradients_are_taken() -> None:
         for is_sparse in (False, True)
     )
     assert equal(dense, sparse)
+
+
+def test_integers_below_zero_under_a_loss_of_ones_own_are_no_classes() -> None:
+    inputs, labels = samples()
+    data = fed.FederatedData({0: (inputs, labels - 5)})
+    run = simulate(experiment(), data=data, loss=lambda output, target: (output[:, 0] - target).square().mean())
+    assert run.summary["status"] == "finished"
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_measure_that_is_not_finite_is_no_error(value: float) -> None:
+    run = simulate(
+        experiment(algorithm={"kind": "local"}),
+        data=two_clients(),
+        model=lambda: nn.Linear(4, 2),
+        metric=lambda output, target: value,
+    )
+    assert math.isnan(run.metrics[-1]["client_accuracy_std"])
+    mean, deviation = spread([value, 1.0])
+    assert mean == value or math.isnan(value)
+    assert deviation is not None
+    assert math.isnan(deviation)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_loss_and_a_metric_that_hold_tensors_go_where_the_model_is() -> None:
+    loss, metric = (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])) for _ in range(2))
+    run = simulate(experiment(), data=two_clients(), model=lambda: nn.Linear(4, 2).cuda(), loss=loss, metric=metric)
+    assert run.summary["final_test_accuracy"] is not None
+    assert loss.state_dict()["weight"].device.type == "cpu"
