@@ -33,7 +33,7 @@ def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]
     classes = _classes(data)
     if classes is None:
         return clients, np.array([[size] for size in data.sizes.values()], dtype=np.int64)
-    counts = [np.bincount(data.train[client][1].cpu().numpy(), minlength=classes) for client in clients]
+    counts = [np.bincount(data.train[client][1].long().cpu().numpy(), minlength=classes) for client in clients]
     return clients, np.stack(counts).astype(np.int64)
 
 
@@ -73,7 +73,7 @@ def _classes(data: FederatedData) -> int | None:
     if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
         return None
     # With a loss of the user's own, integers need not be labels.
-    if any(int(targets.min()) < 0 for _, targets in data.train.values()):
+    if any(int(targets.long().min()) < 0 for _, targets in data.train.values()):
         return None
     classes = data.number_of_classes()
     return classes if classes is not None and classes <= _MOST_CLASSES else None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +27,8 @@ class FederatedData:
         classes: how many classes there are; where it is None, one more than the largest integer label seen.
 
     Raises:
-        InvalidData: if a client has no samples, inputs and targets differ in number, types or shapes differ between
-            clients, or a value is not finite; the message names the client.
+        InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
+            types or shapes differ between clients, or a value is not finite; the message names the client.
 
     Example:
         >>> import torch
@@ -51,6 +52,7 @@ class FederatedData:
         model: tuple[Pair, str] | None = None
         for client, pair in self.train.items():
             whose = f"client {client!r}"
+            _check_id(client)
             _check_pair(pair, whose)
             model = model or (pair, whose)
             _check_alike(pair, whose, *model)
@@ -66,8 +68,8 @@ class FederatedData:
             return self.classes
         if _is_real(next(iter(self.train.values()))[1]):
             return None
-        largest = max(int(targets.max()) for _, targets in self.train.values())
-        return 1 + (largest if self.test is None else max(largest, int(self.test[1].max())))
+        largest = max(int(targets.long().max()) for _, targets in self.train.values())  # not all integers have a max
+        return 1 + (largest if self.test is None else max(largest, int(self.test[1].long().max())))
 
     def pooled(self) -> "FederatedData":
         """All training data in one place: one client, named ``all``, holds every sample."""
@@ -82,6 +84,14 @@ def _is_real(tensor: Tensor) -> bool:
 def _all_finite(tensor: Tensor) -> bool:
     # A sum is finite only if its terms are, which settles nearly all cases in one pass; finite terms may overflow.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _check_id(client: object) -> None:
+    if not isinstance(client, int | str | np.integer):
+        raise InvalidData(
+            f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
+            "number the clients, or name them"
+        )
 
 
 def _check_pair(pair: object, whose: str) -> None:

@@ -15,7 +15,7 @@ from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.samples import Samples
 from fed.errors import InvalidData
 from fed.families import PARTITIONS, DataSection, PartitionSection
-from fed.randomness import Streams
+from fed.randomness import Streams, seeded_torch
 
 __all__ = ["load"]
 
@@ -42,7 +42,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         >>> len(data.train), len(data.test[1])
         (10, 359)
     """
-    source = section.make(streams=streams)
+    with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # for a user's own source
+        source = section.make(streams=streams)
     if isinstance(source, FederatedData) and _stays_as_it_is(source, section):
         return source
     samples = _samples(source, section.kind)

@@ -1,6 +1,7 @@
 """Whole runs with models, losses and data of a user's own that do what PyTorch allows."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.errors import InvalidExperiment, InvalidModel
+from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 from fed.simulations.expectation import Expectation
 from fed.simulations.outcomes import spread
 from fed.simulations.simulate import simulate
@@ -193,6 +194,14 @@ def test_sparse_gradients_are_taken() -> None:
     assert equal(dense, sparse)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.int16])
+def test_labels_may_be_any_integers(dtype: torch.dtype, tmp_path: Path) -> None:
+    inputs, labels = samples()
+    data = fed.FederatedData({0: (inputs, labels.to(dtype))})
+    run = simulate(experiment(), data=data, output=tmp_path / "run")
+    assert equal(run, simulate(experiment(), data=fed.FederatedData({0: samples()})))
+
+
 def test_integers_below_zero_under_a_loss_of_ones_own_are_no_classes() -> None:
     inputs, labels = samples()
     data = fed.FederatedData({0: (inputs, labels - 5)})
@@ -213,6 +222,28 @@ def test_a_measure_that_is_not_finite_is_no_error(value: float) -> None:
     assert mean == value or math.isnan(value)
     assert deviation is not None
     assert math.isnan(deviation)
+
+
+def test_a_client_is_not_named_by_what_differs_from_run_to_run() -> None:
+    with pytest.raises(InvalidData, match="integer or a text"):
+        fed.FederatedData({object(): samples()})
+
+
+def drawn_globally() -> tuple[Tensor, Tensor]:
+    """A source that draws from PyTorch's global generator."""
+    inputs = torch.rand(40, 4)
+    return inputs, (inputs[:, 0] > 0.5).long()
+
+
+def test_a_source_that_draws_globally_draws_the_same_in_every_run() -> None:
+    keys = experiment(data={"kind": f"python:{__name__}:drawn_globally", "clients": 4})
+    torch.manual_seed(1)
+    first = simulate(keys)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert equal(first, simulate(keys))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not equal(first, simulate(keys.override({"seed": 1})))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
