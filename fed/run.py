@@ -17,7 +17,7 @@ from fed import yaml
 from fed.errors import InvalidInput, OutputExists
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from fed.experiment import Experiment
 
@@ -96,12 +96,17 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
             file.write((to_json(line) + "\n").encode())
 
-    def finish(self, summary: Mapping[str, Any], state: "Mapping[str, Tensor]", report: str) -> None:
-        """Write the model and the report, and last of all the summary: where there is one, all else is there."""
+    def keep(self, model: "nn.Module") -> None:
+        """Write the model's tensors; what else its state may hold has no place there."""
         from safetensors.torch import save
+        from torch import Tensor
 
-        model = save({name: part.contiguous().clone() for name, part in state.items()})  # tied weights stand twice
-        write_atomically(self.path / "model.safetensors", model)
+        tensors = {name: part for name, part in model.state_dict().items() if isinstance(part, Tensor)}
+        state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights stand twice
+        write_atomically(self.path / "model.safetensors", save(state))
+
+    def finish(self, summary: Mapping[str, Any], report: str) -> None:
+        """Write the report, and last of all the summary: where there is one, all else is there."""
         write_atomically(self.path / "report.html", report.encode())
         write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 

@@ -131,9 +131,10 @@ class _Recording:
         directory = self._folder.path if self._folder else None
         run = Run(simulation.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self._folder is not None:
+            self._folder.keep(model)  # first, so that no failure to draw costs the work
             from fed.simulations.report import run_report  # draws, and so loads the plotting library
 
-            self._folder.finish(run.summary, model.state_dict(), run_report(run, simulation.data))
+            self._folder.finish(run.summary, run_report(run, simulation.data))
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
@@ -150,7 +151,7 @@ class _Recording:
             "bytes_up": sum(line["bytes_up"] for line in metrics),
             "bytes_down": sum(line["bytes_down"] for line in metrics),
             "wall_s": time.perf_counter() - self._began,
-            "virtual_s": simulation.federation.clock,
+            "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
             "clients": simulation.population,
             "parameters": simulation.layout.parameters,
             "seed": simulation.experiment.seed,

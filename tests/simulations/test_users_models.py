@@ -1,15 +1,17 @@
 """Whole runs with models, losses and data of a user's own that do what PyTorch allows."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fed
-from fed.errors import InvalidData, InvalidExperiment, InvalidModel
+from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel
 from fed.simulations.expectation import Expectation
 from fed.simulations.outcomes import spread
 from fed.simulations.simulate import simulate
@@ -207,6 +209,44 @@ def test_integers_below_zero_under_a_loss_of_ones_own_are_no_classes() -> None:
     data = fed.FederatedData({0: (inputs, labels - 5)})
     run = simulate(experiment(), data=data, loss=lambda output, target: (output[:, 0] - target).square().mean())
     assert run.summary["status"] == "finished"
+
+
+def test_the_model_is_kept_where_its_report_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> str:
+        raise RuntimeError("no ink")
+
+    monkeypatch.setattr("fed.simulations.report.run_report", fails)
+    with pytest.raises(RuntimeError, match="no ink"):
+        simulate(experiment(), data=two_clients(), model=lambda: nn.Linear(4, 2), output=tmp_path / "run")
+    assert load_file(tmp_path / "run" / "model.safetensors")["weight"].shape == (2, 4)
+
+
+def test_state_that_is_no_tensor_stays_out_of_the_file(tmp_path: Path) -> None:
+    class Noting(nn.Linear):
+        def get_extra_state(self) -> dict[str, str]:
+            return {"note": "mine"}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    run = simulate(experiment(), data=two_clients(), model=lambda: Noting(4, 2), output=tmp_path / "run")
+    assert set(load_file(tmp_path / "run" / "model.safetensors")) == {"weight", "bias"}
+    assert run.summary["status"] == "finished"
+
+
+def test_the_virtual_time_of_a_run_that_stops_is_that_of_its_last_round(tmp_path: Path) -> None:
+    inputs, labels = samples()
+    data = fed.FederatedData({"good": (inputs, labels), "bad": (inputs * 1e15, labels)})
+    with pytest.raises(Diverged):
+        simulate(
+            experiment(rounds={"count": 60}, local={"lr": 1e20}),
+            data=data,
+            model=lambda: nn.Linear(4, 2),
+            output=tmp_path / "run",
+        )
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert summary["virtual_s"] == (lines[-1]["virtual_s"] if lines else 0.0)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
