@@ -93,8 +93,7 @@ class Family(Generic[_Section]):
                 raise InvalidExperiment(f"must be a text; known: {', '.join(self.builtin)}")
             section = self.section(kind)
         except InvalidExperiment as error:
-            text = str(error).replace("{", "{{").replace("}", "}}")
-            problem = PydanticCustomError("sentence", cast("Any", text))
+            problem = PydanticCustomError("sentence", cast("Any", str(error)))
             detail = InitErrorDetails(type=problem, loc=("kind",), input=kind)
             raise ValidationError.from_exception_data(self.name, [detail]) from None
         return section.model_validate({"kind": kind, **value})

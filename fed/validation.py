@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-__all__ = ["Section", "nearest", "sentences"]
+__all__ = ["Section", "nearest", "sentence_error", "sentences"]
 
 
 class Section(BaseModel):
@@ -31,9 +31,7 @@ class Section(BaseModel):
             return keys
         known = list(cls.model_fields)
         unknown = [
-            InitErrorDetails(
-                type=PydanticCustomError("sentence", _unknown(str(key), known)), loc=(str(key),), input=value
-            )
+            sentence_error(f"unknown key{nearest(str(key), known)}", str(key), value)
             for key, value in keys.items()
             if key not in known
         ]
@@ -42,9 +40,11 @@ class Section(BaseModel):
         return keys
 
 
-def _unknown(key: str, known: list[str]) -> Any:
-    # A message may hold braces, which pydantic would take for places to fill.
-    return f"unknown key{nearest(key, known)}".replace("{", "{{").replace("}", "}}")
+def sentence_error(sentence: str, key: str, value: object) -> InitErrorDetails:
+    """An error of validation that says this sentence of a key, as it stands."""
+    # Pydantic would take braces for places to fill.
+    text: Any = sentence.replace("{", "{{").replace("}", "}}")
+    return InitErrorDetails(type=PydanticCustomError("sentence", text), loc=(key,), input=value)
 
 
 def nearest(name: str, known: list[str]) -> str:
