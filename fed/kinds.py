@@ -17,11 +17,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
+from pydantic_core import CoreSchema, ValidationError, core_schema
 
 from fed import docstrings
 from fed.errors import InvalidExperiment
-from fed.validation import Section, nearest
+from fed.validation import Section, nearest, sentence_error
 
 __all__ = ["Component", "Family", "keys_of"]
 
@@ -93,8 +93,7 @@ class Family(Generic[_Section]):
                 raise InvalidExperiment(f"must be a text; known: {', '.join(self.builtin)}")
             section = self.section(kind)
         except InvalidExperiment as error:
-            problem = PydanticCustomError("sentence", cast("Any", str(error)))
-            detail = InitErrorDetails(type=problem, loc=("kind",), input=kind)
+            detail = sentence_error(str(error), "kind", kind)
             raise ValidationError.from_exception_data(self.name, [detail]) from None
         return section.model_validate({"kind": kind, **value})
 

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -42,9 +42,7 @@ class Section(BaseModel):
 
 def sentence_error(sentence: str, key: str, value: object) -> InitErrorDetails:
     """An error of validation that says this sentence of a key, as it stands."""
-    # Pydantic would take braces for places to fill.
-    text: Any = sentence.replace("{", "{{").replace("}", "}}")
-    return InitErrorDetails(type=PydanticCustomError("sentence", text), loc=(key,), input=value)
+    return InitErrorDetails(type=PydanticCustomError("sentence", cast("Any", sentence)), loc=(key,), input=value)
 
 
 def nearest(name: str, known: list[str]) -> str:
