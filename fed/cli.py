@@ -95,7 +95,9 @@ def _compare(
 ) -> int:
     """Run the variants of an experiment with several seeds, and write a report."""
     comparison = read_comparison(file, settings or ())
-    return cli_runs.compare(comparison, output=output, overwrite=overwrite, jobs=jobs or _cores(), as_json=json)
+    return cli_runs.compare(
+        comparison, output=output, overwrite=overwrite, jobs=jobs or cli_runs.usable_cores(), as_json=json
+    )
 
 
 @app.command("show")
@@ -206,7 +208,3 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # it stays until the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a narrow encoding costs a symbol, not the answer
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fed
+from fed.cli_runs import usable_cores
 from fed.cli_tables import console
 from fed.quantities import bytes_text
 
@@ -55,7 +56,7 @@ def _machine() -> "Table":
     table.add_row("fed", f"{fed.__version__} in {Path(fed.__file__).parent}")
     table.add_row("Python", f"{platform.python_version()} in {sys.prefix}")
     table.add_row("system", platform.platform())
-    table.add_row("cores", _cores())
+    table.add_row("cores", f"{usable_cores()} of {os.cpu_count()}")
     table.add_row("memory", _memory())
     for name, what in _devices():
         table.add_row(name, what)
@@ -110,11 +111,6 @@ def _devices() -> Iterator[tuple[str, str]]:
         yield f"cuda:{index}", f"{properties.name}, {bytes_text(properties.total_memory)}, CUDA {torch.version.cuda}"
     if torch.backends.mps.is_available():
         yield "mps", "Apple GPU"
-
-
-def _cores() -> str:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{usable} of {os.cpu_count()}"
 
 
 def _memory() -> str:

@@ -1,6 +1,6 @@
-"""Bytes and durations as people read them."""
+"""Bytes, durations, counts and measured means as people read them."""
 
-__all__ = ["bytes_text", "duration_text"]
+__all__ = ["bytes_text", "count_text", "duration_text", "mean_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _PARTS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -35,3 +35,25 @@ def duration_text(time_s: float) -> str:
             count, rest = divmod(round(whole_s / small_s), large_s // small_s)
             return f"{count} {large} {rest} {small}" if rest else f"{count} {large}"
     return f"{whole_s} s"
+
+
+def count_text(mean: float) -> str:
+    """A mean of counts.
+
+    Example:
+        >>> count_text(12.0), count_text(12.333)
+        ('12', '12.3')
+    """
+    return f"{mean:.1f}".removesuffix(".0")
+
+
+def mean_text(mean: float | None, deviation: float | None) -> str:
+    """A mean in [0, 1], and ± its standard deviation where there is one; a dash where nothing was measured.
+
+    Example:
+        >>> mean_text(0.9286, 0.008), mean_text(0.9286, None), mean_text(None, None)
+        ('0.929 ± 0.008', '0.929', '–')
+    """
+    if mean is None:
+        return "–"
+    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fed.quantities import bytes_text
+from fed.quantities import bytes_text, count_text, mean_text
 from fed.simulations.outcomes import ComparisonResult
 
-__all__ = ["accuracy_text", "finding", "number_text"]
+__all__ = ["accuracy_text", "finding"]
 
 _BASELINES = {"centralized": "the ceiling", "local": "the floor"}
 
@@ -58,7 +58,7 @@ def _cheapest(rows: Sequence[dict[str, Any]], target: float) -> str:
         return f"None reaches {target:g} with every seed."
     first = min(there, key=lambda row: row["rounds_to_target"])
     least = min(there, key=lambda row: row["bytes_to_target"])
-    said = f"{first['name']} is the first at {target:g}, after {number_text(first['rounds_to_target'])} rounds"
+    said = f"{first['name']} is the first at {target:g}, after {count_text(first['rounds_to_target'])} rounds"
     if least["bytes_to_target"] == 0:
         return f"{said}."
     if least is first:
@@ -75,19 +75,8 @@ def _by_loss(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def accuracy_text(row: dict[str, Any]) -> str:
-    """The final accuracy, and ± its standard deviation where there are seeds enough."""
-    mean, deviation = row["final_test_accuracy"], row["final_test_accuracy_std"]
-    return "–" if mean is None else f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
-
-
-def number_text(value: float) -> str:
-    """A mean of counts.
-
-    Example:
-        >>> number_text(12.0), number_text(12.333)
-        ('12', '12.3')
-    """
-    return f"{value:.1f}".removesuffix(".0")
+    """The final accuracy of a row, and ± its standard deviation where there are seeds enough."""
+    return mean_text(row["final_test_accuracy"], row["final_test_accuracy_std"])
 
 
 def _sequence(texts: Sequence[str]) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fed import yaml
 from fed.errors import InvalidExperiment
 from fed.experiment import Experiment
-from fed.quantities import bytes_text, duration_text
+from fed.quantities import bytes_text, count_text, duration_text
 from fed.run import Run, environment
 from fed.simulations import charts
-from fed.simulations.findings import finding, number_text
+from fed.simulations.findings import finding
 from fed.simulations.outcomes import ComparisonResult, Runs, has_finished
 from fed.simulations.tables import Column, columns
 
@@ -192,7 +192,7 @@ def _facts_of_comparison(result: ComparisonResult) -> dict[str, str]:
         "variants": str(len(result.rows)),
         "seeds": ", ".join(map(str, comparison.seeds)),
     }
-    for key, text in (("rounds", number_text), ("clients", number_text), ("parameters", "{:,}".format)):
+    for key, text in (("rounds", count_text), ("clients", count_text), ("parameters", "{:,}".format)):
         values = sorted({summary[key] for summary in summaries if summary.get(key) is not None})
         if values:
             facts[key] = " to ".join(dict.fromkeys(text(value) for value in (values[0], values[-1])))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fed.quantities import bytes_text, duration_text
-from fed.simulations.findings import accuracy_text, number_text
+from fed.quantities import bytes_text, count_text, duration_text, mean_text
+from fed.simulations.findings import accuracy_text
 from fed.simulations.outcomes import ComparisonResult
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def columns(result: ComparisonResult) -> list[Column]:
         Column("bytes down", [_or_dash(row["bytes_down"], bytes_text) for row in rows]),
     ]
     if any(row["client_accuracy_mean"] is not None for row in rows):
-        shown.append(Column("clients' own accuracy", [_clients(row) for row in rows]))
+        texts = [mean_text(row["client_accuracy_mean"], row["client_accuracy_std"]) for row in rows]
+        shown.append(Column("clients' own accuracy", texts))
     shown.append(Column("wall time", [_or_dash(row["wall_s"], duration_text) for row in rows]))
     if any(row["status"] != "finished" for row in rows):
         shown.append(Column("status", [_status(row) for row in rows], is_number=False))
@@ -70,12 +71,7 @@ def _rounds(row: dict[str, Any]) -> str:
     if not row["reached"]:
         return "–"
     part = "" if row["reached"] == len(row["seeds"]) else f" ({row['reached']} of {len(row['seeds'])} seeds)"
-    return number_text(row["rounds_to_target"]) + part
-
-
-def _clients(row: dict[str, Any]) -> str:
-    mean, deviation = row["client_accuracy_mean"], row["client_accuracy_std"]
-    return "–" if mean is None else f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+    return count_text(row["rounds_to_target"]) + part
 
 
 def _status(row: dict[str, Any]) -> str:
