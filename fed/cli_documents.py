@@ -27,14 +27,12 @@ def read(path: Path, settings: Sequence[str]) -> "Experiment | Comparison":
 
     values = changes(settings)
     keys = yaml.load(path)
-    if not isinstance(keys, dict):
-        raise InvalidExperiment(f"{path}: must hold a mapping of keys to values, got {type(keys).__name__}")
     from fed.comparison import Comparison
     from fed.experiment import Experiment, with_overrides
 
     document = Comparison if any(key in keys for key in _OF_COMPARISONS) else Experiment
     try:
-        return document(**with_overrides({str(key): value for key, value in keys.items()}, values))
+        return document(**with_overrides(keys, values))
     except InvalidExperiment as error:
         source = f"{path} with --set" if settings else f"{path}"
         raise InvalidExperiment("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None

@@ -13,7 +13,7 @@ from fed.quantities import bytes_text, duration_text
 if TYPE_CHECKING:
     from fed.simulations.expectation import Expectation
 
-__all__ = ["Bar", "Display", "Lines", "OfComparison", "OfSimulation", "display"]
+__all__ = ["Bar", "ComparisonProgress", "Display", "Lines", "SimulationProgress", "display"]
 
 _LONG_S = 10.0
 """A run expected to take longer is announced."""
@@ -102,7 +102,7 @@ class _Clock:
         return f"{duration_text((time.monotonic() - self._began_s) / done * max(0.0, total - done))} left"
 
 
-class OfSimulation:
+class SimulationProgress:
     """Watches one simulation: its rounds, accuracy, bytes and the time left."""
 
     def __init__(self, display: Display) -> None:
@@ -134,7 +134,7 @@ class OfSimulation:
         self._display.show(self.rounds_done, self._rounds, ", ".join(parts))
 
 
-class OfComparison:
+class ComparisonProgress:
     """Watches the runs of a comparison, which may overlap; a round counts by the time that it is expected to take.
 
     Args:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import fed
-from fed.cli_progress import OfComparison, OfSimulation, display
+from fed.cli_progress import ComparisonProgress, SimulationProgress, display
 from fed.errors import InvalidInput
 from fed.quantities import bytes_text, duration_text
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from fed.experiment import Experiment
     from fed.simulations.expectation import Expectation
 
-__all__ = ["compare", "folder", "simulate"]
+__all__ = ["compare", "folder", "simulate", "usable_cores"]
 
 _RUNS = Path("runs")
 _INTERRUPTED = 130
@@ -29,7 +30,7 @@ _INTERRUPTED = 130
 def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, as_json: bool) -> int:
     """Run an experiment, and say what came of it and where it is kept; the exit code."""
     shown = display()
-    watch = OfSimulation(shown)
+    watch = SimulationProgress(shown)
     with folder(experiment.name, output, overwrite) as directory:
         try:
             with _all_to_standard_error(as_json), shown:
@@ -53,7 +54,7 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
     shown = display()
     with _all_to_standard_error(as_json):
         expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
-    watch = OfComparison(shown, expected, len(comparison.seeds), jobs)
+    watch = ComparisonProgress(shown, expected, len(comparison.seeds), jobs)
     with folder(comparison.name, output, overwrite) as directory:
         try:
             with _all_to_standard_error(as_json), shown:
@@ -88,6 +89,11 @@ def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # it holds something, as it should
             directory.rmdir()
             _RUNS.rmdir()
+
+
+def usable_cores() -> int:
+    """How many cores this process may compute on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _new_folder(name: str) -> Path:
@@ -141,7 +147,7 @@ def _outcome(summary: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _say_what_is_kept(directory: Path, watch: OfSimulation | OfComparison, as_json: bool) -> None:
+def _say_what_is_kept(directory: Path, watch: SimulationProgress | ComparisonProgress, as_json: bool) -> None:
     if not watch.has_begun:
         _note("stopped before the first round")
         return

@@ -35,10 +35,8 @@ class Document(Section):
         """
         path = Path(path)
         keys = yaml.load(path)
-        if not isinstance(keys, dict):
-            raise InvalidExperiment(f"{path}: must hold a mapping of keys to values, got {type(keys).__name__}")
         try:
-            return cls(**{str(key): value for key, value in keys.items()})
+            return cls(**keys)
         except InvalidExperiment as error:
             raise InvalidExperiment("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fed.cli_progress import Bar, Lines, OfComparison, OfSimulation
+from fed.cli_progress import Bar, ComparisonProgress, Lines, SimulationProgress
 from fed.simulations.expectation import Expectation
 
 
@@ -24,7 +24,7 @@ def line(number: int, accuracy: float | None = None) -> dict[str, object]:
 @pytest.mark.parametrize("rounds", [1, 3, 10, 11, 1_000])
 def test_a_run_has_a_line_about_every_tenth_and_one_at_its_end(rounds: int) -> None:
     kept = Kept()
-    watch = OfSimulation(kept)
+    watch = SimulationProgress(kept)
     watch.begin(Expectation(rounds, 1.0, 0, 0))
     for number in range(1, rounds + 1):
         watch.round(line(number))
@@ -34,7 +34,7 @@ def test_a_run_has_a_line_about_every_tenth_and_one_at_its_end(rounds: int) -> N
 
 def test_a_line_has_round_accuracy_bytes_and_time_left() -> None:
     kept = Kept()
-    watch = OfSimulation(kept)
+    watch = SimulationProgress(kept)
     watch.begin(Expectation(2, 1.0, 0, 0))
     watch.round(line(1, accuracy=0.5))
     watch.round(line(2))
@@ -44,7 +44,7 @@ def test_a_line_has_round_accuracy_bytes_and_time_left() -> None:
 
 def test_an_accuracy_that_was_never_measured_is_not_made_up() -> None:
     kept = Kept()
-    watch = OfSimulation(kept)
+    watch = SimulationProgress(kept)
     watch.begin(Expectation(1, 1.0, 0, 0))
     watch.round(line(1))
     assert "accuracy" not in kept.lines[0]
@@ -55,13 +55,13 @@ def test_an_accuracy_that_was_never_measured_is_not_made_up() -> None:
 )
 def test_only_a_long_run_is_announced(wall_s: float, lines: list[str]) -> None:
     kept = Kept()
-    OfSimulation(kept).begin(Expectation(5, wall_s, 3_000_000, 4_000_000))
+    SimulationProgress(kept).begin(Expectation(5, wall_s, 3_000_000, 4_000_000))
     assert kept.lines == lines
 
 
-def of_comparison(kept: Kept, **wall_s: float) -> OfComparison:
+def of_comparison(kept: Kept, **wall_s: float) -> ComparisonProgress:
     expected = {name: Expectation(2, each_s, 1_000, 1_000) for name, each_s in wall_s.items()}
-    watch = OfComparison(kept, expected, seeds=2, jobs=2)
+    watch = ComparisonProgress(kept, expected, seeds=2, jobs=2)
     watch.begin([(name, seed) for name in wall_s for seed in (0, 1)])
     return watch
 
