@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fed import yaml
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fed import __version__, yaml
 from fed.errors import InvalidInput, OutputExists
+from fed.experiment import Experiment
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fed.experiment import Experiment
-
-__all__ = ["Run", "RunFolder", "environment", "to_json", "write_atomically"]
+__all__ = ["Run", "RunFolder", "environment", "refuse_taken", "to_json", "write_atomically", "written_to"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Run:
         directory: the folder that holds all this, or None.
     """
 
-    experiment: "Experiment"
+    experiment: Experiment
     metrics: list[dict[str, Any]]
     summary: dict[str, Any]
-    model: "nn.Module"
-    models: "Mapping[int | str, nn.Module]" = field(default_factory=dict)
+    model: nn.Module
+    models: Mapping[int | str, nn.Module] = field(default_factory=dict)
     directory: Path | None = None
 
 
@@ -62,20 +62,16 @@ class RunFolder:
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
-        with self._found_bad():
-            taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-        if taken and (not overwrite or not path.is_dir()):
-            raise OutputExists(
-                f"{path} exists and is not an empty folder: choose another --output, or pass --overwrite"
-            )
+        with written_to(path):
+            refuse_taken(path, overwrite=overwrite)
 
-    def begin(self, experiment: "Experiment") -> None:
+    def begin(self, experiment: Experiment) -> None:
         """Write what is known before the first round, in place of what an earlier run left.
 
         Raises:
             InvalidInput: if there can be no such folder.
         """
-        with self._found_bad():
+        with written_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for name in self.FILES:
                 (self.path / name).unlink(missing_ok=True)
@@ -83,24 +79,13 @@ class RunFolder:
         write_atomically(self.path / "environment.json", to_json(environment(), indent=2).encode())
         write_atomically(self.path / "metrics.jsonl", b"")
 
-    @contextmanager
-    def _found_bad(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            problem = f"{self.path} cannot be written to ({error.strerror}): choose another --output"
-            raise InvalidInput(problem) from None
-
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round's line to ``metrics.jsonl``, in one write."""
         with (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
             file.write((to_json(line) + "\n").encode())
 
-    def keep(self, model: "nn.Module") -> None:
+    def keep(self, model: nn.Module) -> None:
         """Write the model's tensors; what else its state may hold has no place there."""
-        from safetensors.torch import save
-        from torch import Tensor
-
         tensors = {name: part for name, part in model.state_dict().items() if isinstance(part, Tensor)}
         state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights stand twice
         write_atomically(self.path / "model.safetensors", save(state))
@@ -109,6 +94,30 @@ class RunFolder:
         """Write the report, and last of all the summary: where there is one, all else is there."""
         write_atomically(self.path / "report.html", report.encode())
         write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
+
+
+def refuse_taken(folder: Path, *, overwrite: bool) -> None:
+    """Hold a folder to come to being new or empty, or else free to be overwritten.
+
+    Raises:
+        OutputExists: if it is neither, or is a file.
+    """
+    is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_taken and (not overwrite or not folder.is_dir()):
+        raise OutputExists(f"{folder} exists and is not an empty folder: choose another --output, or pass --overwrite")
+
+
+@contextmanager
+def written_to(folder: Path) -> Iterator[None]:
+    """Lay what the system refuses here to the choice of the folder.
+
+    Raises:
+        InvalidInput: if the folder cannot be read, made or written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written to ({error.strerror}): choose another --output") from None
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -141,18 +150,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def environment() -> dict[str, Any]:
     """What a reader needs in order to repeat a run: versions, hardware, and the commit of the folder it ran in."""
-    import torch
-
     commit = None
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):
         pass  # no git here: the commit is unknown, which the null says
-    import fed
-
     return {
-        "fed": fed.__version__,
+        "fed": __version__,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "pydantic", "safetensors")},
         "platform": platform.platform(),

@@ -4,10 +4,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from fed.aggregators.centralized import Centralized
 from fed.aggregators.contracts import PeerRule
+from fed.clients.data import FederatedData
+from fed.clients.evaluation import Metric
+from fed.clients.training import Loss
 from fed.comparison import Comparison
 from fed.errors import InvalidInput
 from fed.experiment import Experiment
@@ -15,23 +20,16 @@ from fed.simulations.comparison_folder import ComparisonFolder
 from fed.simulations.outcomes import ComparisonResult, Runs, row_of
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fed.clients.data import FederatedData
-    from fed.clients.evaluation import Metric
-    from fed.clients.training import Loss
-
 __all__ = ["compare"]
 
 
 def compare(
     comparison: Comparison,
     *,
-    data: "FederatedData | None" = None,
-    model: "Callable[[], nn.Module] | None" = None,
-    loss: "Loss | None" = None,
-    metric: "Metric | None" = None,
+    data: FederatedData | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    loss: Loss | None = None,
+    metric: Metric | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     jobs: int = 1,

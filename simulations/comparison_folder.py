@@ -6,16 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fed.errors import InvalidInput, OutputExists
+from fed.clients.data import FederatedData, load
 from fed.experiment import Experiment
-from fed.run import RunFolder, environment, to_json, write_atomically
+from fed.randomness import Streams
+from fed.run import RunFolder, environment, refuse_taken, to_json, write_atomically, written_to
 from fed.simulations.outcomes import ComparisonResult
 from fed.simulations.report import comparison_report, comparison_svg
-
-if TYPE_CHECKING:
-    from fed.clients.data import FederatedData
 
 __all__ = ["ComparisonFolder", "slugs"]
 
@@ -42,19 +39,10 @@ class ComparisonFolder:
         self.path, self.overwrite = path, overwrite
         self._variants = variants
         self._slugs = slugs(variants)
-        try:
-            self._take()
-        except OSError as error:
-            raise InvalidInput(f"{path} cannot be written to ({error.strerror}): choose another --output") from None
-
-    def _take(self) -> None:
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            if not self.overwrite or not self.path.is_dir():
-                raise OutputExists(
-                    f"{self.path} exists and is not an empty folder: choose another --output, or pass --overwrite"
-                )
+        with written_to(path):
+            refuse_taken(path, overwrite=overwrite)
             self._clear()
-        self.path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
 
     def _clear(self) -> None:
         for run in self.path.glob("runs/*/seed-*"):
@@ -70,7 +58,7 @@ class ComparisonFolder:
         """The folder of a variant's run with a seed."""
         return self.path / "runs" / self._slugs[name] / f"seed-{seed}"
 
-    def write(self, result: ComparisonResult, data: "FederatedData | None" = None) -> None:
+    def write(self, result: ComparisonResult, data: FederatedData | None = None) -> None:
         """Write all files, each whole, and ``comparison.json`` last.
 
         Args:
@@ -84,11 +72,8 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
-    def _partitions(self, data: "FederatedData | None") -> "dict[str, FederatedData]":
+    def _partitions(self, data: FederatedData | None) -> dict[str, FederatedData]:
         """Heading → data, one for each section ``data`` that differs, with the first seed."""
-        from fed.clients.data import load
-        from fed.randomness import Streams
-
         if data is not None:
             return {"Who holds what": data}
         sections: dict[str, tuple[str, Experiment]] = {}

@@ -15,6 +15,7 @@ from fed.clients.training import Loss
 from fed.experiment import Experiment
 from fed.run import Run, RunFolder
 from fed.simulations.expectation import Expectation, expect
+from fed.simulations.report import run_report
 from fed.simulations.simulation import Simulation
 
 __all__ = ["Observer", "simulate"]
@@ -132,8 +133,6 @@ class _Recording:
         run = Run(simulation.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self._folder is not None:
             self._folder.keep(model)  # first, so that no failure to draw costs the work
-            from fed.simulations.report import run_report  # draws, and so loads the plotting library
-
             self._folder.finish(run.summary, run_report(run, simulation.data))
         return run
 
