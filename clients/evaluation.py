@@ -38,7 +38,15 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair, device: torch.device) -> Score:
-    """Score a module, in evaluation mode, over all samples, in batches of 1,024."""
+    """Score a module, in evaluation mode, over all samples, in batches of 1,024.
+
+    Args:
+        module: on ``device``.
+        loss: (output, target) → a scalar, the mean over the batch.
+        metric: (output, target) → a number, the mean over the batch; or None.
+        samples: (inputs, targets), anywhere.
+        device: where to compute.
+    """
     module.eval()
     inputs_N, targets_N = samples
     sums = torch.zeros(2, dtype=torch.float64, device=device)

@@ -147,6 +147,10 @@ class Experiment(Document):
 def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of nested mappings with some values replaced; sections on the way to a value are created.
 
+    Args:
+        document: a document's keys and values.
+        values: dotted path of a key → its value; a mapping replaces the whole section.
+
     Example:
         >>> with_overrides({"local": {"lr": 0.1}}, {"local.steps": 3, "topology.kind": "ring"})
         {'local': {'lr': 0.1, 'steps': 3}, 'topology': {'kind': 'ring'}}

@@ -85,7 +85,12 @@ class Coordinator:
         return self._vector(self._state.model_P), self._integers_I
 
     def sample(self, number: int, cohort: int) -> list[int | str]:
-        """A uniformly random cohort for a round, without replacement."""
+        """A uniformly random cohort for a round, without replacement.
+
+        Args:
+            number: of the round, from 1; it names the random stream.
+            cohort: how many, at most all nodes.
+        """
         nodes = self.fleet.nodes()
         chosen = self.streams.generator("cohort", number).choice(len(nodes), size=cohort, replace=False)
         return [nodes[index] for index in sorted(chosen)]
@@ -94,6 +99,10 @@ class Coordinator:
         """Send the model to clients, gather their models, and move ours by the mean of their updates.
 
         Replies may come in any order: the outcome is the same, to the bit.
+
+        Args:
+            number: of the round, from 1.
+            clients: who is asked.
 
         Raises:
             Diverged: if a client's loss or model is no longer finite; the model stays as it was.

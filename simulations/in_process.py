@@ -40,6 +40,13 @@ class InProcessClients:
     ) -> Trained:
         """One client's work of one round.
 
+        Args:
+            client: whose data.
+            number: of the round, from 1; with the client it names the random streams.
+            vector_V: where to start.
+            integers_I: the integer buffers to start with.
+            broadcast: what the rule gives to every client beside the model.
+
         Raises:
             Diverged: if the loss or the trained state is not finite.
         """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fed.aggregators.contracts import PeerRule
 from fed.clients.data import ClientId
-from fed.errors import Diverged
+from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
 from fed.server.coordinator import Exchange
 from fed.simulations.devices import Device
@@ -151,7 +151,10 @@ class _Round:
     def mixed(self, x_NP: Tensor) -> Tensor:
         """W x, summed in float64 in the neighbours' order."""
         if self._mixing_NN is None:
-            raise ValueError("this rule mixes, but its peers have no topology")
+            raise InvalidExperiment(
+                "a rule that mixes must have the primitive mix, so that its peers get a topology, got none: "
+                'give the class primitive = "mix"'
+            )
         mixed_NP: Tensor = torch.sparse.mm(self._mixing_NN, x_NP.double())
         return mixed_NP.to(x_NP.dtype)
 

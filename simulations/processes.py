@@ -160,6 +160,11 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
 
     A process that dies takes its own run with it, which has failed; another takes its place.
 
+    Args:
+        planned: what to run; begun in this order.
+        jobs: how many processes, at least 1.
+        observer: told of what happens.
+
     Raises:
         FedError: what a run raised, other than :class:`fed.errors.RunFailed`.
         RuntimeError: if a run raised anything else; it holds that traceback.

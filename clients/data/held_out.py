@@ -14,6 +14,10 @@ __all__ = ["at_random", "of_each", "share"]
 def share(samples: int, fraction: float) -> int:
     """How many of some samples are held out: the nearest whole number, but never all of them.
 
+    Args:
+        samples: how many there are, at least 1.
+        fraction: in [0, 1).
+
     Example:
         >>> share(10, 0.25), share(2, 0.9), share(1, 0.9)
         (3, 1, 0)
@@ -23,6 +27,11 @@ def share(samples: int, fraction: float) -> int:
 
 def at_random(samples: int, fraction: float, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A share of all samples by a plain permutation, which knows neither labels nor the partition.
+
+    Args:
+        samples: how many there are, at least 1.
+        fraction: of them to hold out, in [0, 1).
+        streams: the experiment's random streams.
 
     Returns:
         Indices of the training samples and of those held out, each ascending.
@@ -41,6 +50,11 @@ def of_each(
     holdings: Mapping[ClientId, NDArray[np.int64]], fraction: float, streams: Streams
 ) -> tuple[dict[ClientId, NDArray[np.int64]], NDArray[np.int64]]:
     """The same share of every client's samples, from a stream of its own; each client keeps at least one.
+
+    Args:
+        holdings: client → indices of its samples.
+        fraction: of them to hold out, in [0, 1).
+        streams: the experiment's random streams.
 
     Returns:
         What each client keeps, and the indices of all samples held out, client by client.

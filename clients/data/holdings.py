@@ -33,6 +33,10 @@ def by_holder(holders_N: NDArray[np.generic]) -> Holdings:
 def largest(holdings: Holdings, clients: int | None) -> Holdings:
     """Those clients that have the most samples, all where ``clients`` is None; of equal ones the first.
 
+    Args:
+        holdings: client → indices of its samples.
+        clients: how many to keep.
+
     Raises:
         InvalidData: if there are fewer.
     """

@@ -18,6 +18,10 @@ _OF_ALL = ("index", "label", "mean")
 def labels(samples: Samples, partition: str) -> NDArray[np.int64]:
     """The label of each sample.
 
+    Args:
+        samples: whose labels.
+        partition: the kind that asks, for the message.
+
     Raises:
         InvalidData: if targets are not one integer a sample.
     """
@@ -32,6 +36,11 @@ def labels(samples: Samples, partition: str) -> NDArray[np.int64]:
 
 def values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
     """One value a sample: a column; or ``index``, its place; ``label``; ``mean``, that of its inputs.
+
+    Args:
+        samples: whose values.
+        by: the name.
+        partition: the kind that asks, for the message.
 
     Raises:
         InvalidData: if there is no such column.
@@ -49,7 +58,7 @@ def values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
 
 
 def scores(samples: Samples, by: str, partition: str) -> NDArray[np.float64]:
-    """The same, as numbers.
+    """The same as :func:`values`, as numbers.
 
     Raises:
         InvalidData: if the column holds anything else.
