@@ -208,6 +208,6 @@ class _LossScale:
     def gradient(self, loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
         while True:
             gradient_P = _flat_gradient(loss * self._scale, parameters, keep=True).div_(self._scale)
-            if self._scale <= 1 or not math.isfinite(float(loss)) or bool(torch.isfinite(gradient_P).all()):
+            if self._scale <= 1 or not math.isfinite(float(loss.detach())) or bool(torch.isfinite(gradient_P).all()):
                 return gradient_P
             self._scale /= 2
