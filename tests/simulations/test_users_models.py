@@ -215,7 +215,7 @@ def test_the_model_is_kept_where_its_report_cannot_be_drawn(tmp_path: Path, monk
     def fails(*_: object) -> str:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr("fed.simulations.report.run_report", fails)
+    monkeypatch.setattr("fed.simulations.simulate.run_report", fails)
     with pytest.raises(RuntimeError, match="no ink"):
         simulate(experiment(), data=two_clients(), model=lambda: nn.Linear(4, 2), output=tmp_path / "run")
     assert load_file(tmp_path / "run" / "model.safetensors")["weight"].shape == (2, 4)
