@@ -23,7 +23,7 @@ from fed.experiment import Local
 from fed.layout import Layout
 from fed.randomness import seeded_torch
 
-__all__ = ["Loss", "Trained", "Trainer", "steps_of"]
+__all__ = ["Loss", "Trained", "Trainer", "samples_of", "steps_of"]
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(output, target) → a scalar, the mean over the batch."""
@@ -43,6 +43,9 @@ class Trained:
 
 class Trainer:
     """Trains one client after another with one module, whose parameters are views of one flat vector.
+
+    A parameter that the loss does not reach has a gradient of zero: weight decay and momentum move it all the same,
+    where ``torch.optim`` passes it over.
 
     Args:
         module: the model; the trainer takes it over.
@@ -68,6 +71,10 @@ class Trainer:
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
         self._views = [part.view(self._x_P) for part in self.layout.trained]
         self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
+
+    def samples_of(self, samples: int) -> int:
+        """How many samples a task of a client with so many sees, known before it is trained."""
+        return samples_of(self._local, samples, self._normalises_batches)
 
     def load(self, vector_V: Tensor, integers_I: Tensor) -> nn.Module:
         """The module in a given state; buffers that are none, for they are not saved, are what they were at first."""
@@ -179,6 +186,13 @@ def steps_of(local: Local, samples: int, never_single: bool = False) -> int:
     if local.steps is not None:
         return local.steps
     return (local.epochs or 1) * len(_step_sizes(samples, local.batch_size * local.accumulate, never_single))
+
+
+def samples_of(local: Local, samples: int, never_single: bool = False) -> int:
+    """How many samples those steps see, each as often as it is seen; arguments as of :func:`steps_of`."""
+    sizes = _step_sizes(samples, local.batch_size * local.accumulate, never_single)
+    epochs, rest = divmod(steps_of(local, samples, never_single), len(sizes))
+    return epochs * samples + sum(sizes[:rest])
 
 
 def _step_sizes(samples: int, size: int, never_single: bool) -> list[int]:

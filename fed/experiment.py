@@ -71,6 +71,8 @@ class Local(Section):
             raise ValueError(
                 f"momentum and nesterov belong to sgd, got optimizer={self.optimizer}: remove them, or use sgd"
             )
+        if self.optimizer == "sgd" and any(getattr(self, key) != _default(key) for key in ("betas", "eps")):
+            raise ValueError("betas and eps belong to adam and adamw, got optimizer=sgd: remove them, or use adam")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov")
         return self
@@ -82,6 +84,10 @@ def _mixes(algorithm: Component) -> bool:
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     return TOPOLOGIES.validate({}) if _mixes(values["algorithm"]) else None
+
+
+def _default(key: str) -> Any:
+    return Local.model_fields[key].get_default()
 
 
 class Experiment(Document):

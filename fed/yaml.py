@@ -68,7 +68,9 @@ def parse(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)  # noqa: S506  # _Loader is a SafeLoader
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a tag such as !!int that its text does not fit
+    except RecursionError:
+        raise InvalidExperiment("not valid YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, AttributeError) as error:  # a tag such as !!int that its text does not fit
         raise InvalidExperiment(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 

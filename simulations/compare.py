@@ -72,6 +72,8 @@ def compare(
     running = (
         one_by_one(planned, observer, **given) if jobs == 1 else side_by_side(_longest_first(planned), jobs, observer)
     )
+    if folder:
+        folder.begin()
     try:
         with closing(running) as ended:
             _gather(ended, runs, planned, observer)

@@ -41,8 +41,12 @@ class ComparisonFolder:
         self._slugs = slugs(variants)
         with written_to(path):
             refuse_taken(path, overwrite=overwrite)
+
+    def begin(self) -> None:
+        """Make the folder; an earlier comparison's files go."""
+        with written_to(self.path):
             self._clear()
-            path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
 
     def _clear(self) -> None:
         for run in self.path.glob("runs/*/seed-*"):

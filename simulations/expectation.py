@@ -37,8 +37,8 @@ def expect(simulation: Simulation) -> Expectation:
     policy, federation = simulation.policy, simulation.federation
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
     wall_s = federation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
-    sent = policy.count * federation.models_sent * simulation.layout.size_bytes()
-    return Expectation(policy.count, wall_s, sent, sent)
+    each_way = policy.count * federation.bytes_each_way
+    return Expectation(policy.count, wall_s, each_way, each_way)
 
 
 def _task_s(simulation: Simulation) -> float:

@@ -14,7 +14,7 @@ __all__ = ["SimulatedFleet"]
 
 
 class SimulatedFleet:
-    """A :class:`fed.server.fleet.Fleet` whose clients are trained when their answers are collected.
+    """A :class:`fed.server.fleet.Fleet` whose clients are trained when their answers are collected, one at a time.
 
     Answers arrive in the order in which simulated devices finish; the clock moves to each arrival.
 
@@ -28,39 +28,34 @@ class SimulatedFleet:
         self._clients = clients
         self._nodes = list(clients.data.train)
         self._device = device
-        self._queue: list[Task] = []
-        self._arrivals: list[tuple[float, int, Reply | Failure]] = []
+        self._due: list[tuple[float, int, Task]] = []
 
     def nodes(self) -> Sequence[ClientId]:
         """Every client of the data."""
         return self._nodes
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
-        """Queue tasks, which start at the present clock."""
-        self._queue.extend(tasks)
+        """Start tasks at the present clock."""
+        for task in tasks:
+            heapq.heappush(self._due, (self.clock + self._takes_s(task), task.id, task))
 
     def collect(self, until: float = math.inf) -> Iterator[Reply | Failure]:
-        """Train what is queued and yield the answers in the order of their arrival."""
-        for task in self._queue:
-            answer, took_s = self._answer(task)
-            heapq.heappush(self._arrivals, (self.clock + took_s, task.id, answer))
-        self._queue.clear()
-        while self._arrivals and self._arrivals[0][0] <= until:
-            self.clock, _, answer = heapq.heappop(self._arrivals)
-            yield answer
+        """Train client after client, in the order in which their answers arrive."""
+        while self._due and self._due[0][0] <= until:
+            self.clock, _, task = heapq.heappop(self._due)
+            yield self._answer(task)
 
-    def _answer(self, task: Task) -> tuple[Reply | Failure, float]:
-        bytes_down = task.size_bytes()
+    def _takes_s(self, task: Task) -> float:
+        samples = self._clients.trainer.samples_of(self._clients.data.sizes[task.client])
+        answer_bytes = task.vector_V.nbytes + task.integers_I.nbytes
+        return self._device.exchange_s(bytes_down=task.size_bytes(), samples=samples, bytes_up=answer_bytes)
+
+    def _answer(self, task: Task) -> Reply | Failure:
         try:
             trained = self._clients.train(task.client, task.round, task.vector_V, task.integers_I, task.broadcast)
         except Diverged as error:
-            failure = Failure(task.id, task.round, task.client, str(error), diverged=True)
-            return failure, self._device.exchange_s(bytes_down=bytes_down, samples=0, bytes_up=0)
+            return Failure(task.id, task.round, task.client, str(error), diverged=True)
         samples = self._clients.data.sizes[task.client]
-        reply = Reply(
+        return Reply(
             task.id, task.round, task.client, trained.vector_V, trained.integers_I, samples, trained.train_loss
         )
-        took_s = self._device.exchange_s(
-            bytes_down=bytes_down, samples=trained.samples_seen, bytes_up=reply.size_bytes()
-        )
-        return reply, took_s

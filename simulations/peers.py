@@ -62,16 +62,17 @@ class SimulatedPeers:
         return len(self._nodes)
 
     @property
-    def models_sent(self) -> int:
-        """Models that travel in a round with one mix: one a neighbour."""
-        return sum(self.degrees())
+    def bytes_each_way(self) -> int:
+        """What a round with one mix sends: a model to every neighbour."""
+        return sum(self._sent_bytes(mixes=1))
 
-    def degrees(self) -> list[int]:
-        """How many neighbours each peer has."""
+    def _sent_bytes(self, mixes: int) -> list[int]:
+        """What each peer sends in so many mixes, and receives."""
         if self._mixing_NN is None:
             return [0] * len(self._nodes)
         to, source = self._mixing_NN.indices()
-        return torch.bincount(to[to != source], minlength=len(self._nodes)).tolist()
+        degrees = torch.bincount(to[to != source], minlength=len(self._nodes)).tolist()
+        return [mixes * degree * self._layout.size * self._layout.dtype.itemsize for degree in degrees]
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
@@ -94,8 +95,7 @@ class SimulatedPeers:
         averaged_NB = work.mixed(work.averaged_NB) if work.mixes else work.averaged_NB
         self._x_NV = torch.cat([x_NP, averaged_NB], 1)
         self._integers_NI = work.integers_NI
-        message_bytes = self._layout.size * self._layout.dtype.itemsize
-        sent_bytes = [work.mixes * message_bytes * degree for degree in self.degrees()]  # and as many are received
+        sent_bytes = self._sent_bytes(work.mixes)
         self.clock += self._device.gossip_s(samples=max(work.samples_seen), bytes_each_way=max(sent_bytes))
         return Exchange(
             selected=len(self._nodes),

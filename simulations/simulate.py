@@ -64,6 +64,11 @@ def simulate(
         Diverged: if a loss or a model is no longer finite. The folder then holds the last good model, and all metrics
             until then; so it does after an interruption.
 
+    Note:
+        Clients train one after another with one module. Parameters and buffers are each client's own; other Python
+        attributes that a forward pass changes go from client to client. What a module draws from PyTorch's generators
+        is a function of seed, client and round; Python's and NumPy's global generators are left alone.
+
     Example:
         >>> run = simulate(Experiment(rounds={"count": 3, "cohort": 10}, data={"clients": 20}))
         >>> run.summary["status"], run.summary["rounds"], run.directory
@@ -87,6 +92,7 @@ class _Recording:
         self._folder = folder
         self._observer = observer
         self._metrics: list[dict[str, Any]] = []
+        self._states = simulation.federation.model(), simulation.federation.models()
         self._began = time.perf_counter()
 
     def run(self) -> Run:
@@ -119,6 +125,8 @@ class _Recording:
         }
 
     def _record(self, line: dict[str, Any]) -> None:
+        # Together: an interruption within the next round finds the model that the last line measured.
+        self._states = self._simulation.federation.model(), self._simulation.federation.models()
         self._metrics.append(line)
         if self._folder is not None:
             self._folder.append(line)
@@ -127,8 +135,8 @@ class _Recording:
 
     def _finish(self, status: str, reason: str | None) -> Run:
         simulation = self._simulation
-        model = simulation.module_of(simulation.federation.model())
-        models = {client: simulation.module_of(state) for client, state in simulation.federation.models().items()}
+        model = simulation.module_of(self._states[0])
+        models = {client: simulation.module_of(state) for client, state in self._states[1].items()}
         directory = self._folder.path if self._folder else None
         run = Run(simulation.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self._folder is not None:

@@ -6,51 +6,31 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 import copy
 import math
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fed.aggregators.centralized import Centralized
 from fed.aggregators.contracts import LocalRule, PeerRule
-from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.data import FederatedData, load
 from fed.clients.evaluation import Metric, Score, accuracy, evaluate
 from fed.clients.training import Loss, Trainer
 from fed.errors import InvalidData, InvalidExperiment
 from fed.experiment import Experiment
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
-from fed.server.coordinator import Coordinator, Exchange
-from fed.server.synchronous import Synchronous
+from fed.server.coordinator import Coordinator
 from fed.simulations.checks import check_batch_norm, check_labels, check_model, check_state, cross_entropy, own_copy
 from fed.simulations.devices import Device
+from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.in_process import InProcessClients
 from fed.simulations.peers import SimulatedPeers
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation"]
-
-
-class _Federation(Protocol):
-    """Clients of either kind, round by round."""
-
-    @property
-    def clock(self) -> float: ...
-
-    @property
-    def trainees(self) -> int: ...
-
-    @property
-    def models_sent(self) -> int: ...
-
-    def round(self, number: int) -> Exchange: ...
-
-    def model(self) -> tuple[Tensor, Tensor]: ...
-
-    def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]: ...
 
 
 class Simulation:
@@ -80,7 +60,7 @@ class Simulation:
         self.experiment = _resolved(experiment, data, model)
         self.data = _data(experiment, data, self.streams)
         self.population = len(self.data.train)
-        self.policy: Synchronous = experiment.rounds.make()
+        self.policy = experiment.rounds.make()
         self.policy.check(self.population)
         self.loss = loss or cross_entropy
         module = self._module(model, labelled=loss is None)
@@ -151,7 +131,7 @@ class Simulation:
         is_users_own = section.kind.startswith("python:")
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
 
-    def _federation(self) -> "_Federation":
+    def _federation(self) -> Federation:
         vector_V, integers_I = (part.cpu() for part in self.layout.pack(self.trainer.module))
         if isinstance(self.algorithm, PeerRule):
             topology = self.experiment.topology
@@ -159,38 +139,7 @@ class Simulation:
             return SimulatedPeers(self.algorithm, mixing_NN, self.clients, self.layout, vector_V, integers_I, Device())
         fleet = SimulatedFleet(self.clients, Device.without_network() if self._pooled else Device())
         coordinator = Coordinator(self.algorithm, fleet, self.layout, vector_V, integers_I, self.streams)
-        return _Coordinated(self.policy, coordinator, moves_models=not self._pooled)
-
-
-class _Coordinated:
-    """A federation with a coordinator: its policy and its fleet."""
-
-    def __init__(self, policy: Synchronous, coordinator: Coordinator, moves_models: bool) -> None:
-        self._policy = policy
-        self._coordinator = coordinator
-        self._moves_models = moves_models
-
-    @property
-    def clock(self) -> float:
-        return self._coordinator.fleet.clock
-
-    @property
-    def trainees(self) -> int:
-        return self._policy.cohort_of(len(self._coordinator.fleet.nodes()))
-
-    @property
-    def models_sent(self) -> int:
-        return self.trainees if self._moves_models else 0
-
-    def round(self, number: int) -> Exchange:
-        exchange = self._policy.round(self._coordinator, number)
-        return exchange if self._moves_models else replace(exchange, bytes_up=0, bytes_down=0)
-
-    def model(self) -> tuple[Tensor, Tensor]:
-        return self._coordinator.model()
-
-    def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
-        return {}
+        return Coordinated(self.policy, coordinator, 0 if self._pooled else self.layout.size_bytes())
 
 
 def _deviation(values: list[float]) -> float:

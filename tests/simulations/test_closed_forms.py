@@ -132,12 +132,9 @@ def test_fedavg_with_one_client_is_plain_sgd(dtype: torch.dtype, tolerance: floa
     for number in range(1, rounds + 1):
         order = Streams(5).generator("order", 0, number)
         for _ in range(epochs):
-            shuffled = torch.from_numpy(order.permutation(len(inputs)))
-            sizes = [batch, batch, 4]
-            batches = (part[shuffled].split_with_sizes(sizes) for part in (inputs, targets))
-            for inputs_B, targets_B in zip(*batches, strict=True):
+            for indices_B in torch.from_numpy(order.permutation(len(inputs))).split_with_sizes([batch, batch, 4]):
                 optimizer.zero_grad()
-                torch.autograd.backward(nn.functional.cross_entropy(first(inputs_B), targets_B))
+                torch.autograd.backward(nn.functional.cross_entropy(first(inputs[indices_B]), targets[indices_B]))
                 optimizer.step()
     torch.set_num_threads(threads)
     for ours, theirs in zip(finished.model.parameters(), first.parameters(), strict=True):

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
-from fed.messages import Failure, Reply
+from fed.messages import Failure, Reply, Task
+from fed.simulations.devices import Device
 from fed.simulations.expectation import Expectation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulate import simulate
+from fed.simulations.simulation import Simulation
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
@@ -366,3 +368,51 @@ def test_an_error_in_a_users_model_says_which_client_was_training() -> None:
     with pytest.raises(RuntimeError, match="no training today") as caught:
         simulate(fed.Experiment(**SMALL), model=lambda: Fragile(64, 10))
     assert "in round 1" in caught.value.__notes__[0]
+
+
+def test_an_interruption_after_training_keeps_the_model_that_the_last_line_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    evaluate = Simulation.evaluate
+
+    def interrupted(simulation: Simulation) -> dict[str, Any]:
+        evaluated.append(1)
+        if len(evaluated) == 3:  # the third round has trained and moved the model, and is not recorded yet
+            raise KeyboardInterrupt
+        return evaluate(simulation)
+
+    monkeypatch.setattr(Simulation, "evaluate", interrupted)
+    for kind in ("fedavg", "dpsgd"):
+        evaluated.clear()
+        experiment = fed.Experiment(**SMALL, algorithm={"kind": kind})
+        with pytest.raises(KeyboardInterrupt):
+            simulate(experiment, output=tmp_path / kind)
+        two = simulate(experiment.override({"rounds.count": 2}))
+        stored = load_file(tmp_path / kind / "model.safetensors")
+        assert all(torch.equal(stored[name], tensor) for name, tensor in two.model.state_dict().items())
+        evaluated.clear()
+
+
+def test_a_fleet_trains_on_demand_and_knows_each_arrival_beforehand() -> None:
+    simulation = Simulation(fed.Experiment(**SMALL, local={"steps": 7, "batch_size": 4}))
+    trained: list[object] = []
+    train = simulation.clients.train
+
+    def counted(client: int, *rest: Any) -> Any:
+        trained.append(client)
+        outcome = train(client, *rest)
+        assert outcome.samples_seen == simulation.trainer.samples_of(simulation.data.sizes[client])
+        return outcome
+
+    simulation.clients.train = counted  # type: ignore[method-assign]
+    fleet = SimulatedFleet(simulation.clients, Device())
+    vector_V, integers_I = simulation.federation.model()
+    fleet.dispatch(Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes()))
+    clocks = []
+    for count, answer in enumerate(fleet.collect(), start=1):
+        assert isinstance(answer, Reply)
+        assert len(trained) == count  # O(parameters): no answer waits while another is trained
+        clocks.append(fleet.clock)
+    assert len(clocks) == 12
+    assert clocks == sorted(clocks)
