@@ -56,7 +56,8 @@ def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair
             # Copies, for a model may change its inputs in place.
             output = module(inputs_N[begin : begin + _BATCH].to(device, non_blocking=True, copy=True))
             measured = metric(output, target) if metric else 0.0
-            means = [torch.as_tensor(mean, device=device).double() for mean in (loss(output, target), measured)]
+            scores = (loss(output, target), measured)
+            means = [torch.as_tensor(score, dtype=torch.float64, device=device) for score in scores]
             sums += torch.stack(means) * len(target)
     mean_loss, mean_metric = (sums / len(inputs_N)).tolist()
     return Score(mean_loss, mean_metric if metric else None)

@@ -1,0 +1,171 @@
+"""Scores of a model in batches are those over all samples at once, in evaluation mode, and leave no trace.
+
+Shapes: N samples; C classes; T positions.
+"""
+
+import copy
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fed.clients.evaluation import Score, accuracy, evaluate
+
+CPU = torch.device("cpu")
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def samples(count: int) -> Pair:
+    inputs = torch.randn(count, 3, dtype=torch.float64)
+    return inputs, (inputs.sum(1) > 0).long()
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 2).double()
+
+
+def right(module: nn.Module, on: Pair) -> Fraction:
+    """The share of labels that score highest, sample by sample."""
+    hits = [int(module(x[None])[0].argmax()) == int(y) for x, y in zip(*on, strict=True)]
+    return Fraction(sum(hits), len(hits))
+
+
+@pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 2049, 2500])
+def test_scores_are_those_of_all_samples_at_once(count: int) -> None:
+    """The last batch is shorter: each of its samples weighs as much as any."""
+    module, on = linear(), samples(count)
+    on[0][-1] *= 1000  # which a mean over batches would weigh differently
+    score = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    assert score.loss == pytest.approx(functional.cross_entropy(module(on[0]), on[1]).item(), rel=1e-12)
+    assert score.accuracy == pytest.approx(float(right(module, on)), rel=1e-15)
+
+
+def test_sequences_are_scored_at_every_position() -> None:
+    scores, labels = torch.randn(1030, 5, 7), torch.randint(5, (1030, 7))
+    score = evaluate(nn.Identity(), functional.cross_entropy, accuracy, (scores, labels), CPU)
+    flat_scores, flat_labels = scores.transpose(1, 2).reshape(-1, 5), labels.reshape(-1)
+    assert score.loss == pytest.approx(functional.cross_entropy(flat_scores, flat_labels).item(), rel=1e-5)
+    assert score.accuracy == pytest.approx((flat_scores.argmax(1) == flat_labels).double().mean().item(), rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "share"),
+    [
+        ([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]], [1, 0, 0], 2 / 3),
+        ([[-5.0, -6.0]], [0], 1.0),
+        ([[[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]], [[1, 0, 0]], 2 / 3),
+    ],
+)
+def test_accuracy_is_the_share_of_labels_that_score_highest(
+    output: list[object], target: list[int], share: float
+) -> None:
+    assert float(accuracy(torch.tensor(output), torch.tensor(target))) == share
+
+
+def test_accuracy_does_not_depend_on_the_labels_type() -> None:
+    output, target = torch.randn(50, 3), torch.randint(3, (50,))
+    for dtype in (torch.uint8, torch.int32):
+        assert accuracy(output, target.to(dtype)) == accuracy(output, target)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_metric_of_the_users_own_takes_the_place_of_accuracy(as_tensor: bool) -> None:
+    def absolute_error(output: Tensor, target: Tensor) -> Tensor | float:
+        error = (output - target).abs().mean()
+        return error if as_tensor else error.item()
+
+    inputs, targets = torch.randn(1500, 2, dtype=torch.float64), torch.randn(1500, 2, dtype=torch.float64)
+    score = evaluate(nn.Identity(), functional.mse_loss, absolute_error, (inputs, targets), CPU)
+    assert score.loss == pytest.approx((inputs - targets).square().mean().item(), rel=1e-12)
+    assert score.accuracy == pytest.approx((inputs - targets).abs().mean().item(), rel=1e-12)
+
+
+def test_without_a_metric_there_is_a_loss_alone() -> None:
+    inputs = torch.ones(5, 2)
+    assert evaluate(nn.Identity(), functional.mse_loss, None, (inputs, inputs + 2), CPU) == Score(4.0, None)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_score_that_is_not_finite_is_what_it_is(value: float) -> None:
+    inputs = torch.ones(5, 2)
+    inputs[3, 1] = value
+    score = evaluate(nn.Identity(), functional.mse_loss, None, (inputs, torch.ones(5, 2)), CPU)
+    assert score.loss is not None
+    assert not math.isfinite(score.loss)
+
+
+def test_float32_losses_are_summed_in_float64() -> None:
+    """2^24 and 2^-12 stand side by side in float64 alone."""
+    inputs = torch.cat([torch.full((1024, 1), 2.0**12), torch.full((1024, 1), 2.0**-6)])
+    score = evaluate(nn.Identity(), lambda output, _: output.square().mean(), None, (inputs, inputs), CPU)
+    assert score.loss == (2.0**24 + 2.0**-12) / 2
+
+
+def test_evaluation_is_in_evaluation_mode_and_leaves_the_state_alone() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2)).double().train()
+    before = copy.deepcopy(module.state_dict())
+    on = samples(30)
+    generator = torch.get_rng_state()
+    score = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(part, before[name]) for name, part in module.state_dict().items())
+    assert score == evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    assert score.loss == pytest.approx(functional.cross_entropy(module.eval()(on[0]), on[1]).item(), rel=1e-12)
+
+
+def test_nothing_of_a_graph_is_built() -> None:
+    seen = []
+
+    def watching(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(output.requires_grad)
+        return functional.cross_entropy(output, target)
+
+    evaluate(linear(), watching, None, samples(3), CPU)
+    assert seen == [False]
+
+
+def test_samples_stay_as_they_are_where_a_model_works_in_place() -> None:
+    class Scaling(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.mul_(0.5)
+
+    def forgetful(output: Tensor, target: Tensor) -> Tensor:
+        return functional.cross_entropy(output, target.clone()) + 0 * target.zero_().sum()
+
+    on = samples(20)
+    before = [part.clone() for part in on]
+    evaluate(Scaling(), forgetful, None, on, CPU)
+    assert all(map(torch.equal, on, before))
+
+
+def test_what_a_model_caches_in_evaluation_it_can_train_with() -> None:
+    class Caching(nn.Linear):
+        cache: Tensor | None = None
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.cache is None:
+                self.cache = inputs.new_full((2,), 3.0)
+            scaled: Tensor = super().forward(inputs) * self.cache
+            return scaled
+
+    module, on = Caching(3, 2).double(), samples(5)
+    evaluate(module, functional.cross_entropy, None, on, CPU)
+    functional.cross_entropy(module(on[0]), on[1]).backward()  # type: ignore[no-untyped-call]
+    assert module.weight.grad is not None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_scores_what_a_cpu_scores() -> None:
+    module, on = linear(), samples(2500)
+    on_cpu = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    on_gpu = evaluate(module.cuda(), functional.cross_entropy, accuracy, on, torch.device("cuda"))
+    assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-12)
+    assert on_gpu.accuracy == on_cpu.accuracy
