@@ -512,3 +512,11 @@ def test_distances_between_names_are_what_people_mean() -> None:
         typo = key[:place] + key[place + 1] + key[place] + key[place + 2 :]
         if typo not in known:
             assert f"did you mean {key}?" in problems(local={typo: 1})[0]
+
+
+@pytest.mark.parametrize("keys", [{"betas": [0.5, 0.9]}, {"eps": 1e-3}])
+def test_the_keys_of_adam_are_refused_under_sgd_and_their_defaults_are_not(keys: dict[str, Any]) -> None:
+    with pytest.raises(InvalidExperiment, match="belong to adam and adamw"):
+        Experiment(local=keys)
+    assert Experiment(local={"optimizer": "adam", **keys}).local.optimizer == "adam"
+    assert Experiment(**Experiment().dump()) == Experiment()
