@@ -1,4 +1,4 @@
-"""The built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules.
+"""The built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules where nothing is said.
 
 Shapes: B, samples of a batch; T, positions of a sequence; H, width of a state; C, classes; V, vocabulary of characters.
 """
@@ -128,6 +128,8 @@ class _CharTransformer(nn.Module):
         self.blocks = nn.TransformerEncoder(block, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.read = nn.Linear(width, classes)
         self.read.weight = self.embed.weight
+        # Read out by a width of numbers about 1, PyTorch's embedding would begin with scores of ± √width.
+        nn.init.normal_(self.embed.weight, std=width**-0.5)
         self.register_buffer("later", torch.triu(torch.ones(longest, longest, dtype=torch.bool), 1), persistent=False)
 
     def forward(self, characters_BT: Tensor) -> Tensor:
