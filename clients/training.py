@@ -1,7 +1,8 @@
 """One client's local training: a model, the client's samples, and so many steps of an optimizer on a flat vector.
 
-Shapes: P, trainable parameters; V, the whole floating-point state; I, integers; N, a client's samples;
-B, those of an optimizer step; b, those of a batch, of which a step accumulates one or more.
+Shapes: Q, trainable parameters as they are computed with (see :mod:`fed.clients.flat`); V, the whole floating-point
+state; I, integers; N, a client's samples; B, those of an optimizer step; b, those of a batch, of which a step
+accumulates one or more.
 """
 
 import math
@@ -18,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.contracts import LocalRule
 from fed.clients.data import Pair
+from fed.clients.flat import FlatParameters
 from fed.clients.optimizers import optimizer_for
 from fed.experiment import Local
 from fed.layout import Layout
@@ -64,12 +66,9 @@ class Trainer:
         self._loss = loss
         self._local = local
         self._rule = rule
-        self._x_P = self.layout.bind(self.module)
-        parameters = dict(self.module.named_parameters())
-        self._parameters = [parameters[part.name] for part in self.layout.trained]
+        self._flat = FlatParameters(self.module, self.layout)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
-        self._views = [part.view(self._x_P) for part in self.layout.trained]
         self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
 
     def samples_of(self, samples: int) -> int:
@@ -82,15 +81,8 @@ class Trainer:
         for name, part in self.module.named_buffers() if self._unsaved else ():
             if name in self._unsaved and part.shape == self._unsaved[name].shape:
                 part.copy_(self._unsaved[name])
-        self._bind_again()
+        self._flat.bind_again()
         return self.module
-
-    def _bind_again(self) -> None:
-        """Take in parameters whose ``data`` a forward pass put elsewhere, as max-norm layers and cuDNN's RNNs do."""
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if parameter.data_ptr() != view.data_ptr():
-                view.copy_(parameter.detach())
-                parameter.data = view
 
     def train(
         self,
@@ -118,17 +110,19 @@ class Trainer:
             What training leaves, on the CPU.
         """
         self.load(vector_V, integers_I).train()
-        x_P, anchor_P = self._x_P, self._x_P.clone() if self._rule else self._x_P
+        x_Q = self._flat.x_Q
+        anchor_Q = x_Q.clone() if self._rule else x_Q
+        broadcast = tuple(self._flat.spread(part.to(self.device)) for part in broadcast)
         optimizer, scaler = optimizer_for(self._local), _LossScale()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         seen = 0
         with seeded_torch(seed, self.device):
             for inputs_B, targets_B in self._steps(samples, order):
-                gradient_P, loss = self._gradient(inputs_B, targets_B, scaler)
-                self._bind_again()
+                gradient_Q, loss = self._gradient(inputs_B, targets_B, scaler)
+                self._flat.bind_again()
                 if self._rule is not None:
-                    gradient_P = self._rule.correct(gradient_P, x_P, anchor_P, client_state, broadcast)
-                optimizer.step(x_P, gradient_P)
+                    gradient_Q = self._rule.correct(gradient_Q, x_Q, anchor_Q, client_state, broadcast)
+                optimizer.step(x_Q, gradient_Q)
                 loss_sum += loss * len(inputs_B)
                 seen += len(inputs_B)
         vector_V, integers_I = self.layout.pack(self.module)
@@ -151,28 +145,28 @@ class Trainer:
             left -= len(sizes)
 
     def _gradient(self, inputs_B: Tensor, targets_B: Tensor, scaler: "_LossScale") -> tuple[Tensor, Tensor]:
-        """The gradient [P] of the mean loss over a step's samples, and that loss."""
+        """The gradient [Q] of the mean loss over a step's samples, and that loss."""
         size = self._local.batch_size
         if self._local.accumulate == 1 or len(inputs_B) <= size:
             return self._gradient_of_batch(inputs_B, targets_B, scaler)
-        gradient_P, total = torch.zeros_like(self._x_P), torch.zeros((), dtype=torch.float64, device=self.device)
+        gradient_Q, total = torch.zeros_like(self._flat.x_Q), torch.zeros((), dtype=torch.float64, device=self.device)
         sizes = _step_sizes(len(inputs_B), size, self._normalises_batches)
         for inputs_b, targets_b in zip(
             inputs_B.split_with_sizes(sizes), targets_B.split_with_sizes(sizes), strict=True
         ):
-            part_P, loss = self._gradient_of_batch(inputs_b, targets_b, scaler)
+            part_Q, loss = self._gradient_of_batch(inputs_b, targets_b, scaler)
             share = len(inputs_b) / len(inputs_B)
-            gradient_P.add_(part_P, alpha=share)
+            gradient_Q.add_(part_Q, alpha=share)
             total += loss * share
-        return gradient_P, total
+        return gradient_Q, total
 
     def _gradient_of_batch(self, inputs_b: Tensor, targets_b: Tensor, scaler: "_LossScale") -> tuple[Tensor, Tensor]:
         half = _HALF.get(self._local.precision)
         with torch.autocast(self.device.type, dtype=half) if half else nullcontext():
             loss = self._loss(self.module(inputs_b), targets_b)
         if half is torch.float16:
-            return scaler.gradient(loss, self._parameters), loss.detach()
-        return _flat_gradient(loss, self._parameters), loss.detach()
+            return scaler.gradient(loss, self._flat), loss.detach()
+        return self._flat.gradient(loss), loss.detach()
 
 
 def steps_of(local: Local, samples: int, never_single: bool = False) -> int:
@@ -204,11 +198,6 @@ def _step_sizes(samples: int, size: int, never_single: bool) -> list[int]:
     return sizes
 
 
-def _flat_gradient(loss: Tensor, parameters: list[nn.Parameter], *, keep: bool = False) -> Tensor:
-    parts = torch.autograd.grad(loss, parameters, retain_graph=keep, allow_unused=True, materialize_grads=True)
-    return torch.cat([(part.to_dense() if part.is_sparse else part).reshape(-1) for part in parts])
-
-
 class _LossScale:
     """Scales a float16 loss so that small gradients do not vanish, and halves the scale where large ones overflow.
 
@@ -219,9 +208,9 @@ class _LossScale:
     def __init__(self) -> None:
         self._scale = 2.0**16
 
-    def gradient(self, loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    def gradient(self, loss: Tensor, flat: FlatParameters) -> Tensor:
         while True:
-            gradient_P = _flat_gradient(loss * self._scale, parameters, keep=True).div_(self._scale)
-            if self._scale <= 1 or not math.isfinite(float(loss.detach())) or bool(torch.isfinite(gradient_P).all()):
-                return gradient_P
+            gradient_Q = flat.gradient(loss * self._scale, keep_graph=True).div_(self._scale)
+            if self._scale <= 1 or not math.isfinite(float(loss.detach())) or bool(torch.isfinite(gradient_Q).all()):
+                return gradient_Q
             self._scale /= 2

@@ -120,14 +120,6 @@ class Layout:
         for part in self.integers:
             state[part.name].copy_(part.view(integers_I))
 
-    def bind(self, module: nn.Module) -> Tensor:
-        """Make the module's trainable parameters views of one flat tensor x_P, which is returned."""
-        parameters = dict(module.named_parameters())
-        x_P = torch.cat([parameters[part.name].detach().reshape(-1) for part in self.trained])
-        for part in self.trained:
-            parameters[part.name].data = part.view(x_P)
-        return x_P
-
     def size_bytes(self) -> int:
         """Bytes of one state as it travels, uncompressed."""
         return self.size * self.dtype.itemsize + sum(part.size for part in self.integers) * torch.int64.itemsize

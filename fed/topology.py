@@ -61,7 +61,7 @@ def mixing_matrix(graph: "nx.Graph[int]") -> Tensor:
         W [N, N], a sparse float64 tensor.
 
     Raises:
-        InvalidExperiment: if the graph is not connected: its parts would never agree.
+        InvalidExperiment: if the graph is directed, has other nodes, or falls into parts, which would never agree.
 
     Example:
         >>> mixing_matrix(ring(4)).to_dense()[0].mul(3).round().tolist()
@@ -70,6 +70,8 @@ def mixing_matrix(graph: "nx.Graph[int]") -> Tensor:
     References:
         Xiao, Boyd & Lall 2006, "Distributed average consensus with time-varying Metropolis weights".
     """
+    if graph.is_directed() or sorted(graph) != list(range(len(graph))):
+        raise InvalidExperiment(f"a topology must be undirected, with nodes 0 to {len(graph) - 1}, got {graph}")
     if not nx.is_connected(graph):
         raise InvalidExperiment(
             f"a topology must be connected, got {nx.number_connected_components(graph)} separate parts"

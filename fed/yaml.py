@@ -70,7 +70,7 @@ def parse(text: str) -> Any:
         return yaml.load(text, _Loader)  # noqa: S506  # _Loader is a SafeLoader
     except RecursionError:
         raise InvalidExperiment("not valid YAML: it is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, AttributeError) as error:  # a tag such as !!int that its text does not fit
+    except (yaml.YAMLError, ValueError, AttributeError, KeyError) as error:  # of a tag that its text does not fit, too
         raise InvalidExperiment(f"not valid YAML: {' '.join(str(error).split())}") from None
 
 

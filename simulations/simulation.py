@@ -19,6 +19,7 @@ from fed.clients.evaluation import Metric, Score, accuracy, evaluate
 from fed.clients.training import Loss, Trainer
 from fed.errors import InvalidData, InvalidExperiment
 from fed.experiment import Experiment
+from fed.kinds import Component
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator
@@ -131,11 +132,17 @@ class Simulation:
         is_users_own = section.kind.startswith("python:")
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
 
+    def _mixing_matrix(self, topology: Component) -> Tensor:
+        graph = topology.make(peers=self.population)
+        if len(graph) != self.population:
+            raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
+        return mixing_matrix(graph)
+
     def _federation(self) -> Federation:
         vector_V, integers_I = (part.cpu() for part in self.layout.pack(self.trainer.module))
         if isinstance(self.algorithm, PeerRule):
             topology = self.experiment.topology
-            mixing_NN = mixing_matrix(topology.make(peers=self.population)) if topology else None
+            mixing_NN = self._mixing_matrix(topology) if topology else None
             return SimulatedPeers(self.algorithm, mixing_NN, self.clients, self.layout, vector_V, integers_I, Device())
         fleet = SimulatedFleet(self.clients, Device.without_network() if self._pooled else Device())
         coordinator = Coordinator(self.algorithm, fleet, self.layout, vector_V, integers_I, self.streams)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fed.aggregators.fedprox import FedProx
+from fed.clients.flat import FlatParameters
 from fed.clients.training import Trained, Trainer, _LossScale, steps_of
 from fed.experiment import Local
 from fed.layout import Layout
@@ -73,12 +74,8 @@ def steps_by_hand(count: int, size: int, epochs: int, order: int = 5) -> Iterato
 def loop(
     module: nn.Module, optimizer: Callable[..., torch.optim.Optimizer], steps: Iterable[list[int]], on: Pair
 ) -> tuple[nn.Module, float]:
-    """Training as everybody writes it, and the mean loss over the samples.
-
-    Parameters lie in memory as the trainer lays them, for the last bit of a product depends on their alignment.
-    """
+    """Training as everybody writes it, and the mean loss over the samples."""
     module = copy.deepcopy(module).train()
-    Layout.of(module).bind(module)
     stepping = optimizer(module.parameters())
     losses = []
     for chosen in steps:
@@ -443,9 +440,16 @@ def test_a_float16_gradient_is_the_float32_one_however_the_loss_is_scaled(scale:
     assert not torch.equal(half, full)
 
 
+def flat_of(w: nn.Parameter) -> FlatParameters:
+    module = nn.Module()
+    module.register_parameter("w", w)
+    return FlatParameters(module, Layout.of(module))
+
+
 def test_an_overflow_halves_the_scale_and_no_batch_is_lost() -> None:
     """∂/∂w of 8 w is 8, which at scale 2^16 is 2^19, too much for float16; at 2^12 it fits, 2^15."""
     w, scaler = nn.Parameter(torch.ones(1, dtype=torch.float16)), _LossScale()
+    flat = flat_of(w)
     passes = 0
 
     def counted(gradient: Tensor) -> Tensor:
@@ -454,9 +458,9 @@ def test_an_overflow_halves_the_scale_and_no_batch_is_lost() -> None:
         return gradient
 
     w.register_hook(counted)  # type: ignore[no-untyped-call]
-    assert scaler.gradient((8 * w).float().sum(), [w]).tolist() == [8.0]
+    assert scaler.gradient((8 * w).float().sum(), flat).tolist() == [8.0]
     assert (scaler._scale, passes) == (2.0**12, 5)
-    assert scaler.gradient((8 * w).float().sum(), [w]).tolist() == [8.0]
+    assert scaler.gradient((8 * w).float().sum(), flat).tolist() == [8.0]
     assert (scaler._scale, passes) == (2.0**12, 6), "a scale that is too large is tried once"
 
 
@@ -464,7 +468,7 @@ def test_an_overflow_halves_the_scale_and_no_batch_is_lost() -> None:
 def test_a_gradient_that_no_scale_makes_finite_is_returned_as_it_is(loss: Callable[[Tensor], Tensor]) -> None:
     """Also where the loss itself is finite, as the root is at 0."""
     w, scaler = nn.Parameter(torch.zeros(1, dtype=torch.float16)), _LossScale()
-    gradient_P = scaler.gradient(loss(w.float()).sum() * 1e5, [w])
+    gradient_P = scaler.gradient(loss(w.float()).sum() * 1e5, flat_of(w))
     assert not bool(torch.isfinite(gradient_P).any())
 
 

@@ -113,34 +113,6 @@ def test_every_number_has_one_place_and_parameters_come_first(make: Callable[[],
     assert torch.equal(layout.pack(module)[0][: layout.parameters], packed.to(layout.dtype))
 
 
-@each_module
-def test_bound_parameters_are_views_of_one_vector(make: Callable[[], nn.Module]) -> None:
-    module = make()
-    before = copy.deepcopy(module)
-    layout = Layout.of(module)
-    x_P = layout.bind(module)
-    assert same_state(module, before)
-    x_P += 1
-    expected = {name: p.detach() + 1 for name, p in before.named_parameters() if p.requires_grad}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            assert torch.equal(parameter, expected[name])
-            parameter.detach().fill_(7)
-    assert torch.equal(x_P, torch.full_like(x_P, 7))
-    layout.unpack(*layout.pack(before), module)  # writes into the views, and does not replace them
-    assert torch.equal(x_P.to(layout.dtype), layout.pack(before)[0][: layout.parameters])
-
-
-def test_gradients_reach_bound_parameters() -> None:
-    module = _Tied()
-    x_P = Layout.of(module).bind(module)
-    assert module.read.weight is module.embed.weight
-    (gradient,) = torch.autograd.grad(module.read(module.embed(torch.tensor([1]))).sum(), [module.embed.weight])
-    # d/dE of 1ᵀ E e₁: every row gets e₁, and row 1 the sum of all rows on top.
-    rows = x_P.view(5, 3)
-    torch.testing.assert_close(gradient, rows[1].expand(5, 3) + torch.eye(5)[1][:, None] * rows.sum(0))
-
-
 def test_statistics_are_averaged_counters_are_integers_and_tied_weights_stand_once() -> None:
     normed = Layout.of(batch_norm())
     assert [part.name for part in normed.averaged] == ["1.running_mean", "1.running_var"]
@@ -209,6 +181,5 @@ def test_any_mix_of_shapes_types_and_roles_survives(shapes: list[list[int]], dat
         else:
             module.register_buffer(f"b{index}", wanted[-1])
     layout, other = Layout.of(module), scrambled(module)
-    layout.bind(other)
     layout.unpack(*layout.pack(module), other)
     assert same_state(other, module)

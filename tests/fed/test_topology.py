@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -115,4 +116,14 @@ def test_mixing_keeps_the_mean_and_contracts_by_rho_at_least() -> None:
 def test_separate_parts_are_refused() -> None:
     graph: nx.Graph[int] = nx.Graph([(0, 1), (2, 3)])
     with pytest.raises(InvalidExperiment, match="must be connected, got 2 separate parts"):
+        mixing_matrix(graph)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [nx.DiGraph([(0, 1), (1, 0)]), nx.Graph([("a", "b")]), nx.Graph([(1, 2)])],
+    ids=["directed", "named", "from one"],
+)
+def test_a_graph_whose_nodes_are_no_peers_is_refused(graph: Any) -> None:
+    with pytest.raises(InvalidExperiment, match="undirected, with nodes 0 to 1"):
         mixing_matrix(graph)

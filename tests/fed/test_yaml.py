@@ -190,7 +190,7 @@ def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(
     assert str(caught.value) == f"nowhere.yaml: no such file (looked in {Path.cwd()})"
 
 
-@pytest.mark.parametrize("text", ["a: !!timestamp abc", "[" * 5000 + "]" * 5000])
+@pytest.mark.parametrize("text", ["a: !!timestamp abc", "a: !!bool maybe", "[" * 5000 + "]" * 5000])
 def test_what_breaks_the_reader_is_one_line(text: str) -> None:
     with pytest.raises(InvalidExperiment, match="not valid YAML") as caught:
         yaml.parse(text)

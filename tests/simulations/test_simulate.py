@@ -394,7 +394,7 @@ def test_an_interruption_after_training_keeps_the_model_that_the_last_line_measu
         evaluated.clear()
 
 
-def test_a_fleet_trains_on_demand_and_knows_each_arrival_beforehand() -> None:
+def test_a_fleet_trains_on_demand_and_knows_each_arrival_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(fed.Experiment(**SMALL, local={"steps": 7, "batch_size": 4}))
     trained: list[object] = []
     train = simulation.clients.train
@@ -405,7 +405,7 @@ def test_a_fleet_trains_on_demand_and_knows_each_arrival_beforehand() -> None:
         assert outcome.samples_seen == simulation.trainer.samples_of(simulation.data.sizes[client])
         return outcome
 
-    simulation.clients.train = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(simulation.clients, "train", counted)
     fleet = SimulatedFleet(simulation.clients, Device())
     vector_V, integers_I = simulation.federation.model()
     fleet.dispatch(Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes()))
