@@ -44,6 +44,7 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
             raise
     if as_json:
         _print_file(directory / "summary.json")
+        _note(f"kept in {directory}")
     else:
         typer.echo(f"{_outcome(run.summary)}\n{directory}")
     return 0
@@ -64,6 +65,7 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
             return _INTERRUPTED
     if as_json:
         _print_file(directory / "comparison.json")
+        _note(f"report in {directory / 'report.html'}")
     else:
         _print_table(result)
         typer.echo(directory / "report.html")
@@ -170,4 +172,6 @@ def _print_table(result: Any) -> None:
 
 
 def _note(text: str) -> None:
-    typer.echo(text, err=True)
+    # What was done is done, whether or not anybody reads where it is.
+    with contextlib.suppress(BrokenPipeError):
+        typer.echo(text, err=True)

@@ -162,6 +162,19 @@ def test_json_is_the_summary_alone_on_standard_output(run: Run, folder: Path) ->
     assert "hello" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (("simulate", "tiny.yaml"), "kept in runs/tiny"),
+        (("simulate", "tiny.yaml", "--output", "here"), "kept in here"),
+        (("compare", "two.yaml", "--jobs", "1"), "report in runs/two/report.html"),
+        (("compare", "two.yaml", "--jobs", "1", "--output", "here"), "report in here/report.html"),
+    ],
+)
+def test_json_leaves_where_it_was_kept_to_standard_error(run: Run, arguments: tuple[str, ...], note: str) -> None:
+    assert run(*arguments, "--json").err.splitlines()[-1] == note
+
+
 def test_divergence_exits_with_1_and_keeps_the_last_good_model(run: Run, folder: Path) -> None:
     code, out, err = run("simulate", "tiny.yaml", "--set", "local.lr=1e38", "--json")
     kept, message = err.splitlines()[-2:]
