@@ -6,6 +6,7 @@ rounds.
 
 import io
 import re
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,13 +23,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["INK", "Curve", "Style", "by_round", "curve_of", "curves", "for_file", "for_page", "partition", "styles"]
+__all__ = [
+    "INK",
+    "Curve",
+    "Style",
+    "by_round",
+    "curve_of",
+    "curves",
+    "for_file",
+    "for_page",
+    "partition",
+    "short_labels",
+    "styles",
+]
 
 INK = "#0b0c0d"
 """The colour of text and axes; inside a page it becomes the page's own, for light and for dark."""
 # Okabe & Ito's palette (2008), which the colour-blind can tell apart, without its yellow, too pale for a thin line.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _DASHES = ((), (5, 1.6), (1.4, 1.4), (7, 1.6, 1.4, 1.6), (9, 2, 2.5, 2))
+_WIDTH_INCH = 9.6
+_EM = 9
+"""Points: the size of the letters."""
+_LABEL_WIDTH = 32
 _BASELINES = {"centralized": (6, 2), "local": (1.5, 2)}
 
 
@@ -109,8 +126,10 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
         label: of the vertical axis.
         target: a level to mark.
     """
-    legend_rows = -(-len(lines) // 4) if len(lines) > 1 else 0
-    with _figure(9.6, 3.9 + 0.2 * legend_rows) as (figure, svg):
+    labels = short_labels(list(lines))
+    columns = min(len(lines), _legend_columns(labels))
+    legend_rows = -(-len(lines) // columns) if len(lines) > 1 else 0
+    with _figure(_WIDTH_INCH, 3.9 + 0.2 * legend_rows) as (figure, svg):
         left, right = figure.subplots(1, 2, sharey=True)
         handles = [_line(left, curve.rounds, curve, look[name]) for name, curve in lines.items()]
         _rounds_axis(left)
@@ -123,7 +142,7 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
         if target is not None:
             _name_target(right, target)
         if legend_rows:
-            _legend(figure, list(lines), handles)
+            _legend(figure, labels, handles, columns)
         figure.savefig(svg, format="svg", metadata=_NO_METADATA)
     return _text(svg)
 
@@ -134,7 +153,7 @@ def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
     Args:
         panels: label of a panel's vertical axis → name of a line → its curve. All panels share their styles in order.
     """
-    with _figure(9.6, 3.6) as (figure, svg):
+    with _figure(_WIDTH_INCH, 3.6) as (figure, svg):
         for axes, (label, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
             look = styles(dict.fromkeys(lines, ""))
             handles = [_line(axes, curve.rounds, curve, look[name]) for name, curve in lines.items()]
@@ -196,7 +215,7 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
     """
     clients, classes = counts_KC.shape
     height = min(4.0, max(1.2, 0.22 * classes)) if classes > 1 else 0.0
-    with _figure(9.6, 1.8 + height) as (figure, svg):
+    with _figure(_WIDTH_INCH, 1.8 + height) as (figure, svg):
         panels = figure.subplots(
             1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
         )
@@ -248,19 +267,63 @@ def _see_through(colour: str) -> Any:
     return LinearSegmentedColormap.from_list("see-through", [(*to_rgb(colour), 0.0), (*to_rgb(colour), 1.0)])
 
 
-def _legend(figure: "Figure", names: Sequence[str], handles: Sequence["Line2D"]) -> None:
+def _legend(figure: "Figure", labels: Sequence[str], handles: Sequence["Line2D"], columns: int) -> None:
     # Labels set as such would hide a name that begins with an underscore.
     legend = figure.legend(
         handles,
-        [str(index) for index in range(len(names))],
+        [str(index) for index in range(len(labels))],
         loc="outside lower center",
-        ncols=min(4, len(names)),
+        ncols=columns,
         frameon=False,
         handlelength=3.2,
         columnspacing=1.8,
     )
-    for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name if len(name) <= 44 else name[:43] + "…")
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_text(label)
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    """As many columns of the widest label, its line and the space about it as the figure's width holds; at most 4."""
+    widest = max((_width_of(label) for label in labels), default=1)
+    return max(1, min(4, int(_WIDTH_INCH * 72 / (_EM * (0.62 * widest + 3.2 + 0.8 + 1.8)))))
+
+
+def short_labels(names: Sequence[str]) -> list[str]:
+    """Names of at most 32 cells, which an ellipsis shortens and no two of which are alike.
+
+    Where ends are cut off that alone told names apart, the middle is cut out instead; where that does not, they are
+    numbered.
+
+    Example:
+        >>> short_labels(["FedAvg", "local.lr=0.1, local.batch_size=16, local.epochs=1"])
+        ['FedAvg', 'local.lr=0.1, local.batch_size=…']
+        >>> short_labels(["trial 1: " + "x" * 40 + "1", "trial 1: " + "x" * 40 + "2"])
+        ['trial 1: xxxxxx…xxxxxxxxxxxxxxx1', 'trial 1: xxxxxx…xxxxxxxxxxxxxxx2']
+    """
+    labels = [_within(name, _LABEL_WIDTH) for name in names]
+    if len(set(labels)) < len(labels):
+        labels = [_without_middle(name, _LABEL_WIDTH) for name in names]
+    if len(set(labels)) < len(labels):
+        labels = [f"{number}: {_within(name, _LABEL_WIDTH - 5)}" for number, name in enumerate(names, 1)]
+    return labels
+
+
+def _within(name: str, most: int) -> str:
+    return name if _width_of(name) <= most else _head(name, most - 1) + "…"
+
+
+def _without_middle(name: str, most: int) -> str:
+    end = _head(name[::-1], most // 2)[::-1]
+    return name if _width_of(name) <= most else f"{_head(name, most - 1 - _width_of(end))}…{end}"
+
+
+def _head(name: str, most: int) -> str:
+    return next(name[:length] for length in range(min(len(name), most), -1, -1) if _width_of(name[:length]) <= most)
+
+
+def _width_of(text: str) -> int:
+    """As a terminal counts them: a Chinese character is twice as wide as a Latin one."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def _tidy(axes: "Axes") -> None:
@@ -274,7 +337,7 @@ _SETTINGS = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
     "svg.hashsalt": "fed",  # the same picture has the same bytes
     "text.parse_math": False,  # a name may hold dollar signs
-    "font.size": 9,
+    "font.size": _EM,
     "axes.facecolor": "none",
     **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
     **{f"axes.{part}": INK for part in ("edgecolor", "labelcolor")},
