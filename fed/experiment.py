@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import (
     Field,
     ModelWrapValidatorHandler,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -27,7 +26,7 @@ class Local(Section):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The rule of a step. Its state (momentum, moments) begins anew with every task."""
-    lr: PositiveFloat = 0.1
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1
     """Step size η."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """ρ in [0, 1), of sgd."""
@@ -39,7 +38,7 @@ class Local(Section):
     """Decay of the two moments, of adam and adamw."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment, of adam and adamw."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
     """λ: added to the gradient as λx; decoupled from it under adamw."""
     batch_size: PositiveInt = 16
     """Samples in a batch; the last batch of an epoch may be shorter."""

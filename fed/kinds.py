@@ -46,7 +46,10 @@ class Component(Section):
     def _hold_what_spans_keys(self) -> "Component":
         # A class of hyper-parameters may check keys against each other; what needs more than its keys waits until made.
         if inspect.isclass(self.target) and _required(self.target) <= type(self).model_fields.keys():
-            self.make()
+            try:
+                self.make()
+            except TypeError as error:  # an abstract class, or one that cannot be called so
+                raise ValueError(f"{self.kind} cannot be made: {error}") from None
         return self
 
 

@@ -63,7 +63,7 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
-            refuse_taken(path, overwrite=overwrite)
+            refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
 
     def begin(self, experiment: Experiment) -> None:
         """Write what is known before the first round, in place of what an earlier run left.
@@ -99,12 +99,19 @@ class RunFolder:
 def refuse_taken(folder: Path, *, overwrite: bool) -> None:
     """Hold a folder to come to being new or empty, or else free to be overwritten.
 
+    Args:
+        folder: what is to be written to.
+        overwrite: the user allows it, and what the folder holds is of the kind that takes its place.
+
     Raises:
         OutputExists: if it is neither, or is a file.
     """
     is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if is_taken and (not overwrite or not folder.is_dir()):
-        raise OutputExists(f"{folder} exists and is not an empty folder: choose another --output, or pass --overwrite")
+    if is_taken and not overwrite:
+        raise OutputExists(
+            f"{folder} exists and is not an empty folder: choose another --output, or pass --overwrite where it holds "
+            "an earlier result of the same kind"
+        )
 
 
 @contextmanager

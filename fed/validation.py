@@ -54,7 +54,7 @@ def nearest(name: str, known: list[str]) -> str:
 
 def sentences(error: ValidationError) -> Iterator[str]:
     """One sentence for each error: the path of the key, what is allowed, and the value."""
-    for problem in error.errors(include_url=False):
+    for problem in _without_alternatives(error):
         path = _path(problem["loc"])
         message, value = problem["msg"], problem["input"]
         match problem["type"]:
@@ -70,7 +70,22 @@ def sentences(error: ValidationError) -> Iterator[str]:
                 yield f"{path or 'the document'} must be a mapping of keys to values, got {_short(value)}"
             case _:
                 allowed = re.sub(r"^\w+ should ", "", message).partition(" after validation")[0].replace("a valid", "a")
+                allowed = allowed.replace("a tuple", "a list")
                 yield f"{path} must {allowed.replace('a integer', 'an integer')}, got {_short(value)}"
+
+
+def _without_alternatives(error: ValidationError) -> list[dict[str, Any]]:
+    """The errors, those of a union's alternatives joined into one: "be an integer or 'all'"."""
+    joined: dict[tuple[int | str, ...], dict[str, Any]] = {}
+    for problem in error.errors(include_url=False):
+        location = problem["loc"]
+        if location and re.fullmatch(r"constrained-\w+|literal\[.*\]|int|float|str|bool", str(location[-1])):
+            location = location[:-1]
+        if location in joined and joined[location]["input"] is problem["input"]:
+            joined[location]["msg"] += problem["msg"].replace("Input should be", " or")
+        else:
+            joined[location] = {**problem, "loc": location}
+    return list(joined.values())
 
 
 def _short(value: object) -> str:

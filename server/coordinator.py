@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator
-from fed.errors import Diverged
+from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
 from fed.messages import Failure, Reply, Task, refusal
 from fed.randomness import Streams
@@ -60,6 +60,9 @@ class Coordinator:
         vector_V: the first model.
         integers_I: its integer buffers.
         streams: the run's random streams.
+
+    Raises:
+        InvalidExperiment: if the aggregator's state does not hold the model.
     """
 
     def __init__(
@@ -76,6 +79,12 @@ class Coordinator:
         self._aggregator = aggregator
         self._layout = layout
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
+        model_P = getattr(self._state, "model_P", None)
+        if not isinstance(model_P, Tensor) or model_P.shape != (layout.parameters,):
+            raise InvalidExperiment(
+                f"the state of {type(aggregator).__name__} must be a named tuple whose model_P is the model, of shape "
+                f"({layout.parameters},), got {type(self._state).__name__}: see fed.aggregators.fedavg"
+            )
         self._averaged_B = vector_V[layout.parameters :].double()
         self._integers_I = integers_I
         self._tasks = 0

@@ -1,16 +1,26 @@
-"""Whether model, data and loss fit each other, found out before anything is trained."""
+"""Whether algorithm, model, data and loss fit each other, found out before anything is trained."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fed.aggregators.contracts import PeerRule
 from fed.clients.data import FederatedData
 from fed.clients.training import Loss
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
-__all__ = ["check_batch_norm", "check_labels", "check_model", "check_state", "cross_entropy", "own_copy"]
+__all__ = [
+    "check_algorithm",
+    "check_batch_norm",
+    "check_labels",
+    "check_model",
+    "check_state",
+    "cross_entropy",
+    "own_copy",
+]
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -133,6 +143,23 @@ def check_state(module: nn.Module, precision: str) -> None:
 
 def _is_floating(part: object) -> bool:
     return isinstance(part, Tensor) and part.is_floating_point()
+
+
+def check_algorithm(algorithm: Any, kind: str) -> Any:
+    """Hold an algorithm, which may be the user's own, to one of the two contracts.
+
+    Raises:
+        InvalidExperiment: if it keeps neither; the message names what is missing.
+    """
+    if isinstance(algorithm, PeerRule):
+        return algorithm
+    missing = [name for name in ("init", "start", "apply") if not callable(getattr(algorithm, name, None))]
+    if missing:
+        raise InvalidExperiment(
+            f"algorithm {kind} must have init, start and apply, or be a PeerRule with step, got none of "
+            f"{', '.join(missing)}: derive it from fed.aggregators.contracts.Aggregator or PeerRule"
+        )
+    return algorithm
 
 
 def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:

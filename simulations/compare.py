@@ -66,6 +66,8 @@ def compare(
     """
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     _hold_jobs(jobs, [name for name, value in given.items() if value is not None])
+    replaced = {name: None for name in ("data", "model") if given[name] is not None}
+    comparison = comparison.model_copy(update={"base": {**comparison.base, **replaced}})
     folder = None if output is None else ComparisonFolder(Path(output), comparison.variants(), overwrite=overwrite)
     planned = list(_planned(comparison, folder))
     runs: Runs = {name: {} for name in comparison.variants()}
@@ -92,8 +94,8 @@ def _hold_jobs(jobs: int, given: list[str]) -> None:
         raise InvalidInput(f"jobs must be at least 1, got {jobs}")
     if jobs > 1 and given:
         raise InvalidInput(
-            f"jobs must be 1 where {' and '.join(given)} are given in Python, got jobs={jobs}: "
-            "to run side by side, name them in the experiment as python:package.module:name"
+            f"jobs must be 1 with {' and '.join(given)} given in Python, got jobs={jobs}: leave jobs out; "
+            "data and model may be named in the experiment instead, as python:package.module:name"
         )
 
 

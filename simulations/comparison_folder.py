@@ -40,7 +40,8 @@ class ComparisonFolder:
         self._variants = variants
         self._slugs = slugs(variants)
         with written_to(path):
-            refuse_taken(path, overwrite=overwrite)
+            is_ours = (path / "comparison.json").is_file() or any(path.glob("runs/*/seed-*/environment.json"))
+            refuse_taken(path, overwrite=overwrite and is_ours)
 
     def begin(self) -> None:
         """Make the folder; an earlier comparison's files go."""

@@ -12,6 +12,7 @@ from torch import nn
 from fed.clients.data import FederatedData
 from fed.clients.evaluation import Metric
 from fed.clients.training import Loss
+from fed.errors import InvalidExperiment
 from fed.experiment import Experiment
 from fed.run import Run, RunFolder
 from fed.simulations.expectation import Expectation, expect
@@ -19,6 +20,9 @@ from fed.simulations.report import run_report
 from fed.simulations.simulation import Simulation
 
 __all__ = ["Observer", "simulate"]
+
+
+_HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
 
 
 class Observer(Protocol):
@@ -74,13 +78,16 @@ def simulate(
         >>> run.summary["status"], run.summary["rounds"], run.directory
         ('finished', 3, None)
     """
+    if not isinstance(experiment, Experiment):
+        raise InvalidExperiment(f"experiment must be a fed.Experiment, got {type(experiment).__name__}: use {_HOW}")
     with _one_thread():
         folder = RunFolder(Path(output), overwrite=overwrite) if output is not None else None
         simulation = Simulation(experiment, data, model, loss, metric)
+        expectation = expect(simulation) if observer is not None else None
         if folder is not None:
             folder.begin(simulation.experiment)
-        if observer is not None:
-            observer.begin(expect(simulation))
+        if observer is not None and expectation is not None:
+            observer.begin(expectation)
         return _Recording(simulation, folder, observer).run()
 
 

@@ -23,7 +23,15 @@ from fed.kinds import Component
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator
-from fed.simulations.checks import check_batch_norm, check_labels, check_model, check_state, cross_entropy, own_copy
+from fed.simulations.checks import (
+    check_algorithm,
+    check_batch_norm,
+    check_labels,
+    check_model,
+    check_state,
+    cross_entropy,
+    own_copy,
+)
 from fed.simulations.devices import Device
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
@@ -68,7 +76,7 @@ class Simulation:
         self._untrained = copy.deepcopy(module)  # later copies begin here: what forward passes leave may not be copied
         self.loss = _on_device(self.loss, self.device)
         self.metric = _on_device(metric or (None if loss else accuracy), self.device)
-        self.algorithm = experiment.algorithm.make()
+        self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
         self.rule = self.algorithm if isinstance(self.algorithm, LocalRule) else None
         self.trainer = Trainer(module, self.loss, experiment.local, self.rule, self.device)
         self._pooled = isinstance(self.algorithm, Centralized)

@@ -388,7 +388,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {"hidden": [1.5]}}, "model.hidden[0] must be an integer, got 1.5"),
     ({"model": {"hidden": [8, True]}}, "model.hidden[1] must be an integer, got True"),
     ({"model": {"hidden": [8, 0]}}, "model.hidden[1] must be greater than 0, got 0"),
-    ({"model": {"hidden": "128"}}, "model.hidden must be a tuple, got '128'"),
+    ({"model": {"hidden": "128"}}, "model.hidden must be a list, got '128'"),
     ({"algorithm": {"kind": "fedprox", "mu": math.inf}}, "algorithm.mu must be a finite number, got inf"),
     ({"algorithm": None}, "algorithm: must be a mapping with the key kind, got None"),
     ({"data": {"clients": 0}}, "data.clients must be greater than 0, got 0"),

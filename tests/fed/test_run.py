@@ -123,6 +123,7 @@ def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"cannot be written to \(.+\): choose another --output"):
         RunFolder(tmp_path / "file" / "run").begin(Experiment())
     (tmp_path / "run" / "summary.json").mkdir(parents=True)
+    (tmp_path / "run" / "environment.json").write_text("{}")
     with pytest.raises(InvalidInput, match="cannot be written to"):
         RunFolder(tmp_path / "run", overwrite=True).begin(Experiment())
 

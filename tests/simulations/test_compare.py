@@ -262,7 +262,7 @@ def test_objects_of_python_take_the_place_of_what_the_experiments_name() -> None
 
 
 def test_objects_of_python_do_not_go_to_other_processes() -> None:
-    with pytest.raises(InvalidInput, match="jobs must be 1 where model and loss are given in Python, got jobs=2"):
+    with pytest.raises(InvalidInput, match="jobs must be 1 with model and loss given in Python, got jobs=2"):
         fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
 
 

@@ -1,6 +1,8 @@
 """Properties of whole runs: reproducible, independent of the order of replies, honest about what happened."""
 
 import json
+import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -416,3 +418,45 @@ def test_a_fleet_trains_on_demand_and_knows_each_arrival_beforehand(monkeypatch:
         clocks.append(fleet.clock)
     assert len(clocks) == 12
     assert clocks == sorted(clocks)
+
+
+class _Forgetful:
+    """An aggregator of a user's own, whose state is a plain tuple."""
+
+    def init(self, params_P: Tensor) -> tuple[Tensor]:
+        return (params_P,)
+
+    def start(self, state: tuple[Tensor]) -> Tensor:
+        return state[0]
+
+    def apply(self, state: tuple[Tensor], mean_update_P: Tensor) -> tuple[Tensor]:
+        return (state[0] + mean_update_P,)
+
+
+class _NoRule:
+    """A class that keeps neither contract."""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("_Forgetful", "model_P"), ("_NoRule", "got none of init, start, apply")]
+)
+def test_an_algorithm_that_keeps_no_contract_is_one_sentence(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = types.ModuleType("own_rules")
+    own.rule = {"_Forgetful": _Forgetful, "_NoRule": _NoRule}[name]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, f"own_rules{name}", own)
+    with pytest.raises(InvalidExperiment, match=message):
+        simulate(fed.Experiment(**SMALL, algorithm={"kind": f"python:own_rules{name}:rule"}))
+
+
+def test_a_folder_of_the_users_own_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yaml").write_text("mine")
+    with pytest.raises(OutputExists):
+        simulate(fed.Experiment(**SMALL), output=tmp_path, overwrite=True)
+    assert (tmp_path / "experiment.yaml").read_text() == "mine"
+
+
+def test_a_path_in_place_of_an_experiment_is_one_sentence() -> None:
+    with pytest.raises(InvalidExperiment, match=r"must be a fed\.Experiment, got str"):
+        simulate("base.yaml")  # type: ignore[arg-type]  # the mistake
