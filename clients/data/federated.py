@@ -28,7 +28,8 @@ class FederatedData:
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
-            types or shapes differ between clients, or a value is not finite; the message names the client.
+            types or shapes differ between clients, a value is not finite, or a label is no less than ``classes``; the
+            message names the client.
 
     Example:
         >>> import torch
@@ -46,6 +47,11 @@ class FederatedData:
     """Client id → its number of samples n."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.train, Mapping):
+            raise InvalidData(
+                "train must be a mapping from a client's id to its pair (inputs, targets), got "
+                f"{type(self.train).__name__}: number the clients, as dict(enumerate(pairs)) does"
+            )
         if not self.train:
             raise InvalidData("data must have at least one client, got none")
         sizes: dict[ClientId, int] = {}
@@ -56,10 +62,12 @@ class FederatedData:
             _check_pair(pair, whose)
             model = model or (pair, whose)
             _check_alike(pair, whose, *model)
+            _check_classes(pair[1], whose, self.classes)
             sizes[client] = len(pair[1])
         if self.test is not None and model is not None:
             _check_pair(self.test, "the test set")
             _check_alike(self.test, "the test set", *model)
+            _check_classes(self.test[1], "the test set", self.classes)
         object.__setattr__(self, "sizes", sizes)
 
     def number_of_classes(self) -> int | None:
@@ -95,8 +103,15 @@ def _check_id(client: object) -> None:
 
 
 def _check_pair(pair: object, whose: str) -> None:
-    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
-        raise InvalidData(f"{whose} must hold a pair of tensors (inputs, targets), got {type(pair).__name__}")
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InvalidData(f"{whose} must hold a pair of tensors (inputs, targets), got {got}: give one of each")
+    if not all(isinstance(part, Tensor) for part in pair):
+        remedy = "torch.from_numpy" if any(isinstance(part, np.ndarray) for part in pair) else "torch.tensor"
+        got = " and ".join(type(part).__name__ for part in pair)
+        raise InvalidData(
+            f"{whose} must hold a pair of tensors (inputs, targets), got {got}: make tensors of them with {remedy}"
+        )
     inputs, targets = pair
     if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
         raise InvalidData(
@@ -111,6 +126,18 @@ def _check_pair(pair: object, whose: str) -> None:
             raise InvalidData(
                 f"{name} of {whose} must be finite, got {value} at index {place}: clean or drop that sample"
             )
+
+
+def _check_classes(targets: Tensor, whose: str, classes: int | None) -> None:
+    if classes is None or _is_real(targets):
+        return
+    # Negative numbers may be a loss's own, such as those it ignores.
+    largest = int(targets.long().max())
+    if largest >= classes:
+        raise InvalidData(
+            f"targets of {whose} must be in 0 … {classes - 1}, as classes={classes} says, got {largest}: "
+            "number the classes from 0, or raise classes"
+        )
 
 
 def _check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:

@@ -24,13 +24,35 @@ NOT_A_NUMBER = torch.tensor([[0, 0], [0, torch.nan], [0, 0]])
         ((torch.zeros(3, 4), LABELS), "inputs of client 'b' must be like those of client 'a'"),
         ((torch.zeros(3, 2), torch.zeros(3)), "targets of client 'b' must be like those of client 'a'"),
         ((NOT_A_NUMBER, LABELS), r"inputs of client 'b' must be finite, got nan at index \(1, 1\)"),
-        ((torch.zeros(3, 2), [0, 1, 1]), "client 'b' must hold a pair of tensors"),
+        (
+            (torch.zeros(3, 2), [0, 1, 1]),
+            "client 'b' must hold a pair of tensors .*, got Tensor and list: .* torch.tensor",
+        ),
+        ((PAIR[0].numpy(), LABELS.numpy()), "got ndarray and ndarray: make tensors of them with torch.from_numpy"),
+        ((*PAIR, LABELS), "client 'b' must hold a pair of tensors .*, got 3 parts"),
     ],
 )
 def test_data_that_cannot_be_learned_from_name_the_client(second: Any, said: str) -> None:
     with pytest.raises(InvalidData, match=said) as caught:
         FederatedData({"a": PAIR, "b": second})
     assert "\n" not in str(caught.value)
+
+
+def test_clients_come_by_id() -> None:
+    pairs: Any = [PAIR, PAIR]
+    with pytest.raises(InvalidData, match=r"must be a mapping .* got list: .* dict\(enumerate\(pairs\)\)") as caught:
+        FederatedData(pairs)
+    assert "\n" not in str(caught.value)
+    assert FederatedData(dict(enumerate(pairs))).sizes == {0: 3, 1: 3}
+
+
+def test_labels_are_less_than_the_number_of_classes() -> None:
+    beyond = (PAIR[0], LABELS + 1)
+    assert FederatedData({"a": beyond}, beyond, classes=3).number_of_classes() == 3
+    with pytest.raises(InvalidData, match=r"targets of client 'b' must be in 0 … 1, as classes=2 says, got 2"):
+        FederatedData({"a": PAIR, "b": beyond}, classes=2)
+    with pytest.raises(InvalidData, match="targets of the test set must be in 0 … 1"):
+        FederatedData({"a": PAIR}, beyond, classes=2)
 
 
 def test_there_must_be_a_client() -> None:
