@@ -42,6 +42,10 @@ class Sheet:
 
     def reals(self, name: str) -> NDArray[np.float32]:
         """A column of numbers that float32 can hold."""
+        if not any(_is_number(cell) for cell in self.column(name)):
+            raise self._wrong(
+                name, 0, "be a number", "a column of texts is no feature; name it in data.metadata or as data.client"
+            )
         with np.errstate(over="ignore"):
             values = np.array(self._numbers(name, float, "be a number")).astype(np.float32)
         if not np.isfinite(values).all():
@@ -73,11 +77,12 @@ class Sheet:
                 raise self._wrong(name, row, allowed) from None
         return values
 
-    def _wrong(self, name: str, row: int, allowed: str) -> InvalidData:
+    def _wrong(
+        self, name: str, row: int, allowed: str, remedy: str = "correct the cell, or remove the row"
+    ) -> InvalidData:
         file, number = self.places[row]
         return InvalidData(
-            f"{file}: row {number}, column {name} must {allowed}, got {self.cells[name][row]!r}: "
-            "correct the cell, or remove the row"
+            f"{file}: row {number}, column {name} must {allowed}, got {self.cells[name][row]!r}: {remedy}"
         )
 
 
@@ -131,6 +136,14 @@ def _check_header(header: list[str], file: Path, required: dict[str, str]) -> No
     for name, key in required.items():
         if name not in header:
             raise InvalidData(f"{file}: data.{key} must name a column, got {name!r}{nearest(name, header)}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _int64(text: str) -> int:

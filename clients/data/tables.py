@@ -90,9 +90,10 @@ def npz(
     if len(set(lengths.values())) > 1:
         raise InvalidData(f"{files[0]}: arrays must be of one length, got {lengths}: give each sample one of each")
     if arrays[label].dtype.kind not in "iu" or arrays[label].ndim != 1:
+        remedy = f"{label}.argmax(1)" if arrays[label].ndim == 2 else f"{label}.astype(int)"
         raise InvalidData(
-            f"{files[0]}: label {label} must be one integer a sample, got {arrays[label].dtype} of shape "
-            f"{arrays[label].shape}: save it with .astype(int)"
+            f"{files[0]}: array {label!r} must be one integer a sample, got {arrays[label].dtype} of shape "
+            f"{arrays[label].shape}: give class numbers, {remedy}"
         )
     labels_N = _labels(arrays[label].astype(np.int64), path, label, classes)
     columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == labels_N.shape}
@@ -121,15 +122,15 @@ def _labels(labels_N: NDArray[np.int64], path: str, label: str, classes: int | N
 
 def _reals(array: NDArray[np.generic], file: Path, name: str) -> torch.Tensor:
     if array.dtype.kind not in "fiub":
-        raise InvalidData(f"{file}: inputs {name} must be real numbers, got {array.dtype}: save it as float32")
+        raise InvalidData(f"{file}: array {name!r} must be real numbers, got {array.dtype}: save it as float32")
     with np.errstate(over="ignore"):
         values = np.asarray(array, dtype=np.float32)
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         place = tuple(wrong[0].tolist())
         raise InvalidData(
-            f"{file}: {name} must be finite in float32, got {array[place]} in row {place[0] + 1}, index {place}: "
-            "clean or drop that sample"
+            f"{file}: array {name!r} must be finite in float32, got {array[place]} in row {place[0] + 1}, "
+            f"index {place}: clean or drop that sample"
         )
     return torch.from_numpy(values.reshape(-1, 1) if values.ndim == 1 else values)
 
@@ -151,13 +152,19 @@ def _arrays(files: list[Path]) -> tuple[dict[str, NDArray[np.generic]], list[str
 
 def _archive(file: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with file.open("rb") as content, np.load(content, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with file.open("rb") as content:
+            archive = np.load(content, allow_pickle=False)
+            arrays = None if isinstance(archive, np.ndarray) else {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidData(
             f"{file}: cannot be read as arrays of numbers or texts ({type(error).__name__}): save it with numpy.savez, "
             "texts with .astype(str) and nothing as objects"
         ) from None
+    if arrays is None:
+        raise InvalidData(
+            f"{file}: must hold arrays by name, inputs and labels, got one array without a name: save both with "
+            "numpy.savez(file, x=…, label=…)"
+        )
     if not arrays or any(array.ndim == 0 or not len(array) for array in arrays.values()):
         shapes = {name: array.shape for name, array in arrays.items()}
         raise InvalidData(f"{file}: must hold arrays of at least one sample, got {shapes}: give it data")

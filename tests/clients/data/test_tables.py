@@ -112,6 +112,13 @@ def test_a_bad_table_names_the_file_and_the_place(tmp_path: Path, content: str, 
     assert path in message
 
 
+def test_a_column_of_texts_is_to_be_named_as_what_it_is(tmp_path: Path) -> None:
+    message = refused(csv, written(tmp_path))
+    assert "row 1, column town must be a number, got 'Ulm'" in message
+    assert "data.metadata" in message
+    assert "data.client" in message
+
+
 def test_labels_are_held_to_the_classes_that_are_given(tmp_path: Path, loaded: Load) -> None:
     path = written(tmp_path)
     assert "labels must be in 0 … 1, as data.classes says, got 2 in row 3" in refused(
@@ -155,12 +162,18 @@ def test_arrays_beside_the_inputs_serve_partitions(tmp_path: Path, loaded: Load)
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"label": np.zeros(4)}, "label label must be one integer a sample, got float64 of shape (4,)"),
-        ({"label": np.zeros((4, 2), int)}, "label label must be one integer a sample"),
+        (
+            {"label": np.zeros(4)},
+            "must be one integer a sample, got float64 of shape (4,): give class numbers, label.astype(int)",
+        ),
+        (
+            {"label": np.zeros((4, 2), int)},
+            "array 'label' must be one integer a sample, got int64 of shape (4, 2): give class numbers, label.argmax",
+        ),
         ({"label": np.array([0, 1, -2, 0])}, "labels must be at least 0, got -2 in row 3 of label"),
         ({"label": np.zeros(3, int)}, "arrays must be of one length, got {'x': 4, 'label': 3}"),
-        ({"x": np.array([[0.0], [1.0], [np.inf], [0.0]])}, "x must be finite in float32, got inf in row 3"),
-        ({"x": np.array(list("abcd"))}, "inputs x must be real numbers, got <U1"),
+        ({"x": np.array([[0.0], [1.0], [np.inf], [0.0]])}, "array 'x' must be finite in float32, got inf in row 3"),
+        ({"x": np.array(list("abcd"))}, "array 'x' must be real numbers, got <U1"),
         ({"x": np.array([{}, 1, 2, 3], dtype=object)}, "cannot be read as arrays of numbers or texts"),
         ({"x": np.float64(3)}, "must hold arrays of at least one sample"),
         ({"z": np.zeros(4)}, "data.inputs must name the one array of inputs, got x, z"),
@@ -188,7 +201,8 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_a_single_array_is_no_archive(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
-    assert "x.npy: cannot be read as arrays" in refused(npz, str(tmp_path / "x.npy"))
+    renamed = (tmp_path / "x.npy").rename(tmp_path / "x.npz")
+    assert "x.npz: must hold arrays by name, inputs and labels, got one array without" in refused(npz, str(renamed))
 
 
 def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
