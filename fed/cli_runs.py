@@ -52,6 +52,8 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
 
 def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
     """Run a comparison, print its table and where the report is; the exit code, 1 if a run failed."""
+    from fed.simulations.findings import failures
+
     shown = display()
     with _all_to_standard_error(as_json):
         expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
@@ -69,9 +71,8 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
     else:
         _print_table(result)
         typer.echo(directory / "report.html")
-    failed = [row for row in result.rows if row["status"] == "failed"]
-    for row in failed:
-        _note(f"error: {row['name']}: {row['reason']}")
+    for line in (failed := failures(result)):
+        _note(f"error: {line}")
     return 1 if failed else 0
 
 
@@ -168,7 +169,8 @@ def _print_table(result: Any) -> None:
     from fed.cli_tables import console
     from fed.simulations.tables import table
 
-    console().print(table(result))
+    shown = console()
+    shown.print(table(result, shown.width))
 
 
 def _note(text: str) -> None:

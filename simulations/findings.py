@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fed.quantities import bytes_text, count_text, mean_text
-from fed.simulations.outcomes import ComparisonResult
+from fed.simulations.outcomes import ComparisonResult, has_finished
 
-__all__ = ["accuracy_text", "finding"]
+__all__ = ["accuracy_text", "failures", "finding"]
 
 _BASELINES = {"centralized": "the ceiling", "local": "the floor"}
 
@@ -72,6 +72,22 @@ def _by_loss(rows: Sequence[dict[str, Any]]) -> str:
         return "No variant was measured to the end."
     best = min(measured, key=lambda row: row["final_test_loss"])
     return f"{best['name']} ends with the lowest test loss, {best['final_test_loss']:.4g}; accuracy was not measured."
+
+
+def failures(result: ComparisonResult) -> list[str]:
+    """A line for each variant that failed: its name, and each reason once, with the seeds that it stopped."""
+    lines = []
+    for row in result.rows:
+        seeds_of = dict[str, list[int]]()
+        for seed, run in sorted(result.runs.get(row["name"], {}).items()) if row["status"] == "failed" else ():
+            if not has_finished(run["summary"]):
+                seeds_of.setdefault(str(run["summary"]["reason"]), []).append(seed)
+        texts = [
+            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {why}"
+            for why, seeds in seeds_of.items()
+        ]
+        lines += [f"{row['name']}: {'; '.join(texts)}"] if texts else []
+    return lines
 
 
 def accuracy_text(row: dict[str, Any]) -> str:

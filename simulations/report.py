@@ -16,7 +16,7 @@ from fed.experiment import Experiment
 from fed.quantities import bytes_text, count_text, duration_text
 from fed.run import Run, environment
 from fed.simulations import charts
-from fed.simulations.findings import finding
+from fed.simulations.findings import failures, finding
 from fed.simulations.outcomes import ComparisonResult, Runs, has_finished
 from fed.simulations.tables import Column, columns
 
@@ -48,6 +48,7 @@ class Page:
     warning: str = ""
     table: Sequence[Column] = ()
     looks: Sequence[charts.Style] = ()
+    failures: Sequence[str] = ()
     changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def html(self) -> str:
@@ -72,7 +73,7 @@ def comparison_report(result: ComparisonResult, partitions: "Mapping[str, Federa
     variants, reference = result.comparison.variants(), _reference(result)
     failed = [row["name"] for row in result.rows if row["status"] == "failed"]
     warnings = ["Interrupted: only what was done until then is here."] if result.status == "interrupted" else []
-    warnings += [f"Runs of {', '.join(failed)} failed; the table has the reasons."] if failed else []
+    warnings += [f"Runs of {', '.join(failed)} failed; the reasons stand below the table."] if failed else []
     look = _look(result)
     return Page(
         title=result.comparison.name,
@@ -84,6 +85,7 @@ def comparison_report(result: ComparisonResult, partitions: "Mapping[str, Federa
         warning=" ".join(warnings),
         table=columns(result),
         looks=list(look.values()),
+        failures=failures(result),
         changes={name: _differences(reference, variant) for name, variant in variants.items()},
     ).html()
 

@@ -1,7 +1,8 @@
 """The table of a comparison: the same columns in a terminal and in a report."""
 
+import textwrap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fed.quantities import bytes_text, count_text, duration_text, mean_text
 from fed.simulations.findings import accuracy_text
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["Column", "columns", "table"]
+
+_WORD = 32
+"""A longer word of a name may break, so that it does not take the table for itself."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +52,34 @@ def columns(result: ComparisonResult) -> list[Column]:
         shown.append(Column("clients' own accuracy", texts))
     shown.append(Column("wall time", [_or_dash(row["wall_s"], duration_text) for row in rows]))
     if any(row["status"] != "finished" for row in rows):
-        shown.append(Column("status", [_status(row) for row in rows], is_number=False))
+        shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
     return shown
 
 
-def table(result: ComparisonResult) -> "Table":
-    """For a terminal, with rich."""
+def table(result: ComparisonResult, width: int = 160) -> "Table":
+    """For a terminal of that width, with rich; names that must wrap do so between words, before figures do."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    shown = columns(result)
+    first, *others = columns(result)
+    left = width - sum(max(map(len, (column.heading, *column.texts))) + 2 for column in others) - 2
+    names = [_wrapped(name, max(left, _longest_word(first.texts))) for name in first.texts]
     rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in shown:
-        rendered.add_column(Text(column.heading), justify="right" if column.is_number else "left", overflow="fold")
-    for texts in zip(*(column.texts for column in shown), strict=True):
-        rendered.add_row(*(Text(text) for text in texts))  # as it stands: a name may look like markup
+    for column in (first, *others):
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        rendered.add_column(Text(column.heading), justify=justify, overflow="fold", no_wrap=not column.is_number)
+    for texts in zip(names, *(column.texts for column in others), strict=True):
+        rendered.add_row(*(Text(text, no_wrap=False) for text in texts))  # as it stands: a name may look like markup
     return rendered
+
+
+def _wrapped(name: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(name, width, break_on_hyphens=False)) if len(name) > width else name
+
+
+def _longest_word(names: list[str]) -> int:
+    return min(_WORD, max((len(word) for name in names for word in name.split()), default=1))
 
 
 def _rounds(row: dict[str, Any]) -> str:
@@ -72,10 +87,6 @@ def _rounds(row: dict[str, Any]) -> str:
         return "–"
     part = "" if row["reached"] == len(row["seeds"]) else f" ({row['reached']} of {len(row['seeds'])} seeds)"
     return count_text(row["rounds_to_target"]) + part
-
-
-def _status(row: dict[str, Any]) -> str:
-    return f"{row['status']}: {row['reason']}" if row["reason"] else str(row["status"])
 
 
 def _or_dash(value: float | None, text: Any) -> str:

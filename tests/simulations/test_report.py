@@ -1,5 +1,6 @@
 """Reports: whole pages that need nothing else, claim no more than the runs show, and take names for what they are."""
 
+import io
 import re
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import fed
 from fed.simulations import charts
-from fed.simulations.findings import finding
+from fed.simulations.findings import failures, finding
 from fed.simulations.outcomes import ComparisonResult, row_of
 from fed.simulations.report import comparison_report, comparison_svg, run_report
-from fed.simulations.tables import columns
+from fed.simulations.tables import columns, table
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "<script>a(1)</script>&amp;\"'>$x_{1$ \\frac{"
@@ -174,8 +176,31 @@ def test_without_measurements_there_is_a_page_and_no_picture() -> None:
     result = result_of({"A": [failed]}, target_accuracy=0.5)
     assert comparison_svg(result) is None
     text = "".join(Reading(comparison_report(result, {})).texts)
-    assert "failed: seed 0: loss <is> NaN" in text
+    assert "A: seed 0: loss <is> NaN" in text
     assert "No variant was measured to the end." in text
+
+
+def failed(reason: str) -> dict[str, Any]:
+    return {"metrics": [], "summary": {"status": "failed", "reason": reason}}
+
+
+def test_each_reason_of_a_failed_variant_is_told_once_below_the_table() -> None:
+    reason = "the training loss of client 7 is not finite"
+    runs = {"A": [record(0.5)] * 4, "B": [failed(reason), failed(reason), record(0.5), failed("died")]}
+    result = result_of(runs)
+    assert failures(result) == [f"B: seeds 0, 1: {reason}; seed 3: died"]
+    assert columns(result)[-1].texts == ["finished", "failed"]
+    assert comparison_report(result, {}).count(reason) == 1
+
+
+def test_terminal_table_does_not_break_the_words_of_a_name() -> None:
+    name = "trial 4: local.lr=0.037, local.batch_size=16"
+    result = result_of({name: [record(0.5)], "B": [failed("died")]}, target_accuracy=0.5)
+    for width in (80, 100, 200):
+        shown = io.StringIO()
+        Console(width=width, file=shown).print(table(result, width))
+        assert all(word in shown.getvalue() for word in (*name.split(), "finished"))
+    assert name in shown.getvalue()
 
 
 def test_where_accuracy_is_not_measured_the_loss_is_drawn() -> None:
