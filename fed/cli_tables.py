@@ -64,6 +64,8 @@ def data(document: "Experiment | Comparison", picture: Path | None) -> None:
     from fed.experiment import Experiment
     from fed.randomness import Streams
 
+    if picture is not None and picture.suffix.lower() != ".svg":
+        raise InvalidInput(f"--picture {picture} must end in .svg: pictures are written as SVG alone")
     experiment = document if isinstance(document, Experiment) else Experiment(**document.base)
     if experiment.data is None:
         raise InvalidInput("data: null stands for data given in Python: there is nothing to draw")

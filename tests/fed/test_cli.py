@@ -84,6 +84,7 @@ def test_help_and_version_are_results(run: Run) -> None:
         (["simulate", "tiny.yaml", "--output", "tiny.yaml"], "tiny.yaml exists and is not an empty folder"),
         (["simulate", "tiny.yaml", "--output", "tiny.yaml/run"], "tiny.yaml/run cannot be written to"),
         (["data", "tiny.yaml", "--set", "data=null"], "nothing to draw"),
+        (["data", "tiny.yaml", "--picture", "picture.png"], "picture.png must end in .svg"),
         (["data", "tiny.yaml", "--picture", "none/picture.svg"], "none/picture.svg cannot be written"),
     ],
 )
