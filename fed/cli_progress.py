@@ -133,6 +133,10 @@ class SimulationProgress:
         parts += [bytes_text(self._size_bytes), self._clock.left(self.rounds_done, self._rounds)]
         self._display.show(self.rounds_done, self._rounds, ", ".join(parts))
 
+    def done(self) -> str:
+        """How far it came, in words."""
+        return f"{self.rounds_done} round{'' if self.rounds_done == 1 else 's'}"
+
 
 class ComparisonProgress:
     """Watches the runs of a comparison, which may overlap; a round counts by the time that it is expected to take.
@@ -155,7 +159,6 @@ class ComparisonProgress:
         self._last = ""
         self._clock = _Clock()
         self.has_begun = False
-        self.rounds_done = 0
 
     def begin(self, runs: Sequence[tuple[str, int]]) -> None:
         """Announce a long comparison."""
@@ -173,7 +176,6 @@ class ComparisonProgress:
 
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
         """Show a finished round of one run."""
-        self.rounds_done += 1
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
         expected = self._expected[name]
         self._left_s[name, seed] -= expected.wall_s / expected.rounds
@@ -187,6 +189,10 @@ class ComparisonProgress:
         self._last = f", {name} seed {seed}: {what}"
         self._left_s[name, seed] = 0.0
         self._show()
+
+    def done(self) -> str:
+        """How far it came, in words."""
+        return f"{self._runs_done} of {self._runs} run{'' if self._runs == 1 else 's'}"
 
     def _whole_s(self) -> float:
         return self._seeds * sum(run.wall_s for run in self._expected.values())

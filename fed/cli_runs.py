@@ -154,8 +154,7 @@ def _say_what_is_kept(directory: Path, watch: SimulationProgress | ComparisonPro
     if not watch.has_begun:
         _note("stopped before the first round")
         return
-    rounds = f"{watch.rounds_done} round{'' if watch.rounds_done == 1 else 's'}"
-    _note(f"stopped after {rounds}; what was done is kept in {directory}")
+    _note(f"stopped after {watch.done()}; what was done is kept in {directory}")
     for name in ("summary.json", "comparison.json"):
         if as_json and (directory / name).is_file():
             _print_file(directory / name)

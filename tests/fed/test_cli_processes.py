@@ -106,7 +106,7 @@ def test_interrupted_comparison_is_kept_and_exits_with_130(start: Start, folder:
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1].endswith("what was done is kept in runs/comparison")
+    assert err.splitlines()[-1] == "stopped after 1 of 2 runs; what was done is kept in runs/comparison"
     result = json.loads((folder / "runs/comparison/comparison.json").read_text(encoding="utf-8"))
     assert [row["status"] for row in result["rows"]] == ["finished", "interrupted"]
     summaries = [json.loads((runs / name / "seed-0/summary.json").read_text(encoding="utf-8")) for name in "ab"]
