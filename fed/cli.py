@@ -27,7 +27,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="fed",
-    help="Federated and decentralised learning: simulate clients, deploy them, compare algorithms.",
+    help="Federated and decentralised learning: simulate clients, compare algorithms.",
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
