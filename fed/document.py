@@ -40,6 +40,14 @@ class Document(Section):
         except InvalidExperiment as error:
             raise InvalidExperiment("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As keys, for the classes of its sections are made when their kinds are known, and pickle knows none of them.
+        return _made_of, (type(self), self.model_dump(mode="json", exclude_unset=True))
+
     def dump(self) -> dict[str, Any]:
         """Every value in force, in the form that YAML holds."""
         return self.model_dump(mode="json")
+
+
+def _made_of(document: type[Document], keys: dict[str, Any]) -> Document:
+    return document(**keys)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -520,3 +521,10 @@ def test_the_keys_of_adam_are_refused_under_sgd_and_their_defaults_are_not(keys:
         Experiment(local=keys)
     assert Experiment(local={"optimizer": "adam", **keys}).local.optimizer == "adam"
     assert Experiment(**Experiment().dump()) == Experiment()
+
+
+def test_an_experiment_goes_from_process_to_process() -> None:
+    experiment = Experiment(name="sent", algorithm={"kind": "fedprox", "mu": 0.3}, local={"steps": 4})
+    received = pickle.loads(pickle.dumps(experiment))
+    assert received == experiment
+    assert received.override({"seed": 1}) == experiment.override({"seed": 1})
