@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.contracts import LocalRule
+from fed.clients.batches import Batches, samples_of, steps_of
 from fed.clients.data import Pair
 from fed.clients.flat import FlatParameters
 from fed.clients.optimizers import optimizer_for
@@ -115,42 +116,39 @@ class Trainer:
         broadcast = tuple(self._flat.spread(part.to(self.device)) for part in broadcast)
         optimizer, scaler = optimizer_for(self._local), _LossScale()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        seen = 0
+        batches = Batches(self._local, len(samples[0]), self._normalises_batches)
         with seeded_torch(seed, self.device):
-            for inputs_B, targets_B in self._steps(samples, order):
-                gradient_Q, loss = self._gradient(inputs_B, targets_B, scaler)
+            for inputs_B, targets_B in self._steps(samples, batches, order):
+                gradient_Q, loss = self._gradient(inputs_B, targets_B, batches.within(len(inputs_B)), scaler)
                 self._flat.bind_again()
                 if self._rule is not None:
                     gradient_Q = self._rule.correct(gradient_Q, x_Q, anchor_Q, client_state, broadcast)
                 optimizer.step(x_Q, gradient_Q)
                 loss_sum += loss * len(inputs_B)
-                seen += len(inputs_B)
         vector_V, integers_I = self.layout.pack(self.module)
-        return Trained(vector_V.cpu(), integers_I.cpu(), float(loss_sum) / seen, seen)
+        return Trained(vector_V.cpu(), integers_I.cpu(), float(loss_sum) / batches.seen, batches.seen)
 
-    def _steps(self, samples: Pair, order: np.random.Generator) -> Iterator[Pair]:
-        """The samples of each optimizer step: epochs in a fresh order each, cut into steps, until all are taken."""
+    def _steps(self, samples: Pair, batches: Batches, order: np.random.Generator) -> Iterator[Pair]:
+        """The samples of each optimizer step."""
         inputs_N, targets_N = (part.to(self.device, non_blocking=True) for part in samples)
-        sizes = _step_sizes(len(inputs_N), self._local.batch_size * self._local.accumulate, self._normalises_batches)
-        left = steps_of(self._local, len(inputs_N), self._normalises_batches)
-        if len(sizes) == 1 and (self._local.accumulate == 1 or len(inputs_N) <= self._local.batch_size):
-            # All samples in every batch: their order means nothing, so they keep it. Copies, for a model may change its
-            # inputs in place.
-            yield from ((inputs_N.clone(), targets_N.clone()) for _ in range(left))
-            return
-        while left > 0:
-            shuffled_N = torch.from_numpy(order.permutation(len(inputs_N))).to(self.device)
+        left = batches.steps
+        for order_N in batches.orders(order):
+            if batches.keeps_order:  # copies, for a model may change its inputs in place
+                yield inputs_N.clone(), targets_N.clone()
+                continue
+            shuffled_N = torch.from_numpy(order_N).to(self.device)
             # Step by step, for a slice of all would begin anywhere, and what MKL computes depends on the alignment.
-            yield from ((inputs_N[of_B], targets_N[of_B]) for of_B in islice(shuffled_N.split_with_sizes(sizes), left))
-            left -= len(sizes)
+            for of_B in islice(shuffled_N.split_with_sizes(batches.sizes), left):
+                yield inputs_N[of_B], targets_N[of_B]
+            left -= len(batches.sizes)
 
-    def _gradient(self, inputs_B: Tensor, targets_B: Tensor, scaler: "_LossScale") -> tuple[Tensor, Tensor]:
-        """The gradient [Q] of the mean loss over a step's samples, and that loss."""
-        size = self._local.batch_size
-        if self._local.accumulate == 1 or len(inputs_B) <= size:
+    def _gradient(
+        self, inputs_B: Tensor, targets_B: Tensor, sizes: list[int], scaler: "_LossScale"
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient [Q] of the mean loss over a step's samples, batch by batch, and that loss."""
+        if len(sizes) == 1:
             return self._gradient_of_batch(inputs_B, targets_B, scaler)
         gradient_Q, total = torch.zeros_like(self._flat.x_Q), torch.zeros((), dtype=torch.float64, device=self.device)
-        sizes = _step_sizes(len(inputs_B), size, self._normalises_batches)
         for inputs_b, targets_b in zip(
             inputs_B.split_with_sizes(sizes), targets_B.split_with_sizes(sizes), strict=True
         ):
@@ -167,35 +165,6 @@ class Trainer:
         if half is torch.float16:
             return scaler.gradient(loss, self._flat), loss.detach()
         return self._flat.gradient(loss), loss.detach()
-
-
-def steps_of(local: Local, samples: int, never_single: bool = False) -> int:
-    """How many optimizer steps a client with so many samples takes in a task.
-
-    Args:
-        local: the experiment's section of that name.
-        samples: the client's, at least 1.
-        never_single: no step has a single sample, as BatchNorm needs it.
-    """
-    if local.steps is not None:
-        return local.steps
-    return (local.epochs or 1) * len(_step_sizes(samples, local.batch_size * local.accumulate, never_single))
-
-
-def samples_of(local: Local, samples: int, never_single: bool = False) -> int:
-    """How many samples those steps see, each as often as it is seen; arguments as of :func:`steps_of`."""
-    sizes = _step_sizes(samples, local.batch_size * local.accumulate, never_single)
-    epochs, rest = divmod(steps_of(local, samples, never_single), len(sizes))
-    return epochs * samples + sum(sizes[:rest])
-
-
-def _step_sizes(samples: int, size: int, never_single: bool) -> list[int]:
-    """So many samples cut into steps: all of one size but the last; a last single sample joins the step before it."""
-    whole, rest = divmod(samples, size)
-    sizes = [size] * whole + [rest] * bool(rest)
-    if never_single and len(sizes) > 1 and sizes[-1] == 1:
-        sizes[-2:] = [sizes[-2] + 1]
-    return sizes
 
 
 class _LossScale:
