@@ -22,6 +22,7 @@ class Batches:
         never_single: no step has a single sample, as BatchNorm needs it: a last one joins the step before it.
 
     Attributes:
+        samples: the client's.
         steps: optimizer steps of a task.
         sizes: the samples of each step of one epoch.
         seen: the samples of all steps of a task, each as often as it is seen.
@@ -36,7 +37,7 @@ class Batches:
     """
 
     def __init__(self, local: Local, samples: int, never_single: bool = False) -> None:
-        self._samples, self._size, self._never_single = samples, local.batch_size, never_single
+        self.samples, self._size, self._never_single = samples, local.batch_size, never_single
         self.sizes = _cut(samples, local.batch_size * local.accumulate, never_single)
         self.steps = (local.epochs or 1) * len(self.sizes) if local.steps is None else local.steps
         epochs, rest = divmod(self.steps, len(self.sizes))
@@ -50,7 +51,7 @@ class Batches:
             generator: the stream that shuffles them; one permutation an epoch, drawn when its order is asked for.
         """
         for _ in range(-(-self.steps // len(self.sizes))):
-            yield np.arange(self._samples) if self.keeps_order else generator.permutation(self._samples)
+            yield np.arange(self.samples) if self.keeps_order else generator.permutation(self.samples)
 
     def within(self, step: int) -> list[int]:
         """The samples of each batch of a step of so many."""

@@ -136,7 +136,7 @@ class _CharTransformer(nn.Module):
         length = characters_BT.shape[1]
         states_BTH = self.embed(characters_BT) + self.position[:length]
         later_TT = self.get_buffer("later")[:length, :length]
-        scores_BVT: Tensor = self.read(self.blocks(states_BTH, mask=later_TT)).transpose(1, 2)
+        scores_BVT: Tensor = self.read(self.blocks(states_BTH, mask=later_TT, is_causal=True)).transpose(1, 2)
         return scores_BVT
 
 

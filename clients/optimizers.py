@@ -1,6 +1,7 @@
 """Optimizers as algebra on flat vectors, elementwise, so that one client [P] and many [clients, P] use the same code.
 
-Each step equals ``torch.optim``'s of the same name. A state lasts for one task.
+Each step equals ``torch.optim``'s of the same name. A state lasts for one task. Of many clients the last may drop out
+from one step to the next.
 
 Shapes: P, trainable parameters.
 """
@@ -52,6 +53,7 @@ class SGD:
             if self._momentum_P is None:
                 self._momentum_P = gradient_P.clone()
             else:
+                self._momentum_P = self._momentum_P[: len(gradient_P)]
                 self._momentum_P.mul_(self.momentum).add_(gradient_P)
             ahead = gradient_P.add(self._momentum_P, alpha=self.momentum) if self.nesterov else self._momentum_P
             gradient_P = ahead
@@ -90,7 +92,7 @@ class Adam:
             gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)
         if self._moments is None:
             self._moments = torch.zeros_like(x_P), torch.zeros_like(x_P)
-        first_P, second_P = self._moments
+        first_P, second_P = self._moments = self._moments[0][: len(x_P)], self._moments[1][: len(x_P)]
         self._steps += 1
         beta1, beta2 = self.betas
         first_P.lerp_(gradient_P, 1 - beta1)

@@ -1,0 +1,38 @@
+"""Losses: of a batch, and of each of its samples alone.
+
+Shapes: B, samples of a batch; C, classes; T, positions of a sample.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional
+
+__all__ = ["Loss", "cross_entropy", "of_each_sample"]
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(output, target) → a scalar, the mean over the batch."""
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean cross-entropy of scores [B, C, ...] against integer labels [B, ...]."""
+    return functional.cross_entropy(output, target.long())
+
+
+def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
+    """A loss as if each sample were a batch of its own: [B].
+
+    Args:
+        loss: (output, target) → a scalar.
+        output: [B, ...].
+        target: [B, ...].
+    """
+    if loss is not cross_entropy:
+        losses_B: Tensor = vmap(lambda one, its: loss(one.unsqueeze(0), its.unsqueeze(0)))(output, target)
+        return losses_B
+    # Classes first, because PyTorch's softmax over the last of few numbers takes eight times as long.
+    log_p_Cn = output.movedim(1, 0).flatten(1).contiguous().log_softmax(0)
+    losses_n = log_p_Cn.gather(0, target.long().flatten().unsqueeze(0)).neg()
+    return losses_n.view(target.shape).flatten(1).mean(1) if target.ndim > 1 else losses_n.squeeze(0)
