@@ -22,6 +22,7 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "aggregators" / "__
     __path__.insert(0, str(_checkout))
 
 if TYPE_CHECKING:
+    from fed.clients.data import ClientsOnDemand as ClientsOnDemand
     from fed.clients.data import FederatedData as FederatedData
     from fed.comparison import Comparison as Comparison
     from fed.experiment import Experiment as Experiment
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fed.simulations.simulate import simulate as simulate
 
 _HOME_OF = {
+    "ClientsOnDemand": "fed.clients.data",
     "Comparison": "fed.comparison",
     "Experiment": "fed.experiment",
     "FederatedData": "fed.clients.data",
@@ -38,7 +40,7 @@ _HOME_OF = {
     "simulate": "fed.simulations.simulate",
 }
 
-__all__ = ["Comparison", "Experiment", "FederatedData", "Run", "__version__", "compare", "simulate"]
+__all__ = ["ClientsOnDemand", "Comparison", "Experiment", "FederatedData", "Run", "__version__", "compare", "simulate"]
 
 
 def __getattr__(name: str) -> Any:

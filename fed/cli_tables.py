@@ -77,9 +77,13 @@ def data(document: "Experiment | Comparison", picture: Path | None) -> None:
 
 
 def _in_words(dealt: "FederatedData") -> str:
-    trained_on = sum(len(targets) for _, targets in dealt.train.values())
+    from fed.clients.data.describe import looked_at
+
+    clients = looked_at(dealt)
+    is_whole = len(clients) == len(dealt.clients)
+    trained_on = f"{sum(map(dealt.size_of, clients))} samples" if is_whole else "samples on demand"
     tested_on = len(dealt.test[1]) if dealt.test is not None else "none"
-    return f"{len(dealt.train)} clients, {trained_on} samples to train on, {tested_on} to test on"
+    return f"{len(dealt.clients)} clients, {trained_on} to train on, {tested_on} to test on"
 
 
 def _draw(dealt: "FederatedData", picture: Path) -> None:

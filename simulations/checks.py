@@ -62,7 +62,7 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
         InvalidModel: if the model cannot take the data, or the loss cannot take the model's output.
         InvalidData: if targets should be labels and are none.
     """
-    inputs, targets = (part[:2].clone().cpu() for part in next(iter(data.train.values())))
+    inputs, targets = (part[:2].clone().cpu() for part in data.read(data.clients[0]))
     module.eval()
     try:
         with torch.no_grad():
@@ -101,13 +101,22 @@ def _classes(output: object, targets: Tensor) -> int:
     return output.shape[1]
 
 
-def check_labels(data: FederatedData, classes: int) -> None:
+def check_labels(data: FederatedData, classes: int) -> FederatedData:
     """Hold every label to the model's classes.
 
+    Args:
+        data: whose labels.
+        classes: how many classes the model's output has.
+
+    Returns:
+        The data; those on demand hold each client that is read to these classes.
+
     Raises:
-        InvalidData: if a label is negative or too large; the message names whose it is.
+        InvalidData: if a label is negative or too large, in memory, in the test set or on the first client on demand;
+            the message names whose it is. Or if data on demand have more classes than the model.
     """
-    held = [(f"client {client!r}", pair) for client, pair in data.train.items()]
+    clients = data.clients[:1] if data.is_on_demand else data.clients
+    held = [(f"client {client!r}", data.read(client)) for client in clients]
     if data.test is not None:
         held.append(("the test set", data.test))
     for whose, (_, targets) in held:
@@ -118,6 +127,14 @@ def check_labels(data: FederatedData, classes: int) -> None:
                 f"labels must be from 0 to {classes - 1}, for the model's output has {classes} classes, got {wrong} in "
                 f"{whose}: number the labels from 0, or give the model as many outputs as there are classes"
             )
+    if not data.is_on_demand:
+        return data
+    if data.classes is not None and data.classes > classes:
+        raise InvalidData(
+            f"data on demand must have at most {classes} classes, for the model's output has no more, got "
+            f"classes={data.classes}: give the model as many outputs as there are classes"
+        )
+    return data.labelled(classes)
 
 
 def check_state(module: nn.Module, precision: str) -> None:
@@ -163,7 +180,7 @@ def check_algorithm(algorithm: Any, kind: str) -> Any:
 
 
 def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:
-    """Hold clients and batches to the two samples that BatchNorm needs to normalise over.
+    """Hold clients, of those on demand the first, and batches to the two samples that BatchNorm normalises over.
 
     Raises:
         InvalidData: if a client has one; the message names it.
@@ -176,7 +193,8 @@ def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) ->
             "local.batch_size must be 2 or more for a model with BatchNorm1d, got 1: raise it (accumulate does not "
             "count), or use GroupNorm or LayerNorm"
         )
-    lonely = [client for client, size in data.sizes.items() if size == 1]
+    clients = data.clients[:1] if data.is_on_demand else data.clients
+    lonely = [client for client in clients if data.size_of(client) == 1]
     if lonely:
         raise InvalidData(
             f"a model with BatchNorm1d needs 2 samples or more on every client, got 1 on client {lonely[0]!r} "

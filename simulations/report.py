@@ -180,8 +180,9 @@ def _partition_figures(partitions: "Mapping[str, FederatedData]") -> Iterator[Fi
 
     for heading, data in partitions.items():
         ids, counts_KC = class_counts(data)
+        some = f" of {len(ids)}, evenly spaced among {len(data.clients):,}," if len(ids) < len(data.clients) else ""
         by_class = "Below, how many of each class; an empty cell is none." if counts_KC.shape[1] > 1 else ""
-        caption = f"Samples that each client trains on. {by_class}"
+        caption = f"Samples that each client{some} trains on. {by_class}"
         yield Figure(heading, charts.partition(ids, counts_KC), caption)
 
 

@@ -5,17 +5,34 @@ from numpy.typing import NDArray
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
-from fed.clients.data.federated import ClientId, FederatedData
+from fed.clients.data.federated import FederatedData
+from fed.clients.data.pairs import ClientId, is_real
 
-__all__ = ["class_counts", "heat_map"]
+__all__ = ["class_counts", "heat_map", "looked_at"]
 
 _MOST_CLASSES = 10_000
+_MOST_READ = 200
 _SHADES = ("dim", "white on grey23", "white on grey39", "black on grey58", "black on grey85")
 
 
+def looked_at(data: FederatedData) -> list[ClientId]:
+    """The clients that a description is of: all, but of data on demand at most 200, evenly spaced.
+
+    Example:
+        >>> import torch
+        >>> from fed.clients.data import ClientsOnDemand
+        >>> pair = (torch.zeros(1, 2), torch.zeros(1))
+        >>> clients = looked_at(FederatedData(ClientsOnDemand(range(1_000_000), lambda client: pair)))
+        >>> len(clients), clients[:2], clients[-1]
+        (200, [0, 5025], 999999)
+    """
+    return [data.clients[at] for at in _spaced(len(data.clients), _MOST_READ if data.is_on_demand else None)]
+
+
 def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]]:
-    """How many samples of each class every client holds.
+    """How many samples of each class every client holds, of those that are :func:`looked_at`.
 
     Returns:
         Client ids, and counts [K, C]. Where targets are not one label a sample, or there are more than 10,000 classes,
@@ -29,11 +46,12 @@ def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]
         (['a', 'b'], array([[1, 2, 0],
                [0, 0, 3]]))
     """
-    clients = list(data.sizes)
-    classes = _classes(data)
+    clients = looked_at(data)
+    held = [data.read(client)[1] for client in clients]
+    classes = _classes(data, held)
     if classes is None:
-        return clients, np.array([[size] for size in data.sizes.values()], dtype=np.int64)
-    counts = [np.bincount(data.train[client][1].long().cpu().numpy(), minlength=classes) for client in clients]
+        return clients, np.array([[len(targets)] for targets in held], dtype=np.int64)
+    counts = [np.bincount(targets.long().cpu().numpy(), minlength=classes) for targets in held]
     return clients, np.stack(counts).astype(np.int64)
 
 
@@ -41,7 +59,7 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     """A table of clients by classes, the more samples the brighter, of bounded size whatever the data.
 
     Of more clients some are shown, evenly spaced; of more classes neighbours share a column. The lines beneath say so,
-    and what holds of all clients.
+    and what holds of all clients that are :func:`looked_at`.
 
     Args:
         data: who holds what.
@@ -52,7 +70,7 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
         What rich prints, in 80 columns and without colours too.
     """
     clients, counts_KC = class_counts(data)
-    rows = np.unique(np.linspace(0, len(clients) - 1, min(max_clients, len(clients))).astype(int)).tolist()
+    rows = _spaced(len(clients), max_clients)
     per_column = -(-counts_KC.shape[1] // max_columns)
     columns = list(range(0, counts_KC.shape[1], per_column))
     cells_KC = np.add.reduceat(counts_KC, columns, axis=1)
@@ -65,23 +83,29 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     for row in rows:
         shaded = [_cell(count, brightest) for count in cells_KC[row].tolist()] if counts_KC.shape[1] > 1 else []
         table.add_row(Text(str(clients[row])), *shaded, _short(int(counts_KC[row].sum())))
-    return Group(table, *(Text(fact, style="dim") for fact in _facts(counts_KC, len(rows), per_column)))
+    facts = _facts(counts_KC, len(data.clients), len(rows), per_column)
+    return Group(table, *(Text(fact, style="dim") for fact in facts))
 
 
-def _classes(data: FederatedData) -> int | None:
-    _, targets = next(iter(data.train.values()))
-    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
-        return None
+def _spaced(length: int, most: int | None) -> list[int]:
+    """At most so many places of a sequence, evenly spaced from the first to the last."""
+    places: list[int] = np.unique(np.linspace(0, length - 1, min(most or length, length)).astype(int)).tolist()
+    return places
+
+
+def _classes(data: FederatedData, held: list[Tensor]) -> int | None:
     # With a loss of the user's own, integers need not be labels.
-    if any(int(targets.long().min()) < 0 for _, targets in data.train.values()):
+    if held[0].ndim != 1 or is_real(held[0]) or any(int(targets.long().min()) < 0 for targets in held):
         return None
-    classes = data.number_of_classes()
-    return classes if classes is not None and classes <= _MOST_CLASSES else None
+    labels = [*held, *([data.test[1]] if data.test is not None else [])]
+    classes = data.classes if data.classes is not None else 1 + max(int(targets.long().max()) for targets in labels)
+    return classes if classes <= _MOST_CLASSES else None
 
 
-def _facts(counts_KC: NDArray[np.int64], rows: int, per_column: int) -> list[str]:
+def _facts(counts_KC: NDArray[np.int64], population: int, rows: int, per_column: int) -> list[str]:
     clients, classes = counts_KC.shape
-    facts = [_spread(f"samples of each of {clients} clients", counts_KC.sum(axis=1))]
+    facts = [f"looked at: {clients} of {population} clients, evenly spaced"] if clients < population else []
+    facts.append(_spread(f"samples of each of {clients} clients", counts_KC.sum(axis=1)))
     if classes > 1:
         facts.append(_spread(f"classes of each, of {classes}", (counts_KC > 0).sum(axis=1)))
     if rows < clients:

@@ -1,19 +1,16 @@
-"""Training data by client, and a test set."""
+"""Training data by client, and a test set. Shapes: n samples of a client, m of the test set."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
+from fed.clients.data.on_demand import ClientsOnDemand
+from fed.clients.data.pairs import ClientId, Pair, check_alike, check_classes, check_id, check_pair, is_real
 from fed.errors import InvalidData
 
-__all__ = ["ClientId", "FederatedData", "Pair"]
-
-ClientId: TypeAlias = int | str
-Pair: TypeAlias = tuple[Tensor, Tensor]
+__all__ = ["FederatedData"]
 
 
 @dataclass(frozen=True)
@@ -21,10 +18,11 @@ class FederatedData:
     """Training data by client, and a test set.
 
     Args:
-        train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients. It may be
-            any mapping, such as one that reads a client's file when asked; each client is read once to be checked.
+        train: client id → (inputs [n, ...], targets [n, ...]), n ≥ 1, of one type and shape over all clients. A dict
+            is data in memory, and checked at once. Any other mapping, such as :class:`ClientsOnDemand`, is data on
+            demand: its first client is read and checked now, every other when it is read.
         test: (inputs [m, ...], targets [m, ...]), m ≥ 1, or None: then nothing is evaluated.
-        classes: how many classes there are; where it is None, one more than the largest integer label seen.
+        classes: how many classes there are; where it is None, one more than the largest integer label in memory.
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
@@ -34,17 +32,21 @@ class FederatedData:
     Example:
         >>> import torch
         >>> pair = (torch.zeros(4, 2), torch.tensor([0, 1, 1, 2]))
-        >>> FederatedData(train={"a": pair, "b": pair}, test=pair).number_of_classes()
-        3
-        >>> FederatedData(train={"a": pair}).sizes
-        {'a': 4}
+        >>> data = FederatedData(train={"a": pair, "b": pair}, test=pair)
+        >>> data.clients, data.size_of("b"), data.number_of_classes()
+        (('a', 'b'), 4, 3)
+        >>> many = FederatedData(ClientsOnDemand(range(1_000_000), lambda client: pair), classes=3)
+        >>> len(many.clients), many.is_on_demand, many.size_of(7)
+        (1000000, True, 4)
     """
 
     train: Mapping[Any, Pair]  # keys are ClientId: a Mapping[int, …] would be no Mapping[int | str, …]
     test: Pair | None = None
     classes: int | None = None
-    sizes: Mapping[ClientId, int] = field(init=False, repr=False, compare=False)
-    """Client id → its number of samples n."""
+    clients: Sequence[ClientId] = field(init=False, repr=False, compare=False)
+    """The ids of all clients, in order."""
+    _are_labels: bool = field(default=False, repr=False, kw_only=True)
+    _like: Pair | None = field(default=None, init=False, repr=False, compare=False)  # the first client's, emptied
 
     def __post_init__(self) -> None:
         if not isinstance(self.train, Mapping):
@@ -54,96 +56,110 @@ class FederatedData:
             )
         if not self.train:
             raise InvalidData("data must have at least one client, got none")
-        sizes: dict[ClientId, int] = {}
-        model: tuple[Pair, str] | None = None
-        for client, pair in self.train.items():
-            whose = f"client {client!r}"
-            _check_id(client)
-            _check_pair(pair, whose)
-            model = model or (pair, whose)
-            _check_alike(pair, whose, *model)
-            _check_classes(pair[1], whose, self.classes)
-            sizes[client] = len(pair[1])
-        if self.test is not None and model is not None:
-            _check_pair(self.test, "the test set")
-            _check_alike(self.test, "the test set", *model)
-            _check_classes(self.test[1], "the test set", self.classes)
-        object.__setattr__(self, "sizes", sizes)
+        clients = self.train.clients if isinstance(self.train, ClientsOnDemand) else tuple(self.train)
+        object.__setattr__(self, "clients", clients)
+        for client in clients[:1] if self.is_on_demand else clients:
+            self._check(client, self.train[client])
+        if self.test is not None:
+            check_pair(self.test, "the test set")
+            self._check_like_the_first(self.test, "the test set")
+
+    @property
+    def is_on_demand(self) -> bool:
+        """Whether clients are read when they are needed, rather than held in memory."""
+        return not isinstance(self.train, dict)
+
+    @property
+    def sizes(self) -> Mapping[ClientId, int]:
+        """Client id → its number of samples, found when it is asked for."""
+        return _Sizes(self)
+
+    def read(self, client: ClientId) -> Pair:
+        """A client's (inputs [n, ...], targets [n, ...]); what is on demand is checked first.
+
+        Args:
+            client: one of ``clients``.
+
+        Raises:
+            InvalidData: if it is not what a client may hold, or another number of samples than its size said.
+        """
+        pair = self.train[client]
+        if self.is_on_demand:
+            self._check(client, pair)
+        return pair
+
+    def size_of(self, client: ClientId) -> int:
+        """A client's number of samples n; where the data on demand do not say it, the client is read for it."""
+        said = self._said_size_of(client)
+        return len(self.read(client)[1]) if said is None else said
 
     def number_of_classes(self) -> int | None:
-        """How many classes the labels have; None where targets are no labels, that is, not integers."""
+        """How many classes the labels have; None where targets are no labels, that is, not integers.
+
+        Raises:
+            InvalidData: if that is not known without reading every client.
+        """
         if self.classes is not None:
             return self.classes
-        if _is_real(next(iter(self.train.values()))[1]):
+        assert self._like is not None
+        if is_real(self._like[1]):
             return None
-        largest = max(int(targets.long().max()) for _, targets in self.train.values())  # not all integers have a max
-        return 1 + (largest if self.test is None else max(largest, int(self.test[1].long().max())))
+        if self.is_on_demand:
+            raise InvalidData(
+                "data on demand must say how many classes there are, for not all clients are read before the first "
+                "round, got classes=None: give FederatedData(…, classes=…)"
+            )
+        held = [*self.train.values(), *([self.test] if self.test is not None else [])]
+        return 1 + max(int(targets.long().max()) for _, targets in held)  # not all integers have a max
+
+    def labelled(self, classes: int) -> "FederatedData":
+        """The same, every target a label of a class: no negative number either has a meaning of its own.
+
+        Args:
+            classes: how many there are, unless the data say so themselves.
+
+        Raises:
+            InvalidData: if a target in memory is none; of those on demand, when it is read.
+        """
+        return replace(self, classes=classes if self.classes is None else self.classes, _are_labels=True)
 
     def pooled(self) -> "FederatedData":
         """All training data in one place: one client, named ``all``, holds every sample."""
-        inputs, targets = zip(*self.train.values(), strict=True)
+        inputs, targets = zip(*(self.read(client) for client in self.clients), strict=True)
         return FederatedData({"all": (torch.cat(inputs), torch.cat(targets))}, self.test, self.classes)
 
+    def _said_size_of(self, client: ClientId) -> int | None:
+        return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None
 
-def _is_real(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    # A sum is finite only if its terms are, which settles nearly all cases in one pass; finite terms may overflow.
-    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
-def _check_id(client: object) -> None:
-    if not isinstance(client, int | str | np.integer):
-        raise InvalidData(
-            f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
-            "number the clients, or name them"
-        )
-
-
-def _check_pair(pair: object, whose: str) -> None:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
-        raise InvalidData(f"{whose} must hold a pair of tensors (inputs, targets), got {got}: give one of each")
-    if not all(isinstance(part, Tensor) for part in pair):
-        remedy = "torch.from_numpy" if any(isinstance(part, np.ndarray) for part in pair) else "torch.tensor"
-        got = " and ".join(type(part).__name__ for part in pair)
-        raise InvalidData(
-            f"{whose} must hold a pair of tensors (inputs, targets), got {got}: make tensors of them with {remedy}"
-        )
-    inputs, targets = pair
-    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
-        raise InvalidData(
-            f"{whose} must have as many targets as inputs, got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
-        )
-    if len(inputs) == 0:
-        raise InvalidData(f"{whose} must hold at least one sample, got none: remove it, or give it data")
-    for name, tensor in (("inputs", inputs), ("targets", targets)):
-        if _is_real(tensor) and not _all_finite(tensor):
-            place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
-            value = tensor[place].item()
+    def _check(self, client: ClientId, pair: Pair) -> None:
+        check_id(client)
+        whose = f"client {client!r}"
+        check_pair(pair, whose)
+        if self._like is None:
+            object.__setattr__(self, "_like", tuple(part[:0].clone() for part in pair))
+        self._check_like_the_first(pair, whose)
+        said, found = self._said_size_of(client), len(pair[1])
+        if said not in (None, found):
             raise InvalidData(
-                f"{name} of {whose} must be finite, got {value} at index {place}: clean or drop that sample"
+                f"size must be the number of samples that make returns, got {said} and {found} samples for {whose}: "
+                "correct one of them"
             )
 
-
-def _check_classes(targets: Tensor, whose: str, classes: int | None) -> None:
-    if classes is None or _is_real(targets):
-        return
-    # Negative numbers may be a loss's own, such as those it ignores.
-    largest = int(targets.long().max())
-    if largest >= classes:
-        raise InvalidData(
-            f"targets of {whose} must be in 0 … {classes - 1}, as classes={classes} says, got {largest}: "
-            "number the classes from 0, or raise classes"
-        )
+    def _check_like_the_first(self, pair: Pair, whose: str) -> None:
+        assert self._like is not None
+        check_alike(pair, whose, self._like, f"client {self.clients[0]!r}")
+        check_classes(pair[1], whose, self.classes, are_labels=self._are_labels)
 
 
-def _check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:
-    for name, tensor, expected in zip(("inputs", "targets"), pair, model, strict=True):
-        if tensor.dtype != expected.dtype or tensor.shape[1:] != expected.shape[1:]:
-            raise InvalidData(
-                f"{name} of {whose} must be like those of {others}, {expected.dtype} of shape "
-                f"{tuple(expected.shape[1:])} a sample, got {tensor.dtype} of shape {tuple(tensor.shape[1:])}"
-            )
+@dataclass(frozen=True, eq=False)
+class _Sizes(Mapping[ClientId, int]):
+    data: FederatedData
+
+    def __getitem__(self, client: ClientId) -> int:
+        return self.data.size_of(client)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.data.clients)
+
+    def __len__(self) -> int:
+        return len(self.data.clients)

@@ -1,14 +1,21 @@
 """The test set: which samples no client trains on."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from fed.clients.data.federated import ClientId
+from fed.clients.data.federated import FederatedData
+from fed.clients.data.on_demand import ClientsOnDemand
+from fed.clients.data.pairs import ClientId, Pair
 from fed.randomness import Streams
 
-__all__ = ["at_random", "of_each", "share"]
+__all__ = ["at_random", "of_each", "of_each_on_demand", "of_first", "share"]
+
+_TESTED = 1000
 
 
 def share(samples: int, fraction: float) -> int:
@@ -62,8 +69,60 @@ def of_each(
     kept: dict[ClientId, NDArray[np.int64]] = {}
     test = []
     for client, indices in holdings.items():
-        order = streams.generator("test set", client).permutation(indices)
-        held_out = share(len(indices), fraction)
-        kept[client] = np.sort(order[held_out:])
-        test.append(np.sort(order[:held_out]))
+        kept[client], held_out = _cut(indices, client, fraction, streams)
+        test.append(held_out)
     return kept, np.concatenate(test)
+
+
+def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams) -> FederatedData:
+    """What :func:`of_each` does, to a client whenever it is read; the test set is what the first 1,000 hold out.
+
+    Args:
+        data: on demand, without a test set.
+        fraction: of each client's samples to hold out, in [0, 1).
+        streams: the experiment's random streams.
+    """
+    cut = _Cut(data, fraction, streams)
+    knows_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size is not None
+    train = ClientsOnDemand(data.clients, cut.kept, cut.size if knows_sizes else None)
+    test = of_first(data.clients, cut.held_out)
+    return replace(data, train=train, test=test if len(test[1]) else None)
+
+
+def of_first(clients: Sequence[ClientId], held_out: Callable[[Any], Pair]) -> Pair:
+    """What the first 1,000 clients hold out, or all where there are fewer, client by client."""
+    inputs, targets = zip(*map(held_out, clients[:_TESTED]), strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Clients on demand in two: what they train on, and what they hold out."""
+
+    data: FederatedData
+    fraction: float
+    streams: Streams
+
+    def size(self, client: ClientId) -> int:
+        size = self.data.size_of(client)
+        return size - share(size, self.fraction)
+
+    def kept(self, client: ClientId) -> Pair:
+        return self._parts(client)[0]
+
+    def held_out(self, client: ClientId) -> Pair:
+        return self._parts(client)[1]
+
+    def _parts(self, client: ClientId) -> list[Pair]:
+        inputs, targets = self.data.read(client)
+        parts = _cut(np.arange(len(targets)), client, self.fraction, self.streams)
+        return [(inputs[indices], targets[indices]) for indices in map(torch.from_numpy, parts)]
+
+
+def _cut(
+    indices_n: NDArray[np.int64], client: ClientId, fraction: float, streams: Streams
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A client's indices, those that it keeps and those that it holds out, each ascending."""
+    order = streams.generator("test set", client).permutation(indices_n)
+    held_out = share(len(indices_n), fraction)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fed.clients.data.federated import ClientId
+from fed.clients.data.pairs import ClientId
 from fed.errors import InvalidData
 
 __all__ = ["Holdings", "by_holder", "largest", "replicated"]

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fed.clients.data import held_out
-from fed.clients.data.federated import Pair
+from fed.clients.data.pairs import Pair
 from fed.clients.data.samples import Samples
 from fed.errors import InvalidData
 

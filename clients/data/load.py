@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from fed.clients.data import held_out
-from fed.clients.data.federated import FederatedData, Pair
+from fed.clients.data.federated import FederatedData
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
+from fed.clients.data.pairs import Pair
 from fed.clients.data.samples import Samples
 from fed.errors import InvalidData
 from fed.families import PARTITIONS, DataSection, PartitionSection
@@ -27,7 +28,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
 
     Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
     same share of its samples to the test set. Otherwise they are 0 … n − 1, and the test set is drawn from all samples
-    before anything is dealt, so that it does not depend on the partition.
+    before anything is dealt, so that it does not depend on the partition. Data on demand stay so where each client
+    keeps its own; to be dealt anew, all of them are read.
 
     Args:
         section: ``data`` of an experiment.
@@ -44,8 +46,11 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     """
     with seeded_torch(streams.torch_seed("data"), torch.device("cpu")):  # for a user's own source
         source = section.make(streams=streams)
-    if isinstance(source, FederatedData) and _stays_as_it_is(source, section):
-        return source
+    if isinstance(source, FederatedData) and _keeps_its_clients(source, section):
+        if source.test is not None or section.test_fraction == 0:
+            return source
+        if source.is_on_demand:
+            return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
     deal = _deal_to_numbers if _takes_clients(partition) else _deal_to_names
@@ -122,22 +127,20 @@ def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
     return samples.inputs.index_select(0, at), samples.targets.index_select(0, at)
 
 
-def _stays_as_it_is(data: FederatedData, section: DataSection) -> bool:
-    """True where there is nothing to deal or to hold out; then training data may be any mapping, and stay unread."""
+def _keeps_its_clients(data: FederatedData, section: DataSection) -> bool:
+    """True where there is nothing to deal, so that nobody need be read."""
     partition = section.partition
     is_natural = partition is None or (partition.kind == "natural" and not partition.overlap)
-    has_test = data.test is not None or section.test_fraction == 0
-    return is_natural and has_test and section.clients in (None, len(data.train))
+    return is_natural and section.clients in (None, len(data.clients))
 
 
 def _samples(source: object, kind: str) -> Samples:
     if isinstance(source, Samples):
         return source
     if isinstance(source, FederatedData):
-        pooled = source.pooled()
-        ((inputs, targets),) = pooled.train.values()
-        holders = [client for client, (_, labels) in source.train.items() for _ in range(len(labels))]
-        return Samples(inputs, targets, source.test, {"client": np.array(holders, dtype=object)}, source.classes)
+        inputs, targets = zip(*map(source.read, source.clients), strict=True)
+        holders = np.repeat(np.array(source.clients, dtype=object), list(map(len, targets)))
+        return Samples(torch.cat(inputs), torch.cat(targets), source.test, {"client": holders}, source.classes)
     if isinstance(source, tuple | list) and len(source) == 2:
         inputs, targets = source
         return Samples(torch.as_tensor(inputs), torch.as_tensor(targets))

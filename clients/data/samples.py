@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fed.clients.data.federated import Pair
+from fed.clients.data.pairs import Pair
 from fed.errors import InvalidData
 
 __all__ = ["Samples"]

@@ -4,15 +4,17 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, 1812.
 C classes, n samples of one device.
 """
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from fed.clients.data import held_out
-from fed.clients.data.samples import Samples
+from fed.clients.data.federated import FederatedData
+from fed.clients.data.on_demand import ClientsOnDemand
+from fed.clients.data.pairs import Pair
 from fed.randomness import Streams
 
 __all__ = ["synthetic"]
@@ -27,7 +29,7 @@ def synthetic(
     beta: NonNegativeFloat = 1.0,
     clients: PositiveInt = 30,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1,
-) -> Samples:
+) -> FederatedData:
     r"""Every device k draws a linear model of its own, inputs about a centre of its own, and labels these by that.
 
     .. math::
@@ -36,44 +38,62 @@ def synthetic(
         n_k = \lfloor \mathrm{lognormal}(4, 2) \rfloor + 50
 
     α and β are standard deviations, as in the authors' program; the paper does not say. A device's samples are a
-    function of the seed and its number alone. The sizes have a heavy tail: one device may hold most samples.
+    function of the seed and its number alone, and drawn whenever they are needed: there may be a million devices. The
+    sizes have a heavy tail: one device may hold most samples.
 
     Args:
         streams: the experiment's random streams; a device draws from one of its own.
         alpha: α ≥ 0, how much the devices' models differ.
         beta: β ≥ 0, how much the centres of their inputs differ.
         clients: how many devices.
-        test_fraction: the share of every device's samples held out.
+        test_fraction: the share of every device's samples held out. Those of the first 1,000 devices are the test set.
 
     Example:
-        >>> samples = synthetic(Streams(0), clients=3)
-        >>> samples.inputs.shape[1], samples.classes, sorted(set(samples.columns["client"].tolist()))
-        (60, 10, [0, 1, 2])
+        >>> data = synthetic(Streams(0), clients=1_000_000, test_fraction=0.0)
+        >>> data.clients, data.classes, data.read(999_999)[0].shape[1]
+        (range(0, 1000000), 10, 60)
     """
-    devices = [_device(streams.generator("synthetic", client), alpha, beta) for client in range(clients)]
-    ends = [len(y_n) - held_out.share(len(y_n), test_fraction) for _, y_n in devices]
-    train = [(x_nD[:end], y_n[:end]) for (x_nD, y_n), end in zip(devices, ends, strict=True)]
-    test = [(x_nD[end:], y_n[end:]) for (x_nD, y_n), end in zip(devices, ends, strict=True)]
-    inputs, targets = _joined(train)
-    return Samples(
-        inputs,
-        targets,
-        _joined(test) if test_fraction else None,
-        {"client": np.repeat(np.arange(clients), ends)},
-        _CLASSES,
-    )
+    devices = _Devices(streams, alpha, beta, test_fraction)
+    train = ClientsOnDemand(range(clients), devices.kept, devices.size)
+    return FederatedData(train, held_out.of_first(train.clients, devices.held_out) if test_fraction else None, _CLASSES)
 
 
-def _device(generator: np.random.Generator, alpha: float, beta: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    n = int(generator.lognormal(4, 2)) + 50
+@dataclass(frozen=True)
+class _Devices:
+    streams: Streams
+    alpha: float
+    beta: float
+    test_fraction: float
+
+    def size(self, client: int) -> int:
+        n = _size(self._generator(client))
+        return n - held_out.share(n, self.test_fraction)
+
+    def kept(self, client: int) -> Pair:
+        return self._parts(client)[0]
+
+    def held_out(self, client: int) -> Pair:
+        return self._parts(client)[1]
+
+    def _parts(self, client: int) -> tuple[Pair, Pair]:
+        x_nD, y_n = _device(self._generator(client), self.alpha, self.beta)
+        end = len(y_n) - held_out.share(len(y_n), self.test_fraction)
+        return (x_nD[:end], y_n[:end]), (x_nD[end:], y_n[end:])
+
+    def _generator(self, client: int) -> np.random.Generator:
+        return self.streams.generator("synthetic", client)
+
+
+def _size(generator: np.random.Generator) -> int:
+    """n, the first that a device draws."""
+    return int(generator.lognormal(4, 2)) + 50
+
+
+def _device(generator: np.random.Generator, alpha: float, beta: float) -> Pair:
+    n = _size(generator)
     u, B = generator.normal(0, alpha), generator.normal(0, beta)
     W_DC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
     v_D = generator.normal(B, 1, _FEATURES)
     deviation_D = np.arange(1, _FEATURES + 1) ** -0.6  # the root of Σ
     x_nD = generator.normal(v_D, deviation_D, (n, _FEATURES))
-    return x_nD.astype(np.float32), np.argmax(x_nD @ W_DC + b_C, axis=1)
-
-
-def _joined(parts: list[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    x, y = zip(*parts, strict=True)
-    return torch.from_numpy(np.concatenate(x)), torch.from_numpy(np.concatenate(y))
+    return torch.from_numpy(x_nD.astype(np.float32)), torch.from_numpy(np.argmax(x_nD @ W_DC + b_C, axis=1))

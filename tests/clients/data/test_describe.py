@@ -8,8 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from fed.clients.data import FederatedData
-from fed.clients.data.describe import class_counts, heat_map
+from fed.clients.data import ClientsOnDemand, FederatedData, Pair
+from fed.clients.data.describe import class_counts, heat_map, looked_at
 
 
 def shown(data: FederatedData, width: int = 80) -> str:
@@ -69,3 +69,29 @@ def test_the_picture_stays_small_and_says_what_it_leaves_out() -> None:
 
 def test_large_numbers_are_shortened() -> None:
     assert "60k" in shown(of_labels({"a": [0] * 60_000}))
+
+
+@pytest.mark.parametrize("classes", [3, None])
+def test_of_a_million_clients_some_are_looked_at_and_the_picture_says_so(classes: int | None) -> None:
+    reads = []
+
+    def make(client: int) -> Pair:
+        reads.append(client)
+        return torch.zeros(3, 1), torch.tensor([0, client % 2, 2])
+
+    data = FederatedData(ClientsOnDemand(range(10**6), make), classes=classes)
+    clients, counts_KC = class_counts(data)
+    assert (clients, counts_KC.shape) == (looked_at(data), (200, 3))
+    assert (clients[0], clients[-1]) == (0, 999_999)
+    assert max(np.diff(clients)) - min(np.diff(clients)) <= 1
+    picture = shown(data)
+    assert len(reads) <= 401
+    assert "looked at: 200 of 1000000 clients, evenly spaced" in picture
+    assert "samples of each of 200 clients: 3 to 3, median 3" in picture
+    assert "shown: 30 of 200 clients, evenly spaced" in picture
+
+
+def test_of_a_few_clients_on_demand_all_are_looked_at() -> None:
+    data = FederatedData(ClientsOnDemand(range(200), lambda client: (torch.zeros(1, 1), torch.tensor([client % 2]))))
+    assert looked_at(data) == list(range(200))
+    assert "looked at" not in shown(data)

@@ -1,12 +1,11 @@
 """What federated data refuse, and what they know without being asked twice."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from fed.clients.data import ClientId, FederatedData, Pair
+from fed.clients.data import FederatedData, Pair
 from fed.errors import InvalidData
 
 PAIR: Pair = (torch.zeros(3, 2), torch.tensor([0, 1, 1]))
@@ -49,7 +48,7 @@ def test_clients_come_by_id() -> None:
 def test_labels_are_less_than_the_number_of_classes() -> None:
     beyond = (PAIR[0], LABELS + 1)
     assert FederatedData({"a": beyond}, beyond, classes=3).number_of_classes() == 3
-    with pytest.raises(InvalidData, match=r"targets of client 'b' must be in 0 … 1, as classes=2 says, got 2"):
+    with pytest.raises(InvalidData, match="targets of client 'b' must be in 0 … 1, as classes=2 says, got 2"):
         FederatedData({"a": PAIR, "b": beyond}, classes=2)
     with pytest.raises(InvalidData, match="targets of the test set must be in 0 … 1"):
         FederatedData({"a": PAIR}, beyond, classes=2)
@@ -72,30 +71,12 @@ def test_finite_values_whose_sum_overflows_are_finite() -> None:
         FederatedData({"a": (torch.stack([large[0], large[0], -large[0] * 10]), PAIR[1])})
 
 
-class _Reads(Mapping[ClientId, Pair]):
-    """Clients that are read when asked for, as from files."""
-
-    def __init__(self) -> None:
-        self.reads = 0
-
-    def __getitem__(self, client: ClientId) -> Pair:
-        self.reads += 1
-        size = int(client) + 1
-        return torch.zeros(size, 2), torch.zeros(size, dtype=torch.long)
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(range(5))
-
-    def __len__(self) -> int:
-        return 5
-
-
-def test_each_client_is_read_once_and_its_size_remembered() -> None:
-    train = _Reads()
-    data = FederatedData(train)
-    assert data.sizes == {client: client + 1 for client in range(5)}
-    assert train.reads == 5
-    assert data.train is train
+def test_data_in_memory_are_read_as_they_are() -> None:
+    data = FederatedData({"a": PAIR, 7: PAIR})
+    assert (data.clients, data.is_on_demand, data.size_of(7)) == (("a", 7), False, 3)
+    assert data.read("a") is PAIR
+    with pytest.raises(KeyError):
+        data.read("b")
 
 
 def test_classes_are_those_of_all_clients_and_the_test_set() -> None:
