@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import traceback
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -17,6 +17,7 @@ from fed.experiment import Experiment
 from fed.simulations.expectation import Expectation
 from fed.simulations.outcomes import Record
 from fed.simulations.simulate import simulate
+from fed.simulations.workers import start_deaf, stop
 
 __all__ = ["ComparisonObserver", "Ended", "PlannedRun", "one_by_one", "side_by_side"]
 
@@ -116,8 +117,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         ours, its = context.Pipe()
         process = context.Process(target=_work, args=(its,))
-        with _deaf_to_interrupts():
-            process.start()
+        start_deaf(process)
         its.close()  # or its end would never be seen
         return cls(process, ours)
 
@@ -142,10 +142,7 @@ class _Worker:
 
     def stop(self) -> None:
         self.connection.close()
-        self.process.join(_STOP_WITHIN_S)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        stop(self.process, _STOP_WITHIN_S)
 
 
 _DIED = "its process died with exit code {code}: it may have run out of memory, lower jobs"
@@ -214,16 +211,3 @@ def _work(connection: Connection) -> None:
 def _portable(error: Exception) -> Exception:
     """What can go from one process to another: an error of ours, or else one that holds the traceback as text."""
     return error if isinstance(error, FedError) else RuntimeError("".join(traceback.format_exception(error)))
-
-
-@contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """What starts here never sees the Ctrl-C of the terminal, which goes to all; this process sees it afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

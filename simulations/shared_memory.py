@@ -1,0 +1,234 @@
+"""Memory that several processes see, without files that could be left behind.
+
+On Linux it is anonymous memory with a file descriptor, which the size of ``/dev/shm`` does not limit; elsewhere a
+temporary file that has no name. Either is gone when the last process that has it is gone, however that ends.
+
+Shapes: B, bytes.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing import context, reduction
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fed.errors import InvalidInput, RunFailed
+from fed.quantities import bytes_text
+
+__all__ = ["Place", "SharedMemory", "SharedTensor", "packed", "shared"]
+
+_ALIGNMENT_BYTES = 64
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in a piece of memory."""
+
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def in_(self, memory_B: Tensor) -> Tensor:
+        """That part of the memory, as a tensor which shares it."""
+        end = self.begin + self.dtype.itemsize * math.prod(self.shape)
+        return memory_B[self.begin : end].view(self.dtype).view(self.shape)
+
+
+def packed(tensors: Sequence[Tensor]) -> tuple[list[Place], int]:
+    """Where tensors lie when they are packed one after the other, and how many bytes that takes.
+
+    Raises:
+        InvalidInput: if one of them is not an array of numbers in rows and columns.
+
+    Example:
+        >>> places, size_bytes = packed([torch.zeros(3), torch.zeros(2, 2, dtype=torch.float64)])
+        >>> [place.begin for place in places], size_bytes
+        ([0, 64], 128)
+    """
+    places, end = [], 0
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise InvalidInput(f"tensors between processes must be dense, got {tensor.layout} of {tensor.dtype}")
+        places.append(Place(end, tensor.dtype, tuple(tensor.shape)))
+        end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return places, end
+
+
+class SharedMemory:
+    """Bytes that this process sees, and every process that is spawned with this object among its arguments.
+
+    Args:
+        size_bytes: how many; they are zero, and really there.
+
+    Attributes:
+        bytes_B: all of them, at the beginning of a page.
+        fd: the descriptor of the file behind them.
+
+    Raises:
+        RunFailed: if there is no such room.
+        InvalidInput: on Windows, which has no such memory.
+    """
+
+    _ACCESS_IN_CHILD: ClassVar = mmap.ACCESS_WRITE
+
+    def __init__(self, size_bytes: int) -> None:
+        self._map(_claimed(max(size_bytes, 1)), max(size_bytes, 1), mmap.ACCESS_WRITE)
+
+    def _map(self, fd: int, size_bytes: int, access: int) -> None:
+        self.fd = fd
+        weakref.finalize(self, os.close, fd).atexit = False
+        with _no_room(size_bytes):
+            self.mapped = mmap.mmap(fd, size_bytes, access=access)
+        self.bytes_B = torch.frombuffer(self.mapped, dtype=torch.uint8)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        context.assert_spawning(self)
+        return reduction.DupFd(self.fd), len(self.mapped)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        handle, size_bytes = state
+        fd = handle.detach()
+        os.set_inheritable(fd, False)
+        self._map(fd, size_bytes, self._ACCESS_IN_CHILD)
+
+
+class SharedTensor(SharedMemory):
+    """A copy of a tensor that spawned processes map instead of copying it.
+
+    It is not to be changed once a process has it. A process that writes to it all the same gets those pages for itself
+    alone, so that the others compute with what they were given.
+
+    Args:
+        tensor: what to copy.
+
+    Attributes:
+        tensor: the copy.
+
+    Example:
+        >>> shared(torch.arange(3)).tensor
+        tensor([0, 1, 2])
+    """
+
+    _ACCESS_IN_CHILD: ClassVar = mmap.ACCESS_COPY
+    tensor: Tensor
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._reserve(tensor, tensor.shape)
+        self.tensor.copy_(tensor.detach())
+
+    @classmethod
+    def joined(cls, tensors: Sequence[Tensor]) -> "SharedTensor":
+        """Tensors of one type, one after the other along the first dimension; they are copied once."""
+        rows = sum(len(tensor) for tensor in tensors)
+        joined = cls.__new__(cls)
+        joined._reserve(tensors[0], (rows, *tensors[0].shape[1:]))
+        torch.cat([tensor.detach() for tensor in tensors], out=joined.tensor)
+        return joined
+
+    def _reserve(self, like: Tensor, shape: Sequence[int]) -> None:
+        packed([like])  # refuses what has no bytes in a row
+        self._place = Place(0, like.dtype, tuple(shape))
+        super().__init__(like.dtype.itemsize * math.prod(shape))
+        self.tensor = self._place.in_(self.bytes_B)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return super().__getstate__(), self._place
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        memory, self._place = state
+        super().__setstate__(memory)
+        self.tensor = self._place.in_(self.bytes_B)
+
+
+def shared(tensor: Tensor) -> SharedTensor:
+    """A copy of a tensor, in memory that spawned processes map; it is their ``.tensor``."""
+    return SharedTensor(tensor)
+
+
+def _claimed(size_bytes: int) -> int:
+    """A file without a name, of so many zeros for which there is room."""
+    if sys.platform == "win32":
+        raise InvalidInput("worker processes need memory that Windows does not have: use workers: 0")
+    available = _available_bytes()
+    if size_bytes > available:  # asked beforehand: the system kills processes rather than refuse memory
+        raise RunFailed(_NO_ROOM.format(size=bytes_text(size_bytes), why=f"{bytes_text(available)} are available"))
+    with _no_room(size_bytes):
+        fd = os.memfd_create("fed") if hasattr(os, "memfd_create") else _temporary_file()
+        try:
+            _fill(fd, size_bytes)
+        except BaseException:
+            os.close(fd)
+            raise
+    return fd
+
+
+_NO_ROOM = "cannot have {size} of memory that processes share ({why}): use fewer workers or a smaller model"
+
+
+@contextlib.contextmanager
+def _no_room(size_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        raise RunFailed(_NO_ROOM.format(size=bytes_text(size_bytes), why=error)) from error
+
+
+def _temporary_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _fill(fd: int, size_bytes: int) -> None:
+    """Claim the room now: what is missing later ends a process without a word."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size_bytes)
+        return
+    zeros = bytes(min(size_bytes, 1 << 20))
+    for begin in range(0, size_bytes, len(zeros)):
+        os.pwrite(fd, zeros[: size_bytes - begin], begin)
+
+
+def _available_bytes() -> float:
+    """What this machine and this process's container have left; infinite where neither says it."""
+    meminfo = _numbers(Path("/proc/meminfo"))
+    machine = 1024 * (meminfo["MemAvailable"] + meminfo.get("SwapFree", 0)) if "MemAvailable" in meminfo else math.inf
+    return min(machine, *map(_left, _CONTAINERS))
+
+
+class _Container(NamedTuple):
+    """Where a control group says what its processes may use, what they use, and what of that are cached files."""
+
+    limit: str
+    used: str
+    cached: str
+
+
+_CONTAINERS = (
+    _Container("memory.max", "memory.current", "inactive_file"),
+    _Container("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _left(container: _Container, root: Path = Path("/sys/fs/cgroup")) -> float:
+    try:
+        limit, used = (int((root / name).read_text()) for name in (container.limit, container.used))
+    except (OSError, ValueError):  # another version of control groups, or no limit
+        return math.inf
+    return limit - used + _numbers((root / container.used).with_name("memory.stat")).get(container.cached, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The lines "name: number …" of one of the system's files; none if it is missing."""
+    try:
+        words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {name: int(number) for name, number, *_ in words}

@@ -1,0 +1,657 @@
+"""Pure work done in this process, or in a pool of processes that survives their deaths; the bits are the same.
+
+What is to be done are items: a small picklable content with tensors. Workers get them, and give their results back, in
+shared memory; what goes through a pipe says no more than where to look. A worker has two slots, so that an item waits
+beside the one at work. The items of a worker that dies go to others.
+"""
+
+import contextlib
+import faulthandler
+import heapq
+import logging
+import multiprocessing
+import os
+import pickle
+import re
+import selectors
+import signal
+import struct
+import sys
+import sysconfig
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fed import errors
+from fed.errors import FedError, InvalidInput, RunFailed
+from fed.quantities import bytes_text
+from fed.simulations.shared_memory import Place, SharedMemory, packed
+
+__all__ = ["Executor", "InProcess", "Item", "Make", "Result", "Work", "Workers", "start_deaf", "stop"]
+
+Work: TypeAlias = Callable[[Any, Sequence[Tensor]], tuple[Any, Sequence[Tensor]]]
+"""(content, tensors) → (content, tensors): a pure function, which changes neither what it gets nor what it gave before.
+
+The tensors that it gets are its own for as long as it runs."""
+
+Make: TypeAlias = Callable[[int], Work]
+"""Called once in each process, with the worker's number from 0."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to be done.
+
+    Args:
+        content: small and picklable; a copy of it reaches another process.
+        tensors: not to be changed until the result is there.
+        label: what people call it: "clients 3, 7 and 9 in round 5".
+        cost: how long it takes compared with others, in any unit.
+        priority: items with a low number come first; then those of the largest cost, then the first come.
+    """
+
+    content: Any
+    tensors: Sequence[Tensor]
+    label: str
+    cost: float = 0.0
+    priority: int = 0
+
+
+class Result(NamedTuple):
+    """What became of the item of a ticket. The tensors are the caller's."""
+
+    ticket: int
+    content: Any
+    tensors: Sequence[Tensor]
+
+
+class Executor(ABC):
+    """Does items; one thread may use it, as a context that ends what it began.
+
+    Attributes:
+        is_parallel: whether items are at work while the caller does something else.
+    """
+
+    is_parallel: ClassVar[bool]
+
+    @abstractmethod
+    def submit(self, item: Item) -> int:
+        """Ask for an item to be done.
+
+        Returns:
+            Its ticket.
+
+        Raises:
+            InvalidInput: if the item is too large, or cannot go to another process.
+        """
+
+    @abstractmethod
+    def results(self, tickets: Iterable[int]) -> Iterator[Result]:
+        """The results of these tickets as they finish, each once; those of other tickets are kept for later calls.
+
+        Raises:
+            FedError: what the work raised of this kind, as soon as it did.
+            RunFailed: if an item ended several workers, or workers cannot be started.
+            KeyError: if there is no result to come for a ticket.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop whatever is not done. Afterwards no process is left."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class InProcess(Executor):
+    """Does items in this process, when their results are asked for; what the work raises is raised as it is.
+
+    Args:
+        make: makes what does the work, at once.
+
+    Example:
+        >>> executor = InProcess(lambda worker: lambda content, tensors: (content.upper(), [tensors[0] + 1]))
+        >>> small = executor.submit(Item("a", [torch.zeros(1)], "small", cost=1))
+        >>> large = executor.submit(Item("b", [torch.ones(1)], "large", cost=9))
+        >>> for ticket, content, tensors in executor.results([small, large]):
+        ...     print(content, tensors[0].item())
+        B 2.0
+        A 1.0
+    """
+
+    is_parallel = False
+
+    def __init__(self, make: Make) -> None:
+        self._work = make(0)
+        self._items: dict[int, Item] = {}
+        self._submitted = 0
+
+    def submit(self, item: Item) -> int:  # noqa: D102  # as the base class says
+        self._submitted += 1
+        self._items[self._submitted] = item
+        return self._submitted
+
+    def results(self, tickets: Iterable[int]) -> Iterator[Result]:  # noqa: D102
+        for ticket in sorted(set(tickets), key=lambda ticket: _urgency(self._items[ticket], ticket)):
+            item = self._items.pop(ticket)
+            content, tensors = self._work(item.content, item.tensors)
+            yield Result(ticket, content, [tensor.detach() for tensor in tensors])
+
+    def close(self) -> None:  # noqa: D102
+        self._items.clear()
+
+
+def _urgency(item: Item, ticket: int) -> tuple[int, float, int]:
+    return item.priority, -item.cost, ticket
+
+
+_DEATHS = 3
+"""An item that was at work in so many workers as they died will not be given to another."""
+
+_SLOTS = 2
+_CONTENT_BYTES = 1 << 20
+_HEAD_BYTES = 64
+_WORDS_BYTES = 1 << 16
+
+_ORDER = struct.Struct("<BI")  # slot, size of what is pickled there
+_ANSWER = struct.Struct("<BBI")  # kind, slot, size
+_READY, _NOT_MADE, _DONE, _SKIPPED, _REFUSED, _RAISED = range(6)
+
+_MARK_S = 1.0
+"""How often a worker looks whether its parent is still its parent."""
+
+_STOP_WITHIN_S = 5.0
+
+
+class _Slot:
+    """Where an item waits for its worker, and then its result for the parent.
+
+    A byte says whether it is no longer wanted; what is pickled follows, and then the tensors.
+    """
+
+    def __init__(self, memory: SharedMemory, index: int, capacity_bytes: int) -> None:
+        self._begin = index * self.size_bytes(capacity_bytes)
+        self._mapped = memory.mapped
+        first = self._begin + _HEAD_BYTES + _CONTENT_BYTES
+        self._tensors_B = memory.bytes_B[first : first + capacity_bytes]
+
+    @staticmethod
+    def size_bytes(capacity_bytes: int) -> int:
+        return _HEAD_BYTES + _CONTENT_BYTES + -(-capacity_bytes // _HEAD_BYTES) * _HEAD_BYTES
+
+    @property
+    def is_recalled(self) -> bool:
+        return self._mapped[self._begin] != 0
+
+    @is_recalled.setter
+    def is_recalled(self, value: bool) -> None:
+        self._mapped[self._begin] = value
+
+    def write(self, parcel: "_Parcel", tensors: Sequence[Tensor]) -> int:
+        begin = self._begin + _HEAD_BYTES
+        self._mapped[begin : begin + len(parcel.pickled)] = parcel.pickled
+        for place, tensor in zip(parcel.places, tensors, strict=True):
+            place.in_(self._tensors_B).copy_(tensor.detach())
+        return len(parcel.pickled)
+
+    def read(self, size: int) -> tuple[Any, list[Tensor]]:
+        begin = self._begin + _HEAD_BYTES
+        content, places = pickle.loads(self._mapped[begin : begin + size])  # noqa: S301  # from a process of ours
+        return content, [place.in_(self._tensors_B) for place in places]
+
+    def apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, copied if they lie where the slots are, which they are about to be written to."""
+        whole = self._tensors_B.untyped_storage()
+        begin, end = whole.data_ptr(), whole.data_ptr() + whole.nbytes()
+        return [tensor.clone() if begin <= tensor.data_ptr() < end else tensor for tensor in tensors]
+
+
+class _Parcel(NamedTuple):
+    """What goes into a slot beside the tensors' numbers."""
+
+    pickled: bytes
+    places: list[Place]
+
+    @classmethod
+    def of(cls, content: Any, tensors: Sequence[Tensor], capacity_bytes: int, what: str) -> "_Parcel":
+        places, size_bytes = packed(tensors)
+        pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
+        for name, size, limit in (("tensors", size_bytes, capacity_bytes), ("content", len(pickled), _CONTENT_BYTES)):
+            if size > limit:
+                raise InvalidInput(
+                    f"{what}: {name} must take at most {bytes_text(limit)} between processes, got {bytes_text(size)}"
+                )
+        return cls(pickled, places)
+
+
+@dataclass(eq=False)
+class _Task:
+    ticket: int
+    item: Item
+    parcel: _Parcel
+    deaths: int = 0
+
+
+@dataclass
+class _Given:
+    task: _Task
+    slot: int
+
+
+@dataclass(eq=False)
+class _Worker:
+    """The parent's side of a worker."""
+
+    number: int
+    memory: SharedMemory
+    slots: list[_Slot]
+    process: BaseProcess
+    connection: Connection
+    is_ready: bool = False
+    given: deque[_Given] = field(default_factory=deque)
+    free: list[int] = field(default_factory=lambda: list(range(_SLOTS)))
+
+    def give(self, task: _Task) -> None:
+        slot = self.free.pop()
+        self.given.append(_Given(task, slot))
+        size = self.slots[slot].write(task.parcel, task.item.tensors)
+        self.slots[slot].is_recalled = False
+        self.tell(_ORDER.pack(slot, size))
+
+    def tell(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has just died, which its end of the pipe says next
+            self.connection.send_bytes(message)
+
+    def words(self) -> str:
+        """What faulthandler wrote when it crashed."""
+        return self.memory.mapped[-_WORDS_BYTES:].rstrip(b"\0").decode(errors="replace")
+
+
+class Workers(Executor):
+    """Does items in processes, one thread each.
+
+    A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
+    :class:`fed.errors.FedError`; its items come first in the queue. Results are the same bits, for work is pure. A
+    worker that somebody stopped (SIGSTOP) cannot be told from a slow one and is waited for. Workers do not see Ctrl-C,
+    and end when this process does, however that happens.
+
+    Args:
+        make: makes what does the work, in each worker; picklable, with :class:`fed.simulations.shared_memory
+            .SharedTensor` for what need not be copied.
+        count: how many processes, at least 1.
+        capacity_bytes: what the tensors of one item take at most, either way, each rounded up to 64 bytes. A worker
+            has twice this memory for them, beside its own.
+
+    Raises:
+        InvalidInput: if there cannot be such workers.
+        RunFailed: if there is no room for them.
+
+    Note:
+        An item is begun at once where a worker is idle: of many items submit the costliest first. Results are copies.
+    """
+
+    is_parallel = True
+
+    def __init__(self, make: Make, count: int, capacity_bytes: int) -> None:
+        if count < 1:
+            raise InvalidInput(f"there must be at least 1 worker, got {count}")
+        self._make = make
+        self._capacity_bytes = capacity_bytes
+        self._submitted = 0
+        self._false_starts = 0
+        self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
+        self._pending: dict[int, _Task] = {}
+        self._finished: dict[int, Result | FedError] = {}
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        try:
+            for number in range(count):
+                size = _SLOTS * _Slot.size_bytes(capacity_bytes) + _WORDS_BYTES
+                self._workers.append(self._hired(number, SharedMemory(size)))
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, item: Item) -> int:  # noqa: D102
+        self._check_open()
+        parcel = _Parcel.of(item.content, item.tensors, self._capacity_bytes, item.label)
+        self._submitted += 1
+        task = self._pending[self._submitted] = _Task(self._submitted, item, parcel)
+        self._enqueue(task)
+        self._listen(0)
+        self._hand_out(1)
+        return task.ticket
+
+    def results(self, tickets: Iterable[int]) -> Iterator[Result]:  # noqa: D102
+        wanted = set(tickets)
+        try:
+            while wanted:
+                self._check_open()
+                self._hand_out(_SLOTS)
+                done = sorted(self._finished.keys() & wanted)
+                if not done:
+                    if self._pending.keys().isdisjoint(wanted):
+                        raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
+                    self._listen(None)
+                for ticket in done:
+                    self._listen(0)
+                    self._hand_out(_SLOTS)
+                    wanted.discard(ticket)
+                    yield self._taken(ticket)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+    def close(self) -> None:  # noqa: D102
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            if worker.is_ready and not worker.given:
+                worker.tell(b"")
+            else:
+                worker.process.kill()
+            worker.connection.close()
+        try:
+            for worker in workers:
+                stop(worker.process, _STOP_WITHIN_S)
+        finally:
+            for worker in workers:
+                worker.process.kill()
+            self._selector.close()
+            self._queue.clear()
+            self._pending.clear()
+            self._finished.clear()
+
+    def _check_open(self) -> None:
+        if not self._workers:
+            raise RunFailed("these workers are closed")
+
+    def _taken(self, ticket: int) -> Result:
+        result = self._finished.pop(ticket)
+        if isinstance(result, FedError):
+            raise result
+        return result
+
+    def _enqueue(self, task: _Task) -> None:
+        heapq.heappush(self._queue, (not task.deaths, _urgency(task.item, task.ticket), task))
+
+    def _hand_out(self, slots: int) -> None:
+        """Give every worker so many items, as far as they go."""
+        for given in range(slots):
+            for worker in self._workers:
+                if self._queue and worker.is_ready and len(worker.given) == given:
+                    worker.give(heapq.heappop(self._queue)[-1])
+
+    def _hired(self, number: int, memory: SharedMemory) -> _Worker:
+        memory.mapped[-_WORDS_BYTES:] = bytes(_WORDS_BYTES)
+        spawning = multiprocessing.get_context("spawn")
+        ours, its = spawning.Pipe()
+        try:
+            process = spawning.Process(
+                target=_serve,
+                args=(its, memory, self._capacity_bytes, _Maker(self._make), number),
+                name=f"worker {number}",
+                daemon=True,  # or an interpreter that ends without close() would wait for it
+            )
+            with _one_thread_each():
+                start_deaf(process)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()  # or its end would never be seen
+        slots = [_Slot(memory, index, self._capacity_bytes) for index in range(_SLOTS)]
+        worker = _Worker(number, memory, slots, process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return worker
+
+    def _listen(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            worker: _Worker = key.data
+            try:
+                kind, slot, size = _ANSWER.unpack(worker.connection.recv_bytes())
+            except (EOFError, OSError):
+                self._bury(worker, None)
+            else:
+                self._hear(worker, kind, slot, size)
+
+    def _hear(self, worker: _Worker, kind: int, slot: int, size: int) -> None:
+        if kind == _READY:
+            worker.is_ready, self._false_starts = True, 0
+            return
+        content, tensors = worker.slots[slot].read(size)
+        if kind == _NOT_MADE:
+            self.close()
+            raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE_TEXT.format(words=content))
+        if kind == _RAISED:
+            self._bury(worker, content)
+            return
+        task = worker.given.popleft().task
+        worker.free.append(slot)
+        if kind == _DONE:
+            self._finish(task, Result(task.ticket, content, [tensor.clone() for tensor in tensors]))
+        elif kind == _REFUSED:
+            self._finish(task, content)
+
+    def _finish(self, task: _Task, result: Result | FedError) -> None:
+        if self._pending.pop(task.ticket, None) is not None:
+            self._finished[task.ticket] = result
+
+    def _bury(self, worker: _Worker, report: tuple[str, str] | None) -> None:
+        """Take leave of a worker, and hire another."""
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        stop(worker.process, _STOP_WITHIN_S)
+        code = worker.process.exitcode
+        words, details = report or (_last_words(code, worker.words()), worker.words())
+        at_work = worker.given[0].task if worker.given else None
+        doing = f"at {at_work.item.label}" if at_work else "idle"
+        _log.warning("worker %d died, %s: %s\n%s", worker.number, doing, words, details)
+        if not worker.is_ready:
+            self._false_starts += 1
+            if code is None or code >= 0 or self._false_starts == _DEATHS:
+                self.close()
+                raise RunFailed(_NO_START.format(words=words))
+        for given in worker.given:
+            given.task.deaths += given.task is at_work
+            if given.task.deaths == _DEATHS:
+                self._finish(given.task, RunFailed(_GIVEN_UP.format(label=given.task.item.label, words=words)))
+            else:
+                self._enqueue(given.task)
+        self._workers[self._workers.index(worker)] = self._hired(worker.number, worker.memory)
+
+
+_GIVEN_UP = f"{{label}} ended {_DEATHS} worker processes; last words: {{words}}"
+_NOT_MADE_TEXT = "worker processes cannot begin: {words}"
+_NO_START = (
+    "a worker process could not start ({words}): a program that uses workers must do so under "
+    "if __name__ == '__main__':, or use workers: 0"
+)
+
+
+def _last_words(code: int | None, fault: str) -> str:
+    """How a process ended that did not say so itself."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in list(signal.Signals) else "unknown"
+    if -code == getattr(signal, "SIGKILL", None):
+        return f"killed by signal {-code} ({name}): the system may have run out of memory"
+    crashed = fault.partition("Current thread")[2]  # which names the innermost frame first
+    frame = _innermost(re.findall(r'File "(.*)", line (\d+) in (.*)', crashed)[::-1])
+    return ", ".join(filter(None, [f"ended by signal {-code} ({name})", *fault.splitlines()[:1], frame]))
+
+
+_HOUSE = Path(__file__).resolve().parent.parent
+_NOT_THE_USERS = (
+    "<frozen",
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(str(_HOUSE / room) for room in ("fed", "aggregators", "clients", "server", "simulations")),
+)
+
+
+def _innermost(frames: Sequence[tuple[str, int | str, str]]) -> str:
+    """The last of (file, line, function) that is the user's code, or else the last of all."""
+    users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)] or frames
+    return "{}:{} in {}".format(*users[-1]) if users else ""
+
+
+class _Maker:
+    """What makes the work, on its way to a process, in memory: a pipe that nobody reads would hold up its writer."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def __getstate__(self) -> tuple[SharedMemory, int]:
+        context.assert_spawning(self)
+        try:
+            pickled = pickle.dumps(self._make, pickle.HIGHEST_PROTOCOL)
+        except FedError:
+            raise
+        except Exception as error:
+            raise InvalidInput(_NOT_PORTABLE.format(error=error)) from error
+        self._memory = SharedMemory(len(pickled))  # kept until the process has it
+        self._memory.mapped[: len(pickled)] = pickled
+        return self._memory, len(pickled)
+
+    def __setstate__(self, state: tuple[SharedMemory, int]) -> None:
+        self._memory, self._size = state
+
+    def make(self, number: int) -> Work:
+        make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
+        return make(number)
+
+
+_NOT_PORTABLE = (
+    "what goes to worker processes must be picklable: {error}; define it at the top of a module, or use workers: 0"
+)
+
+
+def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, maker: _Maker, number: int) -> None:
+    """A worker's life."""
+    os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.lseek(memory.fd, -_WORDS_BYTES, os.SEEK_END)
+    faulthandler.enable(memory.fd)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
+        torch.set_num_interop_threads(1)
+    slots = [_Slot(memory, index, capacity_bytes) for index in range(_SLOTS)]
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            work = maker.make(number)
+        except BaseException as error:
+            content = _portable(error) if isinstance(error, FedError) else _report(error)[0]
+            size = slots[0].write(_Parcel.of(content, (), capacity_bytes, ""), ())
+            connection.send_bytes(_ANSWER.pack(_NOT_MADE, 0, size))
+            _exit_at_once()
+        connection.send_bytes(_ANSWER.pack(_READY, 0, 0))
+        while order := connection.recv_bytes():
+            index, size = _ORDER.unpack(order)
+            answer = _answer(slots[index], size, work, capacity_bytes)
+            connection.send_bytes(_ANSWER.pack(answer[0], index, answer[1]))
+            if answer[0] == _RAISED:
+                _exit_at_once()
+
+
+def _answer(slot: _Slot, size: int, work: Work, capacity_bytes: int) -> tuple[int, int]:
+    """Do what is in a slot and put the result there; the kind and the size of it."""
+    kind, tensors = _DONE, []
+    try:
+        content, tensors = slot.read(size)
+        content, results = work(content, tensors)
+        tensors = slot.apart(results)
+        parcel = _Parcel.of(content, tensors, capacity_bytes, "a result")
+    except FedError as error:
+        kind, tensors, parcel = _REFUSED, [], _Parcel.of(_portable(error), (), capacity_bytes, "")
+    except BaseException as error:
+        kind, tensors, parcel = _RAISED, [], _Parcel.of(_report(error), (), capacity_bytes, "")
+    return kind, slot.write(parcel, tensors)
+
+
+def _report(error: BaseException) -> tuple[str, str]:
+    """Last words and traceback of what the work raised."""
+    frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]
+    return f"{text} ({_innermost(frames)})"[:10_000], "".join(traceback.format_exception(error))[-100_000:]
+
+
+def _portable(error: FedError) -> FedError:
+    """An error that reaches the parent: this one, or else what the tree has that is nearest to it."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301  # just pickled
+            return error
+    except Exception:
+        _log.debug("cannot be pickled: %r", error, exc_info=True)
+    nearest = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return nearest(str(error)[:10_000])
+
+
+def _exit_at_once() -> None:
+    """Without what threads or exit handlers of half-done work would do."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # A copy of the parent (a fork) may hold its sentinel: a process without parent has another one.
+    while not wait([parent.sentinel], _MARK_S) and os.getppid() == parent.pid:
+        pass
+    os._exit(1)
+
+
+def start_deaf(process: BaseProcess) -> None:
+    """Start a process that never sees the Ctrl-C of the terminal, which goes to all; this one sees it afterwards."""
+    resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
+    if not hasattr(signal, "pthread_sigmask"):
+        process.start()
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stop(process: BaseProcess, within_s: float) -> None:
+    """Wait for a process that is about to end, and end it if it does not."""
+    process.join(within_s)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Libraries that a process loads from here on compute with one thread, and do not start others to sleep."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
