@@ -10,13 +10,16 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare test test-all lint format clean
+.PHONY: help compare benchmark test test-all lint format clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints where the report is
 	$(BIN)/fed compare examples/digits.yaml --output runs/compare --overwrite
+
+benchmark: $(LINKED) benchmarks/.venv/installed  ## rounds a second beside PyTorch loops, pfl-research and Flower; half an hour
+	$(BIN)/python benchmarks/simulation.py
 
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
@@ -34,7 +37,7 @@ format: $(LINKED)  ## put the code in order
 	$(BIN)/ruff format .
 
 clean:  ## remove what was built and installed; runs stay
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv benchmarks/.venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(ROOMS) tests -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/installed: pyproject.toml setup.cfg constraints.txt
@@ -42,6 +45,11 @@ clean:  ## remove what was built and installed; runs stay
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools
 	$(PIP) --editable '.[dev]'
+	touch $@
+
+benchmarks/.venv/installed: benchmarks/peers.txt
+	$(PYTHON) -m venv benchmarks/.venv
+	benchmarks/.venv/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
 	touch $@
 
 $(LINKED): .venv/installed

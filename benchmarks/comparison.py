@@ -1,0 +1,149 @@
+"""The sides, and how they take turns on one workload."""
+
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from processes import ONE_THREAD, run
+from rich.console import Console
+from workloads import Workload
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE / ".venv" / "bin" / "python"
+WARM_UP_S = 1.0
+FEWEST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those compared.
+
+    Args:
+        title: for the table.
+        program: in ``sides/``.
+        options: of the program.
+        processes: that train at the same time.
+    """
+
+    title: str
+    program: str
+    options: tuple[str, ...] = ()
+    processes: int = 1
+
+    @property
+    def python(self) -> str:
+        """The interpreter, and with it the environment."""
+        return str(PEERS) if self.program in ("pfl_research.py", "flower.py") else sys.executable
+
+
+SIDES = {
+    "ours-0": Side("fed, in one process", "ours.py", ("--workers", "0")),
+    "ours-0-single": Side("fed, in one process, client by client", "ours.py", ("--workers", "0", "--batching", "off")),
+    "ours-1": Side("fed, 1 worker", "ours.py", ("--workers", "1")),
+    "ours-2": Side("fed, 2 workers", "ours.py", ("--workers", "2"), processes=2),
+    "plain": Side("plain PyTorch loop", "plain.py"),
+    "lean": Side("lean PyTorch loop", "lean.py"),
+    "pfl-1": Side("pfl-research, 1 process", "pfl_research.py"),
+    "pfl-2": Side("pfl-research, 2 processes", "pfl_research.py", ("--processes", "2"), processes=2),
+    "flower": Side("Flower, 2 actors", "flower.py", ("--actors", "2"), processes=2),
+    "limit": Side("limit: matrix products alone, 1 thread", "limit.py"),
+}
+
+
+class Comparison:
+    """The sides on one workload.
+
+    Args:
+        workload: what all train.
+        sides: name → side.
+        folder: for files that last as long as the program.
+        console: is told how it goes on.
+    """
+
+    def __init__(self, workload: Workload, sides: dict[str, Side], folder: Path, console: Console) -> None:
+        self._workload = workload
+        self._sides = sides
+        self._console = console
+        self._problem = folder / "problem.npz"
+        self._environment = {**ONE_THREAD, "FLWR_HOME": str(folder / "flwr")}
+        self.versions: dict[str, str] = {}
+        workload.write(self._problem)
+
+    def measure(self, repetitions: int, seconds: float) -> dict[str, Any]:
+        """Settings, accuracies and rates of all sides, and the ratios between them."""
+        rounds = self._workload.agreement_rounds
+        first = {name: self._train(name, rounds) for name in self._sides}
+        plan = {name: _plan(answer["ends_s"], seconds) for name, answer in first.items()}
+        rates: dict[str, list[float]] = {name: [] for name in self._sides}
+        for _ in range(repetitions):
+            for name, (warm_up, timed) in plan.items():
+                ends_s = self._train(name, warm_up + timed)["ends_s"]
+                rates[name].append(timed / (ends_s[-1] - ends_s[warm_up - 1]))
+        sides = {
+            name: {
+                "title": side.title,
+                "processes": side.processes,
+                "accuracy": first[name]["accuracy"],
+                "warm_up_rounds": plan[name][0],
+                "timed_rounds": plan[name][1],
+                "rounds_per_s": rates[name],
+                "median": statistics.median(rates[name]),
+                "min": min(rates[name]),
+                "max": max(rates[name]),
+            }
+            for name, side in self._sides.items()
+        }
+        _add_shares(sides)
+        return {"settings": self._workload.settings(), "sides": sides, "ratios": _ratios(sides)}
+
+    def _train(self, name: str, rounds: int) -> dict[str, Any]:
+        side = self._sides[name]
+        program = str(HERE / "sides" / side.program)
+        command = [side.python, program, str(self._problem), "--rounds", str(rounds), *side.options]
+        answer: dict[str, Any] = json.loads(run(command, self._environment).stdout.splitlines()[-1])
+        self.versions |= answer["versions"]
+        ends_s = answer["ends_s"]
+        rate = (rounds - 1) / (ends_s[-1] - ends_s[0])
+        self._console.print(f"{self._workload.title}: {side.title}: {rounds} rounds, {rate:,.2f} a second", style="dim")
+        return answer
+
+    def disagreements(self, measured: dict[str, Any]) -> list[str]:
+        """Which sides are not about as accurate as the median of all."""
+        accuracies = {
+            side["title"]: side["accuracy"] for side in measured["sides"].values() if side["accuracy"] is not None
+        }
+        middle = statistics.median(accuracies.values()) if accuracies else 0.0
+        return [
+            f"{self._workload.title}: {title} has accuracy {accuracy:.3f} after {self._workload.agreement_rounds} "
+            f"rounds, the median of all is {middle:.3f}; they must agree within {self._workload.tolerance}"
+            for title, accuracy in accuracies.items()
+            if abs(accuracy - middle) > self._workload.tolerance
+        ]
+
+
+def _plan(ends_s: list[float], seconds: float) -> tuple[int, int]:
+    """How many rounds to leave out, and how many to time, from when earlier rounds ended."""
+    middle = len(ends_s) // 2
+    rate = (len(ends_s) - middle) / (ends_s[-1] - ends_s[middle - 1])
+    return max(1, math.ceil(rate * WARM_UP_S)), max(FEWEST_ROUNDS, round(rate * seconds))
+
+
+def _add_shares(sides: dict[str, Any]) -> None:
+    """Of the limit, for ours; that of so many processes is so many times as high."""
+    for name, side in sides.items():
+        if name.startswith("ours") and "limit" in sides:
+            side["share_of_limit"] = side["median"] / (sides["limit"]["median"] * side["processes"])
+
+
+def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Of the medians: each of ours over each of the others."""
+    others = [name for name in sides if not name.startswith("ours") and name != "limit"]
+    return {
+        ours: {other: sides[ours]["median"] / sides[other]["median"] for other in others}
+        for ours in sides
+        if ours.startswith("ours")
+    }

@@ -1,0 +1,123 @@
+"""Training rounds a second of federated simulation, side by side: fed, plain PyTorch, pfl-research and Flower.
+
+Every side runs in a process of its own, with one thread a process, on the same samples, partition and first model. Each
+first trains a fixed number of rounds, after which all must be about as accurate, and which tell how fast it is; then
+the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first second, so that
+neither starting processes nor the first, slower rounds do. Without options it measures all that there is, and writes
+``results.json`` beside this file and the table in the README.
+
+    python benchmarks/simulation.py --workloads digits --sides ours-1,plain --repetitions 5
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from comparison import HERE, PEERS, SIDES, Comparison
+from processes import CommandFailed
+from report import BEGIN, END, markdown, put_into, terminal_tables
+from rich.console import Console
+from whole import measure_command, measure_populations, over_limits
+from workloads import MNIST, ROOT, WORKLOADS
+
+PARTS = ("rounds", "populations", "command")
+
+console = Console(highlight=False)
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    cpuinfo = Path("/proc/cpuinfo")
+    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "processor": models[0].partition(":")[2].strip() if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "git_commit": commit.stdout.strip() or None,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def available(workloads: list[str], sides: list[str]) -> tuple[list[str], list[str]]:
+    """Those that can run here; of the others it is said why they cannot."""
+    if "mnist_mlp" in workloads and not MNIST.is_dir():
+        console.print(f"mnist_mlp is left out: there is no folder {os.path.relpath(MNIST)} with MNIST's files")
+        workloads = [name for name in workloads if name != "mnist_mlp"]
+    if not PEERS.exists():
+        peers = [name for name in sides if SIDES[name].python == str(PEERS)]
+        if peers:
+            console.print(f"{', '.join(peers)} are left out: make benchmark installs what they need")
+        sides = [name for name in sides if name not in peers]
+    return workloads, sides
+
+
+def arguments() -> argparse.Namespace:
+    """What to measure, and how often."""
+    parser = argparse.ArgumentParser(description="Training rounds a second of federated simulation, side by side.")
+
+    def some_of(names: list[str]) -> dict[str, Any]:
+        def parse(text: str) -> list[str]:
+            if unknown := [name for name in text.split(",") if name not in names]:
+                raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; known: {', '.join(names)}")
+            return text.split(",")
+
+        return {"type": parse, "default": names, "metavar": "NAME,…", "help": f"of {', '.join(names)}"}
+
+    parser.add_argument("--workloads", **some_of(list(WORKLOADS)))
+    parser.add_argument("--sides", **some_of(list(SIDES)))
+    parser.add_argument("--parts", **some_of(list(PARTS)))
+    parser.add_argument("--repetitions", type=int, default=5, help="measurements of each side; their median counts")
+    parser.add_argument("--seconds", type=float, default=4.0, help="about how long a measurement takes")
+    parser.add_argument("--output", type=Path, help="where to write the results; all of them go beside this program")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print and write; 1 where the sides do not agree or a limit is exceeded."""
+    given = arguments()
+    is_all = (given.workloads, given.sides, given.parts) == (list(WORKLOADS), list(SIDES), list(PARTS))
+    workloads, sides = available(given.workloads, given.sides)
+    results: dict[str, Any] = {"machine": machine(), "versions": {}, "repetitions": given.repetitions}
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if "rounds" in given.parts:
+            results["workloads"] = {}
+            for workload in workloads:
+                comparison = Comparison(WORKLOADS[workload], {side: SIDES[side] for side in sides}, folder, console)
+                measured = comparison.measure(given.repetitions, given.seconds)
+                results["workloads"][workload] = measured
+                results["versions"] |= comparison.versions
+                failures += comparison.disagreements(measured)
+        if "populations" in given.parts:
+            results["populations"] = measure_populations(given.repetitions, console)
+        if "command" in given.parts:
+            results["command"] = measure_command(given.repetitions, folder)
+            failures += over_limits(results["command"])
+    for table in terminal_tables(results):
+        console.print(table)
+    output = given.output or (HERE / "results.json" if is_all else None)
+    if output:
+        output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        console.print(f"written: {os.path.relpath(output)}")
+    if is_all and not put_into(ROOT / "README.md", markdown(results)):
+        console.print(f"README.md has no table: the lines {BEGIN} and {END} are missing")
+    for failure in failures:
+        console.print(f"error: {failure}", style="red")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except CommandFailed as error:
+        sys.exit(f"error: {error}")
