@@ -30,6 +30,8 @@ class Aggregator(Hyperparameters, ABC):
     """
 
     primitive: ClassVar[str] = "mean"
+    linear: ClassVar[bool] = True
+    """Whether the mean of the updates is all it needs, so that groups of clients may be reduced where they train."""
 
     @abstractmethod
     def init(self, params_P: Tensor) -> Any:

@@ -21,9 +21,9 @@ _BATCH = 1024
 
 
 class Score(NamedTuple):
-    """A model's mean loss and mean metric (accuracy, unless the user gave another); None where there is none."""
+    """A model's mean loss and mean metric: accuracy, unless the user gave another; None where there is none."""
 
-    loss: float | None
+    loss: float
     accuracy: float | None
 
 

@@ -22,6 +22,7 @@ import fed
 from fed import cli_runs, cli_tables
 from fed.cli_documents import in_force, read, read_comparison, read_experiment
 from fed.errors import FedError
+from fed.machine import usable_cores
 
 __all__ = ["app", "main"]
 
@@ -95,17 +96,18 @@ def _compare(
 ) -> int:
     """Run the variants of an experiment with several seeds, and write a report."""
     comparison = read_comparison(file, settings or ())
-    return cli_runs.compare(
-        comparison, output=output, overwrite=overwrite, jobs=jobs or cli_runs.usable_cores(), as_json=json
-    )
+    return cli_runs.compare(comparison, output=output, overwrite=overwrite, jobs=jobs or usable_cores(), as_json=json)
 
 
 @app.command("show")
 def _show(file: _File, settings: _Settings = None) -> None:
-    """Print every value in force, of an experiment or of a comparison, as YAML."""
+    """Print every value in force, of an experiment or of a comparison, as YAML; then how clients train, and why."""
     from fed import yaml
 
-    typer.echo(yaml.dump(in_force(read(file, settings or ()))), nl=False)
+    document = read(file, settings or ())
+    typer.echo(yaml.dump(in_force(document)), nl=False)
+    for line in cli_runs.batching(document):
+        typer.echo(f"# {line}")
 
 
 @app.command("data")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fed
-from fed.cli_runs import usable_cores
 from fed.cli_tables import console
+from fed.machine import usable_cores
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:

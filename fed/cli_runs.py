@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from fed.experiment import Experiment
     from fed.simulations.expectation import Expectation
 
-__all__ = ["compare", "folder", "simulate", "usable_cores"]
+__all__ = ["batching", "compare", "folder", "simulate"]
 
 _RUNS = Path("runs")
 _INTERRUPTED = 130
@@ -76,6 +75,22 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
     return 1 if failed else 0
 
 
+def batching(document: "Experiment | Comparison") -> Iterator[str]:
+    """How clients will train, in groups or one by one, and why: a sentence for each variant."""
+    from fed.experiment import Experiment
+    from fed.simulations.simulation import Simulation
+
+    variants = {"": document} if isinstance(document, Experiment) else document.variants()
+    for name, experiment in variants.items():
+        try:
+            chosen = Simulation(experiment).batching
+        except InvalidInput as error:
+            yield f"{name or 'simulation'}: how clients will train is not known: {error}".splitlines()[0]
+            continue
+        how = "batched" if chosen.is_batched else "one client at a time"
+        yield f"{name or 'simulation'}: {how}: {chosen.reason}"
+
+
 @contextlib.contextmanager
 def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
     """Where a run is kept: ``output``, or else a new folder, ``runs/NAME`` or ``runs/NAME-2`` and so on.
@@ -92,11 +107,6 @@ def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # it holds something, as it should
             directory.rmdir()
             _RUNS.rmdir()
-
-
-def usable_cores() -> int:
-    """How many cores this process may compute on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _new_folder(name: str) -> Path:

@@ -18,7 +18,7 @@ from fed.families import ALGORITHMS, DATA, MODELS, ROUNDS, TOPOLOGIES, DataSecti
 from fed.kinds import Component
 from fed.validation import Section
 
-__all__ = ["Experiment", "Local", "with_overrides"]
+__all__ = ["Execution", "Experiment", "Local", "with_overrides"]
 
 
 class Local(Section):
@@ -77,6 +77,17 @@ class Local(Section):
         return self
 
 
+class Execution(Section):
+    """How a simulation is computed. Batching and groups change results by rounding only, workers not at all."""
+
+    batching: Literal["auto", "on", "off"] = "auto"
+    """Train clients in groups, one operation for all of a group; auto: where the model allows it and it pays."""
+    group: PositiveInt = 32
+    """The most clients of a group; fewer where their models would not fit into the cache, or the GPU's memory."""
+    workers: NonNegativeInt | Literal["auto"] = "auto"
+    """Processes that train, one thread each; 0: this one; auto: as many as cores or GPUs, where a run takes long."""
+
+
 def _mixes(algorithm: Component) -> bool:
     return getattr(algorithm.target, "primitive", None) == "mix"
 
@@ -122,6 +133,8 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
+    simulation: Execution = Execution()
+    """How a simulation is computed."""
 
     if TYPE_CHECKING:  # sections are given as mappings, whatever type they become
 

@@ -66,6 +66,11 @@ class Layout:
     averaged: tuple[Part, ...]
     integers: tuple[Part, ...]
 
+    @property
+    def integer_count(self) -> int:
+        """I, how many integers there are."""
+        return sum(part.size for part in self.integers)
+
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         """The layout of a module.
@@ -107,7 +112,7 @@ class Layout:
         vector_V = torch.empty(self.size, dtype=self.dtype, device=device)
         for part in (*self.trained, *self.averaged):
             part.view(vector_V).copy_(state[part.name])
-        integers_I = torch.empty(sum(part.size for part in self.integers), dtype=torch.int64, device=device)
+        integers_I = torch.empty(self.integer_count, dtype=torch.int64, device=device)
         for part in self.integers:
             part.view(integers_I).copy_(state[part.name])
         return vector_V, integers_I
@@ -122,7 +127,7 @@ class Layout:
 
     def size_bytes(self) -> int:
         """Bytes of one state as it travels, uncompressed."""
-        return self.size * self.dtype.itemsize + sum(part.size for part in self.integers) * torch.int64.itemsize
+        return self.size * self.dtype.itemsize + self.integer_count * torch.int64.itemsize
 
 
 def _places(tensors: Iterable[tuple[str, Tensor]], offset: int) -> tuple[tuple[Part, ...], int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Failure", "Reply", "Task", "refusal"]
+__all__ = ["Failure", "GroupReply", "Reply", "Task", "refusal"]
 
 # Far above what any model holds, and so low that their product fits into a mean of replies.
 _LARGEST = 1e200
@@ -66,6 +66,31 @@ class Reply:
     def size_bytes(self) -> int:
         """Bytes of its tensors as they travel."""
         return self.vector_V.nbytes + self.integers_I.nbytes
+
+
+@dataclass(frozen=True)
+class GroupReply:
+    r"""What became of tasks that started from one model and were trained together: the mean of their updates.
+
+    .. math:: \sum_k n_k (y_k - x) / \sum_k n_k
+
+    Args:
+        tasks: their ids.
+        round: the tasks' round.
+        clients: who trained, in the order of the tasks.
+        update_V: the mean, in float64.
+        integers_I: of the trained integer buffers the largest.
+        samples: how many each client holds.
+        train_losses: of each client, means over the samples trained on.
+    """
+
+    tasks: tuple[int, ...]
+    round: int
+    clients: tuple[int | str, ...]
+    update_V: Tensor
+    integers_I: Tensor
+    samples: tuple[int, ...]
+    train_losses: tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fed.aggregators.contracts import Aggregator
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
-from fed.messages import Failure, Reply, Task, refusal
+from fed.messages import Failure, GroupReply, Reply, Task, refusal
 from fed.randomness import Streams
 from fed.reduction import WeightedMean
 from fed.server.fleet import Fleet
@@ -124,7 +124,7 @@ class Coordinator:
         }
         bytes_down = sum(task.size_bytes() for task in tasks.values())
         self.fleet.dispatch(tasks.values())
-        gathered = _Gathered(start_V, self._integers_I)
+        gathered = _Gathered(start_V, self._integers_I, self._layout.size_bytes())
         gathered.count(self.fleet.collect(), tasks)
         if gathered.losses:
             self._apply(gathered)
@@ -152,35 +152,54 @@ class Coordinator:
 class _Gathered:
     """The sum of a round's replies, in O(V) memory."""
 
-    def __init__(self, start_V: Tensor, integers_I: Tensor) -> None:
+    def __init__(self, start_V: Tensor, integers_I: Tensor, message_bytes: int) -> None:
         self.mean = WeightedMean(len(start_V))
         self.integers_I = integers_I
         self.losses: list[tuple[float, int]] = []
         self.bytes_up = 0
         self._start_V = start_V.double()
+        self._message_bytes = message_bytes
 
-    def count(self, answers: Iterable[Reply | Failure], tasks: dict[int, Task]) -> None:
+    def count(self, answers: Iterable[Reply | GroupReply | Failure], tasks: dict[int, Task]) -> None:
         open_tasks = dict(tasks)
+        diverged: list[Failure] = []
         for answer in answers:
-            if isinstance(answer, Failure):
-                if answer.diverged:
-                    raise Diverged.of(answer.round, answer.client, answer.reason)
+            if isinstance(answer, GroupReply):
+                self._add_group(answer, open_tasks)
+            elif isinstance(answer, Reply):
+                self._add(answer, open_tasks)
+            elif answer.diverged:
+                diverged.append(answer)
+            else:
                 _log.warning("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
                 open_tasks.pop(answer.task, None)
-                continue
-            self.bytes_up += answer.size_bytes()
-            if reason := refusal(answer, open_tasks.get(answer.task)):
-                _log.warning("round %d: refused client %r: %s", answer.round, answer.client, reason)
-                continue
-            del open_tasks[answer.task]
-            self._add(answer)
+        if diverged:  # of several the first, in whatever order they came
+            first = min(diverged, key=lambda failure: failure.task)
+            raise Diverged.of(first.round, first.client, first.reason)
 
     def train_loss(self) -> float | None:
         if not self.losses:
             return None
         return math.fsum(loss * samples for loss, samples in self.losses) / sum(samples for _, samples in self.losses)
 
-    def _add(self, reply: Reply) -> None:
-        self.mean.add(reply.vector_V.double() - self._start_V, reply.samples)
-        self.integers_I = torch.maximum(self.integers_I, reply.integers_I)
-        self.losses.append((reply.train_loss, reply.samples))
+    def _add(self, reply: Reply, open_tasks: dict[int, Task]) -> None:
+        self.bytes_up += reply.size_bytes()
+        if reason := refusal(reply, open_tasks.get(reply.task)):
+            _log.warning("round %d: refused client %r: %s", reply.round, reply.client, reason)
+            return
+        del open_tasks[reply.task]
+        self._count(reply.vector_V.double() - self._start_V, reply.integers_I, (reply.train_loss,), (reply.samples,))
+
+    def _add_group(self, reply: GroupReply, open_tasks: dict[int, Task]) -> None:
+        self.bytes_up += self._message_bytes * len(reply.tasks)
+        if not open_tasks.keys() >= set(reply.tasks):
+            _log.warning("round %d: refused clients %s: their tasks are not in flight", reply.round, reply.clients)
+            return
+        for task in reply.tasks:
+            del open_tasks[task]
+        self._count(reply.update_V, reply.integers_I, reply.train_losses, reply.samples)
+
+    def _count(self, update_V: Tensor, integers_I: Tensor, losses: Sequence[float], samples: Sequence[int]) -> None:
+        self.mean.add(update_V, sum(samples))
+        self.integers_I = torch.maximum(self.integers_I, integers_I)
+        self.losses += zip(losses, samples, strict=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from fed.messages import Failure, Reply, Task
+from fed.messages import Failure, GroupReply, Reply, Task
 
 __all__ = ["Fleet"]
 
@@ -25,6 +25,6 @@ class Fleet(Protocol):
         """Send tasks out; returns at once."""
         ...
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | Failure]:
-        """Answers as they arrive, until none is due or the clock passes ``until``."""
+    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+        """Answers as they arrive, until none is due or the clock passes ``until``; each counts for its own tasks."""
         ...

@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fed.aggregators.contracts import PeerRule
 from fed.clients.data import FederatedData
-from fed.clients.training import Loss
+from fed.clients.losses import Loss
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
 __all__ = [
@@ -18,14 +17,8 @@ __all__ = [
     "check_labels",
     "check_model",
     "check_state",
-    "cross_entropy",
     "own_copy",
 ]
-
-
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """The mean cross-entropy of scores [B, C, ...] against integer labels [B, ...]."""
-    return functional.cross_entropy(output, target.long())
 
 
 def own_copy(made: object) -> nn.Module:

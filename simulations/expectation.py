@@ -1,14 +1,14 @@
 """How long a run will take and how much it will send, found from a few steps before it begins."""
 
-import copy
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from fed.clients.training import Trainer, steps_of
+from fed.clients.data.describe import looked_at
+from fed.simulations.scoring import Scoring
 from fed.simulations.simulation import Simulation
+from fed.simulations.work import Train, Work
+from fed.simulations.workers import InProcess
 
 __all__ = ["Expectation", "expect"]
 
@@ -21,7 +21,7 @@ class Expectation:
 
     Args:
         rounds: how many there are.
-        wall_s: seconds on this machine, from a few steps' time.
+        wall_s: seconds on this machine in one process, from a few steps' time.
         bytes_up: from clients, over all rounds.
         bytes_down: to clients.
     """
@@ -34,34 +34,33 @@ class Expectation:
 
 def expect(simulation: Simulation) -> Expectation:
     """Time a few steps and an evaluation, and count the models that will travel; the run itself is not touched."""
-    policy, federation = simulation.policy, simulation.federation
+    policy = simulation.policy
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
-    wall_s = federation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
-    each_way = policy.count * federation.bytes_each_way
+    wall_s = simulation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
+    each_way = policy.count * simulation.bytes_each_way
     return Expectation(policy.count, wall_s, each_way, each_way)
 
 
 def _task_s(simulation: Simulation) -> float:
-    """Seconds of a client's task: a few steps of the first client's, times the mean number of steps."""
-    local, clients = simulation.experiment.local, simulation.clients
-    trainer = Trainer(
-        copy.deepcopy(simulation.trainer.module),
-        simulation.loss,
-        local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS}),
-        simulation.rule,
-        simulation.device,
-    )
-    state = trainer.layout.pack(trainer.module)
-    largest = max(clients.data.sizes, key=lambda client: clients.data.sizes[client])
+    """Seconds of a client's task: a few steps of a group's, times the mean number of steps."""
+    groups = simulation.groups
+    sizes = {client: simulation.data.size_of(client) for client in looked_at(simulation.data)}
+    largest = sorted(sizes, key=lambda client: -sizes[client])[: min(groups.size, simulation.trainees)]
+    local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
+    work = Work(replace(simulation.recipe, local=local), simulation.device)
+    state = simulation.layout.pack(simulation.recipe.module)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
         began = time.perf_counter()
-        trainer.train(*state, clients.data.train[largest], order=np.random.default_rng(0), seed=0)
+        work(Train(tuple(largest), 1, reduces=True), state)
         times_s.append(time.perf_counter() - began)
-    return times_s[-1] / _PROBE_STEPS * statistics.fmean(steps_of(local, size) for size in clients.data.sizes.values())
+    steps = statistics.fmean(groups.batches(size).steps for size in sizes.values())
+    return times_s[-1] / _PROBE_STEPS / len(largest) * steps
 
 
 def _evaluation_s(simulation: Simulation) -> float:
+    executor = InProcess(simulation.recipe)
+    federation = simulation.federation(executor)
     began = time.perf_counter()
-    simulation.evaluate()
+    Scoring(simulation, federation, executor).line()
     return time.perf_counter() - began

@@ -27,16 +27,6 @@ class Federation(Protocol):
         """Simulated seconds since the run began."""
         ...
 
-    @property
-    def trainees(self) -> int:
-        """How many clients train in a round."""
-        ...
-
-    @property
-    def bytes_each_way(self) -> int:
-        """What a round sends, up as well as down, where every client answers and a rule over mix mixes once."""
-        ...
-
     def round(self, number: int) -> Exchange:
         """Train and exchange."""
         ...
@@ -56,33 +46,23 @@ class Coordinated:
     Args:
         policy: who trains when.
         coordinator: over the simulated fleet.
-        message_bytes: of a model as it travels; 0 where nothing does.
+        sends: whether models travel.
     """
 
-    def __init__(self, policy: Synchronous, coordinator: Coordinator, message_bytes: int) -> None:
+    def __init__(self, policy: Synchronous, coordinator: Coordinator, sends: bool) -> None:
         self._policy = policy
         self._coordinator = coordinator
-        self._message_bytes = message_bytes
+        self._sends = sends
 
     @property
     def clock(self) -> float:
         """Simulated seconds since the run began."""
         return self._coordinator.fleet.clock
 
-    @property
-    def trainees(self) -> int:
-        """The cohort's size."""
-        return self._policy.cohort_of(len(self._coordinator.fleet.nodes()))
-
-    @property
-    def bytes_each_way(self) -> int:
-        """A model to, and one from, each client of a cohort."""
-        return self.trainees * self._message_bytes
-
     def round(self, number: int) -> Exchange:
         """One round of the policy."""
         exchange = self._policy.round(self._coordinator, number)
-        return exchange if self._message_bytes else replace(exchange, bytes_up=0, bytes_down=0)
+        return exchange if self._sends else replace(exchange, bytes_up=0, bytes_down=0)
 
     def model(self) -> State:
         """The coordinator's model."""

@@ -4,58 +4,90 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from fed.clients.data import ClientId
-from fed.errors import Diverged
-from fed.messages import Failure, Reply, Task
+from torch import Tensor
+
+from fed.clients.data import ClientId, FederatedData
+from fed.messages import Failure, GroupReply, Reply, Task
 from fed.simulations.devices import Device
-from fed.simulations.in_process import InProcessClients
+from fed.simulations.groups import Groups
+from fed.simulations.work import Train, Trained, label_of
+from fed.simulations.workers import Executor, Item
 
 __all__ = ["SimulatedFleet"]
 
 
 class SimulatedFleet:
-    """A :class:`fed.server.fleet.Fleet` whose clients are trained when their answers are collected, one at a time.
+    """A :class:`fed.server.fleet.Fleet` whose clients are trained, in groups, when their answers are collected.
 
-    Answers arrive in the order in which simulated devices finish; the clock moves to each arrival.
+    The clock moves to the last arrival of those that are collected together.
 
     Args:
-        clients: who trains.
+        data: by client.
+        groups: who trains together.
+        executor: does the work.
         device: every client's.
+        reduces: whether the mean of a group's updates is all that is wanted.
     """
 
-    def __init__(self, clients: InProcessClients, device: Device) -> None:
+    def __init__(
+        self, data: FederatedData, groups: Groups, executor: Executor, device: Device, *, reduces: bool = True
+    ) -> None:
         self.clock = 0.0
-        self._clients = clients
-        self._nodes = list(clients.data.train)
+        self._data = data
+        self._groups = groups
+        self._executor = executor
         self._device = device
+        self._reduces = reduces
         self._due: list[tuple[float, int, Task]] = []
 
     def nodes(self) -> Sequence[ClientId]:
         """Every client of the data."""
-        return self._nodes
+        return self._data.clients
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
         for task in tasks:
             heapq.heappush(self._due, (self.clock + self._takes_s(task), task.id, task))
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | Failure]:
-        """Train client after client, in the order in which their answers arrive."""
+    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+        """Train all clients whose answers are due, those together that started from one model."""
+        versions: dict[tuple[int, int], list[Task]] = {}
         while self._due and self._due[0][0] <= until:
             self.clock, _, task = heapq.heappop(self._due)
-            yield self._answer(task)
+            versions.setdefault((id(task.vector_V), task.round), []).append(task)
+        items = {}
+        for tasks in versions.values():
+            samples = [self._data.size_of(task.client) for task in tasks]
+            for group in self._groups.of(samples):
+                seen = sum(self._groups.batches(samples[place]).seen for place in group)
+                members = [tasks[place] for place in group]
+                items[self._executor.submit(self._item(members, seen))] = members
+        for ticket, answer, tensors in self._executor.results(items):
+            yield from self._answers(items[ticket], answer, tensors)
 
     def _takes_s(self, task: Task) -> float:
-        samples = self._clients.trainer.samples_of(self._clients.data.sizes[task.client])
+        seen = self._groups.batches(self._data.size_of(task.client)).seen
         answer_bytes = task.vector_V.nbytes + task.integers_I.nbytes
-        return self._device.exchange_s(bytes_down=task.size_bytes(), samples=samples, bytes_up=answer_bytes)
+        return self._device.exchange_s(bytes_down=task.size_bytes(), samples=seen, bytes_up=answer_bytes)
 
-    def _answer(self, task: Task) -> Reply | Failure:
-        try:
-            trained = self._clients.train(task.client, task.round, task.vector_V, task.integers_I, task.broadcast)
-        except Diverged as error:
-            return Failure(task.id, task.round, task.client, str(error), diverged=True)
-        samples = self._clients.data.sizes[task.client]
-        return Reply(
-            task.id, task.round, task.client, trained.vector_V, trained.integers_I, samples, trained.train_loss
-        )
+    def _item(self, tasks: list[Task], seen: int) -> Item:
+        first = tasks[0]
+        train = Train(tuple(task.client for task in tasks), first.round, self._reduces)
+        return Item(train, (first.vector_V, first.integers_I, *first.broadcast), label_of(train), cost=seen)
+
+    def _answers(
+        self, tasks: list[Task], trained: Trained, tensors: Sequence[Tensor]
+    ) -> Iterator[Reply | GroupReply | Failure]:
+        number = tasks[0].round
+        if trained.diverged is not None:
+            client, reason = trained.diverged
+            (task,) = (task.id for task in tasks if task.client == client)
+            yield Failure(task, number, client, reason, diverged=True)
+        elif self._reduces:
+            ids, clients = tuple(task.id for task in tasks), tuple(task.client for task in tasks)
+            update_V, integers_I = tensors
+            yield GroupReply(ids, number, clients, update_V, integers_I, trained.samples, trained.train_losses)
+        else:
+            members = zip(tasks, *tensors, trained.samples, trained.train_losses, strict=True)
+            for task, vector_V, integers_I, samples, loss in members:
+                yield Reply(task.id, number, task.client, vector_V, integers_I, samples, loss)

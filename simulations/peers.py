@@ -5,19 +5,22 @@ Shapes: N peers; P, trainable parameters; V, the whole floating-point state; B =
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import PeerRule
-from fed.clients.data import ClientId
+from fed.clients.data import ClientId, FederatedData
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
 from fed.server.coordinator import Exchange
 from fed.simulations.devices import Device
-from fed.simulations.in_process import InProcessClients
+from fed.simulations.groups import Groups
+from fed.simulations.work import Train, label_of
+from fed.simulations.workers import Executor, Item
 
-__all__ = ["SimulatedPeers"]
+__all__ = ["SimulatedPeers", "degrees"]
 
 
 class SimulatedPeers:
@@ -29,7 +32,9 @@ class SimulatedPeers:
     Args:
         rule: what a peer does in a round.
         mixing_NN: W, sparse, float64; None where peers never meet.
-        clients: who trains.
+        data: by peer.
+        groups: who trains together.
+        executor: does the work.
         layout: the model's.
         vector_V: every peer's first model.
         integers_I: its integer buffers.
@@ -40,7 +45,9 @@ class SimulatedPeers:
         self,
         rule: PeerRule,
         mixing_NN: Tensor | None,
-        clients: InProcessClients,
+        data: FederatedData,
+        groups: Groups,
+        executor: Executor,
         layout: Layout,
         vector_V: Tensor,
         integers_I: Tensor,
@@ -49,30 +56,12 @@ class SimulatedPeers:
         self.clock = 0.0
         self._rule = rule
         self._mixing_NN = mixing_NN
-        self._clients = clients
+        self._crew = _Crew(list(data.clients), [data.size_of(client) for client in data.clients], groups, executor)
         self._layout = layout
-        self._nodes = list(clients.data.train)
+        self._nodes = self._crew.clients
         self._x_NV = vector_V.repeat(len(self._nodes), 1)
         self._integers_NI = integers_I.repeat(len(self._nodes), 1)
         self._device = device
-
-    @property
-    def trainees(self) -> int:
-        """How many peers train in a round: all."""
-        return len(self._nodes)
-
-    @property
-    def bytes_each_way(self) -> int:
-        """What a round with one mix sends: a model to every neighbour."""
-        return sum(self._sent_bytes(mixes=1))
-
-    def _sent_bytes(self, mixes: int) -> list[int]:
-        """What each peer sends in so many mixes, and receives."""
-        if self._mixing_NN is None:
-            return [0] * len(self._nodes)
-        to, source = self._mixing_NN.indices()
-        degrees = torch.bincount(to[to != source], minlength=len(self._nodes)).tolist()
-        return [mixes * degree * self._layout.size * self._layout.dtype.itemsize for degree in degrees]
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
@@ -90,12 +79,13 @@ class SimulatedPeers:
             Diverged: if a peer's loss or model is no longer finite; all models stay as they were.
         """
         params = self._layout.parameters
-        work = _Round(number, self._clients, self._mixing_NN, self._x_NV[:, params:], self._integers_NI)
+        work = _Round(number, self._crew, self._mixing_NN, self._x_NV[:, params:], self._integers_NI)
         x_NP = self._rule.step(self._x_NV[:, :params], work.descend, work.mix)
         averaged_NB = work.mixed(work.averaged_NB) if work.mixes else work.averaged_NB
         self._x_NV = torch.cat([x_NP, averaged_NB], 1)
         self._integers_NI = work.integers_NI
-        sent_bytes = self._sent_bytes(work.mixes)
+        model_bytes = self._layout.size * self._layout.dtype.itemsize
+        sent_bytes = [work.mixes * degree * model_bytes for degree in degrees(self._mixing_NN, len(self._nodes))]
         self.clock += self._device.gossip_s(samples=max(work.samples_seen), bytes_each_way=max(sent_bytes))
         return Exchange(
             selected=len(self._nodes),
@@ -108,40 +98,63 @@ class SimulatedPeers:
         )
 
 
+def degrees(mixing_NN: Tensor | None, peers: int) -> list[int]:
+    """How many neighbours each peer has."""
+    if mixing_NN is None:
+        return [0] * peers
+    to, source = mixing_NN.indices()
+    return torch.bincount(to[to != source], minlength=peers).tolist()
+
+
+@dataclass(frozen=True)
+class _Crew:
+    """The peers, and who trains them."""
+
+    clients: list[ClientId]
+    sizes: list[int]
+    groups: Groups
+    executor: Executor
+
+
+@dataclass
 class _Round:
     """One round's local steps and exchanges, which the rule calls as ``descend`` and ``mix``."""
 
-    def __init__(
-        self,
-        number: int,
-        clients: InProcessClients,
-        mixing_NN: Tensor | None,
-        averaged_NB: Tensor,
-        integers_NI: Tensor,
-    ) -> None:
-        self.averaged_NB = averaged_NB
-        self.integers_NI = integers_NI
-        self.mixes = 0
-        self.samples_seen: list[int] = []
-        self._number = number
-        self._clients = clients
-        self._mixing_NN = mixing_NN
-        self._losses: list[float] = []
+    number: int
+    crew: _Crew
+    mixing_NN: Tensor | None
+    averaged_NB: Tensor
+    integers_NI: Tensor
+    mixes: int = 0
+    samples_seen: list[int] = field(default_factory=list)
+    losses: list[tuple[float, int]] = field(default_factory=list)
 
     def descend(self, x_NP: Tensor) -> Tensor:
         """Every peer's local steps."""
         start_NV = torch.cat([x_NP, self.averaged_NB], 1)
         trained_NV, integers_NI = torch.empty_like(start_NV), torch.empty_like(self.integers_NI)
-        for row, client in enumerate(self._clients.data.train):
-            try:
-                trained = self._clients.train(client, self._number, start_NV[row], self.integers_NI[row])
-            except Diverged as error:
-                raise Diverged.of(self._number, client, str(error)) from None
-            trained_NV[row], integers_NI[row] = trained.vector_V, trained.integers_I
-            self._losses.append(trained.train_loss)
-            self.samples_seen.append(trained.samples_seen)
+        rows_of = {self._submit(rows, start_NV): rows for rows in self.crew.groups.of(self.crew.sizes)}
+        diverged: list[tuple[int, ClientId, str]] = []
+        for ticket, trained, tensors in self.crew.executor.results(rows_of):
+            rows = rows_of[ticket]
+            if trained.diverged is not None:
+                diverged.append((rows[0], *trained.diverged))
+                continue
+            trained_NV[rows], integers_NI[rows] = tensors
+            self.losses += zip(trained.train_losses, trained.samples, strict=True)
+            self.samples_seen += trained.seen
+        if diverged:
+            _, client, reason = min(diverged)
+            raise Diverged.of(self.number, client, reason)
         self.averaged_NB, self.integers_NI = trained_NV[:, x_NP.shape[1] :], integers_NI
         return trained_NV[:, : x_NP.shape[1]]
+
+    def _submit(self, rows: list[int], start_NV: Tensor) -> int:
+        train = Train(tuple(self.crew.clients[row] for row in rows), self.number, reduces=False)
+        seen = sum(self.crew.groups.batches(self.crew.sizes[row]).seen for row in rows)
+        return self.crew.executor.submit(
+            Item(train, (start_NV[rows], self.integers_NI[rows]), label_of(train), cost=seen)
+        )
 
     def mix(self, x_NP: Tensor) -> Tensor:
         """W x, and a message to every neighbour."""
@@ -150,15 +163,14 @@ class _Round:
 
     def mixed(self, x_NP: Tensor) -> Tensor:
         """W x, summed in float64 in the neighbours' order."""
-        if self._mixing_NN is None:
+        if self.mixing_NN is None:
             raise InvalidExperiment(
                 "a rule that mixes must have the primitive mix, so that its peers get a topology, got none: "
                 'give the class primitive = "mix"'
             )
-        mixed_NP: Tensor = torch.sparse.mm(self._mixing_NN, x_NP.double())
+        mixed_NP: Tensor = torch.sparse.mm(self.mixing_NN, x_NP.double())
         return mixed_NP.to(x_NP.dtype)
 
     def train_loss(self) -> float:
         """The mean of the peers' losses, weighted by their samples."""
-        sizes = self._clients.data.sizes.values()
-        return math.fsum(loss * size for loss, size in zip(self._losses, sizes, strict=True)) / sum(sizes)
+        return math.fsum(loss * size for loss, size in self.losses) / sum(size for _, size in self.losses)

@@ -1,23 +1,29 @@
 """``fed.simulate``: one experiment, run on this machine."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
-from fed.clients.data import FederatedData
+from fed.clients.data import ClientId, FederatedData
 from fed.clients.evaluation import Metric
-from fed.clients.training import Loss
+from fed.clients.losses import Loss
 from fed.errors import InvalidExperiment
 from fed.experiment import Experiment
 from fed.run import Run, RunFolder
+from fed.server.coordinator import Exchange
 from fed.simulations.expectation import Expectation, expect
+from fed.simulations.federation import State
+from fed.simulations.hiring import hired
 from fed.simulations.report import run_report
+from fed.simulations.scoring import Scoring
 from fed.simulations.simulation import Simulation
+from fed.simulations.workers import Executor
 
 __all__ = ["Observer", "simulate"]
 
@@ -48,7 +54,7 @@ def simulate(
     overwrite: bool = False,
     observer: Observer | None = None,
 ) -> Run:
-    """Run an experiment on this machine, on its GPU where there is one, else with one thread.
+    """Run an experiment on this machine, on its GPUs where there are any.
 
     Args:
         experiment: what to run.
@@ -69,9 +75,13 @@ def simulate(
             until then; so it does after an interruption.
 
     Note:
-        Clients train one after another with one module. Parameters and buffers are each client's own; other Python
-        attributes that a forward pass changes go from client to client. What a module draws from PyTorch's generators
-        is a function of seed, client and round; Python's and NumPy's global generators are left alone.
+        A process trains one group of clients after another with one module. Parameters and buffers are each client's
+        own; other Python attributes that a forward pass changes go from client to client, in each process its own. What
+        a module draws from PyTorch's generators is a function of seed, client and round; Python's and NumPy's global
+        generators are left alone.
+
+        With ``simulation.workers`` the program is run again up to ``if __name__ == "__main__":`` in each worker, so a
+        script must call this below that line.
 
     Example:
         >>> run = simulate(Experiment(rounds={"count": 3, "cohort": 10}, data={"clients": 20}))
@@ -83,57 +93,70 @@ def simulate(
     with _one_thread():
         folder = RunFolder(Path(output), overwrite=overwrite) if output is not None else None
         simulation = Simulation(experiment, data, model, loss, metric)
-        expectation = expect(simulation) if observer is not None else None
+        workers = experiment.simulation.workers
+        expectation = expect(simulation) if observer is not None or workers == "auto" else None
         if folder is not None:
             folder.begin(simulation.experiment)
         if observer is not None and expectation is not None:
             observer.begin(expectation)
-        return _Recording(simulation, folder, observer).run()
+        with hired(simulation, expectation) as executor:
+            return _Recording(simulation, executor, folder, observer).run()
 
 
 class _Recording:
     """Runs the rounds and keeps what they measure."""
 
-    def __init__(self, simulation: Simulation, folder: RunFolder | None, observer: Observer | None) -> None:
+    def __init__(
+        self, simulation: Simulation, executor: Executor, folder: RunFolder | None, observer: Observer | None
+    ) -> None:
         self._simulation = simulation
+        self._executor = executor
+        self._federation = simulation.federation(executor)
         self._folder = folder
         self._observer = observer
         self._metrics: list[dict[str, Any]] = []
-        self._states = simulation.federation.model(), simulation.federation.models()
+        self._states = self._federation.model(), self._federation.models()
+        self._pending: _Round | None = None
         self._began = time.perf_counter()
 
     def run(self) -> Run:
         status, reason = "failed", None
         try:
             for number in range(1, self._simulation.policy.count + 1):
-                self._record(self._round(number))
+                self._round(number)
+            self._record_pending()
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         except Exception as error:
             reason = str(error)
+            with contextlib.suppress(Exception):  # the error that counts is on its way
+                self._record_pending()
             raise
         finally:
             run = self._finish(status, reason)
         return run
 
-    def _round(self, number: int) -> dict[str, Any]:
-        simulation = self._simulation
-        exchange = simulation.federation.round(number)
-        evaluates = simulation.policy.evaluates(number)
-        scores = simulation.evaluate() if evaluates else {"test_accuracy": None, "test_loss": None}
-        return {
-            "round": number,
-            "virtual_s": simulation.federation.clock,
-            "wall_s": time.perf_counter() - self._began,
-            **scores,
-            **vars(exchange),
-        }
+    def _round(self, number: int) -> None:
+        """Train; then record the round before, which was scored meanwhile, or this one, if nobody else scores it."""
+        exchange = self._federation.round(number)
+        line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
+        self._record_pending()
+        evaluates = self._simulation.policy.evaluates(number)
+        scoring = Scoring(self._simulation, self._federation, self._executor) if evaluates else None
+        self._pending = _Round(line, exchange, scoring, (self._federation.model(), self._federation.models()))
+        if not self._executor.is_parallel:
+            self._record_pending()
 
-    def _record(self, line: dict[str, Any]) -> None:
+    def _record_pending(self) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        scores = pending.scoring.line() if pending.scoring else {"test_accuracy": None, "test_loss": None}
+        line = {**pending.line, **scores, **vars(pending.exchange)}
         # Together: an interruption within the next round finds the model that the last line measured.
-        self._states = self._simulation.federation.model(), self._simulation.federation.models()
+        self._states = pending.states
         self._metrics.append(line)
         if self._folder is not None:
             self._folder.append(line)
@@ -172,6 +195,15 @@ class _Recording:
         }
         own = {f"final_{name}": value for name, value in last.items() if name.startswith("client_")}
         return {**summary, **own, **({"reason": reason} if reason else {})}
+
+
+class _Round(NamedTuple):
+    """A round that is done, but perhaps not scored yet."""
+
+    line: dict[str, Any]
+    exchange: Exchange
+    scoring: Scoring | None
+    states: tuple[State, Mapping[ClientId, State]]
 
 
 @contextmanager

@@ -4,39 +4,40 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 """
 
 import copy
-import math
-import statistics
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.centralized import Centralized
 from fed.aggregators.contracts import LocalRule, PeerRule
 from fed.clients.data import FederatedData, load
-from fed.clients.evaluation import Metric, Score, accuracy, evaluate
-from fed.clients.training import Loss, Trainer
+from fed.clients.evaluation import Metric, accuracy
+from fed.clients.losses import Loss, cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.experiment import Experiment
 from fed.kinds import Component
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator
+from fed.simulations.batching import Batching, choose
 from fed.simulations.checks import (
     check_algorithm,
     check_batch_norm,
     check_labels,
     check_model,
     check_state,
-    cross_entropy,
     own_copy,
 )
 from fed.simulations.devices import Device
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
-from fed.simulations.in_process import InProcessClients
-from fed.simulations.peers import SimulatedPeers
+from fed.simulations.groups import Groups
+from fed.simulations.peers import SimulatedPeers, degrees
+from fed.simulations.work import Recipe, device_of
+from fed.simulations.workers import Executor
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation"]
@@ -64,76 +65,98 @@ class Simulation:
         loss: Loss | None = None,
         metric: Metric | None = None,
     ) -> None:
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = device_of(0)
         self.streams = Streams(experiment.seed)
-        self.experiment = _resolved(experiment, data, model)
         self.data = _data(experiment, data, self.streams)
-        self.population = len(self.data.train)
         self.policy = experiment.rounds.make()
-        self.policy.check(self.population)
-        self.loss = loss or cross_entropy
-        module = self._module(model, labelled=loss is None)
-        self._untrained = copy.deepcopy(module)  # later copies begin here: what forward passes leave may not be copied
-        self.loss = _on_device(self.loss, self.device)
-        self.metric = _on_device(metric or (None if loss else accuracy), self.device)
+        self.policy.check(len(self.data.clients))
+        module = self._module(experiment, model, loss)
+        self.layout = Layout.of(module)
         self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
-        self.rule = self.algorithm if isinstance(self.algorithm, LocalRule) else None
-        self.trainer = Trainer(module, self.loss, experiment.local, self.rule, self.device)
-        self._pooled = isinstance(self.algorithm, Centralized)
-        self.clients = InProcessClients(self.data.pooled() if self._pooled else self.data, self.trainer, self.streams)
-        self.federation = self._federation()
+        if isinstance(self.algorithm, Centralized):
+            self.data = self.data.pooled()
+        rule = self.algorithm if isinstance(self.algorithm, LocalRule) else None
+        metric = metric or (None if loss else accuracy)
+        parts = _on_device(loss or cross_entropy, self.device), experiment.local, rule
+        some = self.data.read(self.data.clients[0])
+        self.batching = choose(experiment.simulation, module, *parts, some, self.trainees, self.device)
+        self.experiment = _resolved(experiment, data, model, self.batching)
+        self.groups = Groups(experiment.local, self.batching.group, never_single=_normalises_batches(module))
+        self.recipe = Recipe(
+            module,
+            parts[0],
+            _on_device(metric, self.device),
+            experiment.local,
+            rule,
+            self.batching.is_batched,
+            self.data.read,
+            self.data.test,
+            self.streams,
+        )
+        self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
 
     @property
-    def layout(self) -> Layout:
-        """The model's."""
-        return self.trainer.layout
+    def has_peers(self) -> bool:
+        """Whether clients keep models of their own and no coordinator has one."""
+        return isinstance(self.algorithm, PeerRule)
 
-    def evaluate(self) -> dict[str, Any]:
-        """The metrics of the model as it is, and of the clients' own where they keep some; None without a test set."""
-        own = [self._score(*state) for state in self.federation.models().values()]
-        line: dict[str, Any] = {}
-        if own:
-            accuracies = [score.accuracy for score in own if score.accuracy is not None]
-            line = {
-                "client_accuracy_mean": statistics.fmean(accuracies) if accuracies else None,
-                "client_accuracy_std": _deviation(accuracies) if accuracies else None,
-            }
-        if own and self.algorithm.primitive is None and self.data.test is not None:
-            loss = statistics.fmean(score.loss for score in own if score.loss is not None)
-            return {"test_accuracy": line["client_accuracy_mean"], "test_loss": loss, **line}
-        score = self._score(*self.federation.model())
-        return {"test_accuracy": score.accuracy, "test_loss": score.loss, **line}
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return len(self.data.clients)
+
+    @property
+    def trainees(self) -> int:
+        """How many clients train in a round."""
+        return self.population if self.has_peers else self.policy.cohort_of(self.population)
+
+    @property
+    def bytes_each_way(self) -> int:
+        """What a round sends, up as well as down, where every client answers and a rule over mix mixes once."""
+        if self.has_peers:
+            return sum(degrees(self.mixing_NN, self.population)) * self.layout.size * self.layout.dtype.itemsize
+        return 0 if isinstance(self.algorithm, Centralized) else self.trainees * self.layout.size_bytes()
+
+    def federation(self, executor: Executor) -> Federation:
+        """The clients and whoever leads them, before the first round.
+
+        Args:
+            executor: of ``recipe``; it does the clients' work.
+        """
+        vector_V, integers_I = self.layout.pack(self.recipe.module)
+        work = self.data, self.groups, executor
+        if self.has_peers:
+            return SimulatedPeers(self.algorithm, self.mixing_NN, *work, self.layout, vector_V, integers_I, Device())
+        is_pooled = isinstance(self.algorithm, Centralized)
+        device = Device.without_network() if is_pooled else Device()
+        fleet = SimulatedFleet(*work, device, reduces=getattr(self.algorithm, "linear", True))
+        coordinator = Coordinator(self.algorithm, fleet, self.layout, vector_V, integers_I, self.streams)
+        return Coordinated(self.policy, coordinator, sends=not is_pooled)
 
     def module_of(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
-        module = copy.deepcopy(self._untrained).eval()
+        module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)
         return module
 
-    def _score(self, vector_V: Tensor, integers_I: Tensor) -> Score:
-        if self.data.test is None:
-            return Score(None, None)
-        module = self.trainer.load(vector_V, integers_I)
-        with seeded_torch(self.streams.torch_seed("evaluation"), self.device):
-            return evaluate(module, self.loss, self.metric, self.data.test, self.device)
-
-    def _module(self, model: Callable[[], nn.Module] | None, labelled: bool) -> nn.Module:
+    def _module(self, experiment: Experiment, model: Callable[[], nn.Module] | None, loss: Loss | None) -> nn.Module:
         """The first model, initialised from its own stream, and held to the data."""
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            made = self._built_in_module() if model is None else model if isinstance(model, nn.Module) else model()
+            made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
             module = own_copy(made)
-            classes = check_model(module, self.data, self.loss, labelled)
-        if labelled:
-            check_labels(self.data, classes)
-        check_state(module, self.experiment.local.precision)
-        check_batch_norm(module, self.data, self.experiment.local.batch_size)
+            tried = copy.deepcopy(module)  # what forward passes leave may not be copied
+            classes = check_model(tried, self.data, loss or cross_entropy, labelled=loss is None)
+        if loss is None:
+            self.data = check_labels(self.data, classes)
+        check_state(module, experiment.local.precision)
+        check_batch_norm(module, self.data, experiment.local.batch_size)
         return module
 
-    def _built_in_module(self) -> nn.Module:
-        section = self.experiment.model
+    def _built_in(self, experiment: Experiment) -> nn.Module:
+        section = experiment.model
         if section is None:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
-        inputs, _ = next(iter(self.data.train.values()))
+        inputs, _ = self.data.read(self.data.clients[0])
         module: nn.Module = section.make(
             input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
         )
@@ -146,19 +169,9 @@ class Simulation:
             raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
         return mixing_matrix(graph)
 
-    def _federation(self) -> Federation:
-        vector_V, integers_I = (part.cpu() for part in self.layout.pack(self.trainer.module))
-        if isinstance(self.algorithm, PeerRule):
-            topology = self.experiment.topology
-            mixing_NN = self._mixing_matrix(topology) if topology else None
-            return SimulatedPeers(self.algorithm, mixing_NN, self.clients, self.layout, vector_V, integers_I, Device())
-        fleet = SimulatedFleet(self.clients, Device.without_network() if self._pooled else Device())
-        coordinator = Coordinator(self.algorithm, fleet, self.layout, vector_V, integers_I, self.streams)
-        return Coordinated(self.policy, coordinator, 0 if self._pooled else self.layout.size_bytes())
 
-
-def _deviation(values: list[float]) -> float:
-    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan  # pstdev takes no infinity
+def _normalises_batches(module: nn.Module) -> bool:
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def _on_device(measure: Any, device: torch.device) -> Any:
@@ -166,10 +179,12 @@ def _on_device(measure: Any, device: torch.device) -> Any:
     return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
 
 
-def _resolved(experiment: Experiment, data: object, model: object) -> Experiment:
-    """The experiment as it is run: sections that Python objects take the place of are null."""
-    given = {name: None for name, value in (("data", data), ("model", model)) if value is not None}
-    return experiment.override(given) if given else experiment
+def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:
+    """The experiment as it is run: sections that Python objects take the place of are null, what was chosen is said."""
+    given: dict[str, Any] = {name: None for name, value in (("data", data), ("model", model)) if value is not None}
+    given["simulation.batching"] = "on" if batching.is_batched else "off"
+    given |= {"simulation.group": batching.group} if batching.is_batched else {}
+    return experiment.override(given)
 
 
 def _data(experiment: Experiment, data: FederatedData | None, streams: Streams) -> FederatedData:

@@ -13,9 +13,10 @@ from torch import nn
 import fed
 from fed.cli import main
 from fed.clients.data import Pair
+from fed.clients.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.simulations.checks import check_batch_norm, check_labels, check_model, cross_entropy
+from fed.simulations.checks import check_batch_norm, check_labels, check_model
 from fed.simulations.report import run_report
 
 MILLION = range(10**6)
@@ -125,6 +126,8 @@ def spoilt(pair: Callable[[Pair], Pair], client: int = 7) -> fed.FederatedData:
     [
         (lambda pair: (pair[0] * torch.nan, pair[1]), "inputs of client 7 must be finite, got nan"),
         (lambda pair: (pair[0][:, :1], pair[1]), "inputs of client 7 must be like those of client 0"),
+        (lambda pair: (pair[0], pair[1] + 5), r"targets of client 7 must be in 0 … 1, .* got [56]"),
+        (lambda pair: (pair[0], pair[1] - 3), r"targets of client 7 must be in 0 … 1, .* got -3"),
     ],
 )
 def test_a_wrong_client_is_named_in_the_round_that_reads_it(pair: Callable[[Pair], Pair], said: str) -> None:

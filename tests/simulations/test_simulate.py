@@ -15,12 +15,15 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
-from fed.messages import Failure, Reply, Task
+from fed.messages import Failure, GroupReply, Reply, Task
 from fed.simulations.devices import Device
 from fed.simulations.expectation import Expectation
 from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.groups import Groups
+from fed.simulations.scoring import Scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.simulations.workers import InProcess, Item
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
@@ -62,12 +65,12 @@ def test_a_run_leaves_the_global_generators_and_threads_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["fedavg", "fedavgm"])
 def test_the_order_of_replies_does_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}, local={"epochs": 2})
+    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}, local={"epochs": 2}, simulation={"group": 2})
     in_order = simulate(experiment)
     collect = SimulatedFleet.collect
     shuffler = np.random.default_rng(0)
 
-    def shuffled(fleet: SimulatedFleet, until: float = float("inf")) -> Iterator[Reply | Failure]:
+    def shuffled(fleet: SimulatedFleet, until: float = float("inf")) -> Iterator[Reply | GroupReply | Failure]:
         answers = list(collect(fleet, until))
         yield from (answers[index] for index in shuffler.permutation(len(answers)))
 
@@ -369,55 +372,57 @@ def test_an_error_in_a_users_model_says_which_client_was_training() -> None:
 
     with pytest.raises(RuntimeError, match="no training today") as caught:
         simulate(fed.Experiment(**SMALL), model=lambda: Fragile(64, 10))
-    assert "in round 1" in caught.value.__notes__[0]
+    assert "of round 1 trained" in caught.value.__notes__[0]
 
 
 def test_an_interruption_after_training_keeps_the_model_that_the_last_line_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluated: list[int] = []
-    evaluate = Simulation.evaluate
+    scored: list[int] = []
+    line = Scoring.line
 
-    def interrupted(simulation: Simulation) -> dict[str, Any]:
-        evaluated.append(1)
-        if len(evaluated) == 3:  # the third round has trained and moved the model, and is not recorded yet
+    def interrupted(scoring: Scoring) -> dict[str, Any]:
+        scored.append(1)
+        if len(scored) == 3:  # the third round has trained and moved the model, and is not recorded yet
             raise KeyboardInterrupt
-        return evaluate(simulation)
+        return line(scoring)
 
-    monkeypatch.setattr(Simulation, "evaluate", interrupted)
     for kind in ("fedavg", "dpsgd"):
-        evaluated.clear()
-        experiment = fed.Experiment(**SMALL, algorithm={"kind": kind})
+        experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}, simulation={"workers": 0})
+        scored.clear()
+        monkeypatch.setattr(Scoring, "line", interrupted)
         with pytest.raises(KeyboardInterrupt):
             simulate(experiment, output=tmp_path / kind)
+        monkeypatch.setattr(Scoring, "line", line)
         two = simulate(experiment.override({"rounds.count": 2}))
         stored = load_file(tmp_path / kind / "model.safetensors")
         assert all(torch.equal(stored[name], tensor) for name, tensor in two.model.state_dict().items())
-        evaluated.clear()
 
 
-def test_a_fleet_trains_on_demand_and_knows_each_arrival_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() -> None:
     simulation = Simulation(fed.Experiment(**SMALL, local={"steps": 7, "batch_size": 4}))
-    trained: list[object] = []
-    train = simulation.clients.train
+    done: list[Any] = []
 
-    def counted(client: int, *rest: Any) -> Any:
-        trained.append(client)
-        outcome = train(client, *rest)
-        assert outcome.samples_seen == simulation.trainer.samples_of(simulation.data.sizes[client])
-        return outcome
+    class Watched(InProcess):
+        def submit(self, item: Item) -> int:
+            done.append(item.content)
+            return super().submit(item)
 
-    monkeypatch.setattr(simulation.clients, "train", counted)
-    fleet = SimulatedFleet(simulation.clients, Device())
-    vector_V, integers_I = simulation.federation.model()
-    fleet.dispatch(Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes()))
-    clocks = []
-    for count, answer in enumerate(fleet.collect(), start=1):
-        assert isinstance(answer, Reply)
-        assert len(trained) == count  # O(parameters): no answer waits while another is trained
-        clocks.append(fleet.clock)
-    assert len(clocks) == 12
-    assert clocks == sorted(clocks)
+    device = Device()
+    fleet = SimulatedFleet(simulation.data, Groups(simulation.experiment.local, 4), Watched(simulation.recipe), device)
+    vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
+    tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
+    fleet.dispatch(tasks[:6])
+    takes_s = device.exchange_s(bytes_down=tasks[0].size_bytes(), samples=28, bytes_up=tasks[0].size_bytes())
+    assert not list(fleet.collect(until=takes_s / 2))
+    assert not done
+    answers = list(fleet.collect())
+    assert fleet.clock == takes_s
+    assert sorted(task for answer in answers if isinstance(answer, GroupReply) for task in answer.tasks) == [*range(6)]
+    assert [len(train.clients) for train in done] == [3, 3]
+    fleet.dispatch(tasks[6:])
+    assert len(list(fleet.collect())) == 2
+    assert fleet.clock == 2 * takes_s
 
 
 class _Forgetful:

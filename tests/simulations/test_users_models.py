@@ -58,7 +58,7 @@ class MaxNorm(nn.Linear):
 @pytest.mark.parametrize("local", [{"batch_size": 4}, {"batch_size": 2, "accumulate": 2}, {"optimizer": "adam"}])
 @pytest.mark.parametrize("algorithm", ["fedprox", "dpsgd"])
 def test_a_parameter_whose_data_a_forward_pass_replaces_is_trained(algorithm: str, local: dict[str, Any]) -> None:
-    keys = experiment(algorithm={"kind": algorithm}, local=local)
+    keys = experiment(algorithm={"kind": algorithm}, local=local, simulation={"batching": "off"})
     replaced = simulate(keys, data=two_clients(), model=lambda: MaxNorm(4, 2))
     assert equal(replaced, simulate(keys, data=two_clients(), model=lambda: nn.Linear(4, 2)))
 
@@ -185,7 +185,7 @@ def test_sparse_gradients_are_taken() -> None:
     inputs, labels = torch.arange(12).reshape(6, 2) % 5, torch.arange(6) % 2
     dense, sparse = (
         simulate(
-            experiment(),
+            experiment(simulation={"batching": "off"}),
             data=fed.FederatedData({0: (inputs, labels)}),
             model=lambda is_sparse=is_sparse: nn.Sequential(  # type: ignore[misc]  # a factory with a default
                 nn.Embedding(5, 3, sparse=is_sparse), nn.Flatten(), nn.Linear(6, 2)

@@ -1,0 +1,209 @@
+"""Whether groups of clients train as one computation, and how large a group is.
+
+Shapes: V, a model's floating-point state; I, its integers.
+"""
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from fed.aggregators.contracts import LocalRule
+from fed.clients.batched import BatchedTrainer
+from fed.clients.data import Pair
+from fed.clients.losses import Loss
+from fed.clients.training import Trainer
+from fed.errors import InvalidExperiment
+from fed.experiment import Execution, Local
+from fed.layout import Layout
+
+__all__ = ["Batching", "choose"]
+
+State: TypeAlias = tuple[Tensor, Tensor]
+
+_CACHE_BYTES = 2**21
+"""A core's level-2 cache: a group's parameters are read and written in every step, three times as slowly beyond it."""
+_SHARE_OF_GPU = 0.5
+_PROBE_SAMPLES = 24
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How clients train.
+
+    Args:
+        is_batched: in groups, each one computation; else one by one.
+        group: the most clients of a group; 1 where it is not batched.
+        reason: why, in one clause.
+    """
+
+    is_batched: bool
+    group: int
+    reason: str
+
+
+def choose(
+    execution: Execution,
+    module: nn.Module,
+    loss: Loss,
+    local: Local,
+    rule: LocalRule | None,
+    samples: Pair,
+    trainees: int,
+    device: torch.device,
+) -> Batching:
+    """Decide from the experiment, the model and the kind of device, so that the same choice is made everywhere.
+
+    What can be batched is found by trying: a few steps of a few clients, in a group and one by one, must agree.
+
+    Args:
+        execution: the experiment's section ``simulation``.
+        module: the model; it is only read.
+        loss: (output, target) → scalar.
+        local: the experiment's section of that name.
+        rule: a correction of the gradient, or None.
+        samples: some client's.
+        trainees: how many clients train in a round.
+        device: where clients will train.
+
+    Raises:
+        InvalidExperiment: if batching is asked for and cannot be.
+    """
+    if execution.batching == "off":
+        return Batching(False, 1, "simulation.batching is off")
+    group, limit = _room(module, local, execution.group, device)
+    if execution.batching == "auto" and trainees == 1:
+        return Batching(False, 1, "a round trains one client")
+    if execution.batching == "auto" and (reason := _does_not_pay(module, group, limit, device)):
+        return Batching(False, 1, reason)
+    if problem := _obstacle(module, loss, local, rule, samples, device):
+        if execution.batching == "on":
+            raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
+        return Batching(False, 1, problem)
+    group = max(group, 1)
+    return Batching(True, group, f"up to {group} clients train as one computation, {limit}")
+
+
+def _room(module: nn.Module, local: Local, most: int, device: torch.device) -> tuple[int, str]:
+    """How many clients there is room for, and what limits them."""
+    client_bytes = sum(part.numel() * part.element_size() for part in module.parameters() if part.requires_grad)
+    if device.type == "cpu":
+        room, what = (
+            _CACHE_BYTES // client_bytes,
+            f"so that their parameters fit into {_CACHE_BYTES >> 20} MiB of cache",
+        )
+    else:
+        free_bytes, _ = torch.cuda.mem_get_info(device)
+        room, what = int(free_bytes * _SHARE_OF_GPU) // (8 * client_bytes), "to keep them within the GPU's memory"
+    return (most, f"as simulation.group={most} says") if room >= most else (room, what)
+
+
+def _does_not_pay(module: nn.Module, group: int, limit: str, device: torch.device) -> str | None:
+    """Why one client at a time is faster; None where a group is."""
+    if device.type != "cpu":
+        return None
+    if any(isinstance(part, _ConvNd) for part in module.modules()):
+        return "convolutions of many clients at once are slower on a CPU than one client's after another's"
+    if group < 2:
+        return f"groups are kept so small {limit}" if group else "one client's parameters alone fill the cache"
+    return None
+
+
+def _obstacle(
+    module: nn.Module, loss: Loss, local: Local, rule: LocalRule | None, samples: Pair, device: torch.device
+) -> str | None:
+    """Why clients cannot be batched; None where they can."""
+    if local.precision == "float16":
+        return "float16 scales each client's loss by its own gradients"
+    if changed := _changed_by_forward(module, samples):
+        return f"its forward pass changes {changed}"
+    inputs, targets = (part[:_PROBE_SAMPLES] for part in samples)
+    pairs = [(inputs[:count], targets[:count]) for count in (len(targets), -(-len(targets) // 2), 1)]
+    probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, -(-len(targets) // 2))})
+    state = Layout.of(module).pack(module.cpu())
+    try:
+        batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
+    except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
+        return _plainly(error)
+    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
+    if not _agree(batched, single, local.precision):
+        return "a group's gradients differ from those of its clients one by one: the loss is not a mean over samples"
+    return None
+
+
+_SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
+
+
+def _probed(trainer: BatchedTrainer, state: State, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
+    orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
+    trained = trainer.train(*state, pairs, orders)
+    return trained.vectors_KV - state[0], torch.tensor(trained.train_losses)
+
+
+def _probed_one_by_one(trainer: Trainer, state: State, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
+    trained = [
+        trainer.train(*state, pair, order=np.random.default_rng(number), seed=0) for number, pair in enumerate(pairs)
+    ]
+    moved_KV = torch.stack([one.vector_V for one in trained]) - state[0]
+    return moved_KV, torch.tensor([one.train_loss for one in trained])
+
+
+def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], precision: str) -> bool:
+    """Equal but for rounding."""
+    tolerance = 1e-3 if precision == "float32" else 5e-2
+    for got, expected in zip(ours, others, strict=True):
+        largest = float(expected.abs().max())
+        if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
+            return False
+    return True
+
+
+def _changed_by_forward(module: nn.Module, samples: Pair) -> str | None:
+    """What a forward pass in training changes: a parameter, a buffer or another attribute; None where nothing is."""
+    tried = copy.deepcopy(module).cpu().train()
+    before = {name: part.clone() for name, part in _tensors(tried)}
+    attributes = {name: _attributes(part) for name, part in tried.named_modules()}
+    with torch.no_grad(), contextlib.suppress(Exception):  # which the first step of the loop will raise again
+        tried(samples[0][:2].clone())
+    for name, part in _tensors(tried):
+        if name not in before or not torch.equal(part, before[name]):
+            return name
+    for name, part in tried.named_modules():
+        if changed := [key for key, value in _attributes(part).items() if attributes.get(name, {}).get(key) != value]:
+            return ".".join(filter(None, (name, changed[0])))
+    return None
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """Plain values that a module keeps; of anything else only which object it is."""
+    plain = (bool, int, float, str, type(None))
+    kept = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
+    return {key: value if isinstance(value, plain) else id(value) for key, value in kept.items()}
+
+
+def _plainly(error: Exception) -> str:
+    """What an obstacle to batching is, in words of the field."""
+    text = str(error)
+    for sign, meaning in _OBSTACLES.items():
+        if sign in text:
+            return meaning
+    return f"it does not run for many clients at once ({(text.strip().splitlines() or [type(error).__name__])[0]})"
+
+
+_OBSTACLES = {
+    "called random operation": "it draws random numbers, which come from each client's own stream",
+    "data-dependent control flow": "what it does depends on the numbers it computes",
+    "get value out of a tracing tensor": "what it does depends on the numbers it computes",
+    ".item()": "what it does depends on the numbers it computes",
+    "Batch norm got a batched tensor": "BatchNorm changes its running statistics as it trains",
+}

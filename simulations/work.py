@@ -1,0 +1,230 @@
+"""What simulated clients do, as a process does it: train in groups, and evaluate models on the test set.
+
+Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; P, trainable parameters.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fed.aggregators.contracts import LocalRule
+from fed.clients.batched import BatchedTrainer, TrainedGroup
+from fed.clients.data import ClientId, Pair
+from fed.clients.evaluation import Metric, evaluate
+from fed.clients.losses import Loss
+from fed.clients.training import Trainer
+from fed.experiment import Local
+from fed.randomness import Streams, seeded_torch
+
+__all__ = ["Evaluate", "Evaluated", "Recipe", "Train", "Trained", "Work", "device_of", "label_of"]
+
+Reader: TypeAlias = Callable[[ClientId], Pair]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a group from (start [V] or [K, V], integers [I] or [K, I], broadcast [P] …).
+
+    Answered by :class:`Trained`, with (vectors [K, V], integers [K, I]); where it reduces, with the mean of the
+    updates, weighted by samples, (update [V] in float64, largest integers [I]).
+
+    Args:
+        clients: the group.
+        round: with the client it names the random streams.
+        reduces: whether the mean of the updates is all that is wanted.
+    """
+
+    clients: tuple[ClientId, ...]
+    round: int
+    reduces: bool
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a group.
+
+    Args:
+        samples: how many each client holds.
+        seen: how many each was trained on, as often as it was.
+        train_losses: each client's mean over those.
+        diverged: which client's loss or model is not finite any more, with a sentence; nobody's where None.
+    """
+
+    samples: tuple[int, ...]
+    seen: tuple[int, ...]
+    train_losses: tuple[float, ...]
+    diverged: tuple[ClientId, str] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Each model's mean loss and mean metric (None without one) over those samples."""
+
+    losses: tuple[float, ...]
+    metrics: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a process needs to do its part of the work; it can be pickled if the user's parts can.
+
+    Args:
+        module: the model.
+        loss: (output, target) → scalar.
+        metric: (output, target) → number, or None.
+        local: the experiment's section of that name.
+        rule: a correction of the gradient, or None.
+        is_batched: whether groups train as one computation.
+        read: a client's samples.
+        test: the test set, or None.
+        streams: the run's random streams; a client's are named by client and round.
+    """
+
+    module: nn.Module
+    loss: Loss
+    metric: Metric | None
+    local: Local
+    rule: LocalRule | None
+    is_batched: bool
+    read: Reader
+    test: Pair | None
+    streams: Streams
+
+    def __call__(self, worker: int) -> "Work":
+        """The work of one process, on its share of the GPUs."""
+        return Work(self, device_of(worker))
+
+
+def label_of(task: Train) -> str:
+    """What people call a group in a round."""
+    names = [repr(client) for client in task.clients[:8]]
+    names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
+    who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"
+    return f"{who} of round {task.round}"
+
+
+def device_of(worker: int) -> torch.device:
+    """Where a worker computes: GPUs are dealt to workers in turn."""
+    return (
+        torch.device("cuda", worker % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+    )
+
+
+class Work:
+    """Does one thing after another, with one module.
+
+    Args:
+        recipe: what there is to work with.
+        device: where to compute.
+    """
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        parts = recipe.loss, recipe.local, recipe.rule, device
+        self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)
+        self._recipe = recipe
+        self._device = device
+        self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if recipe.is_batched else None
+
+    def __call__(
+        self, task: Train | Evaluate, tensors: Sequence[Tensor]
+    ) -> tuple[Trained | Evaluated, Sequence[Tensor]]:
+        """Do it; the answer's tensors are on the CPU."""
+        return self._train(task, *tensors) if isinstance(task, Train) else (self._evaluate(task, *tensors), ())
+
+    def _train(
+        self, task: Train, start: Tensor, integers: Tensor, *broadcast: Tensor
+    ) -> tuple[Trained, Sequence[Tensor]]:
+        pairs = [self._recipe.read(client) for client in task.clients]
+        train = self._one_by_one if self._batched is None else self._at_once
+        try:
+            group = train(task, start, integers, pairs, broadcast)
+        except Exception as error:
+            error.add_note(f"while {label_of(task)} trained")
+            raise
+        samples = tuple(len(targets) for _, targets in pairs)
+        trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), _diverged(task, group))
+        if trained.diverged is not None:
+            return trained, ()
+        if not task.reduces:
+            return trained, (group.vectors_KV, group.integers_KI)
+        update_V = _mean(group.vectors_KV.double().sub_(start), samples)
+        return trained, (update_V, group.integers_KI.amax(0) if integers.numel() else integers)
+
+    def _at_once(
+        self, task: Train, start: Tensor, integers: Tensor, pairs: list[Pair], broadcast: tuple[Tensor, ...]
+    ) -> TrainedGroup:
+        assert self._batched is not None
+        orders = [partial(self._order, client, task.round) for client in task.clients]
+        return self._batched.train(start, integers, pairs, orders, broadcast)
+
+    def _one_by_one(
+        self, task: Train, start: Tensor, integers: Tensor, pairs: list[Pair], broadcast: tuple[Tensor, ...]
+    ) -> TrainedGroup:
+        rows = [part.expand(len(pairs), -1) for part in (start, integers)]
+        trained = [
+            self.trainer.train(
+                start_V,
+                integers_I,
+                pair,
+                order=self._order(client, task.round),
+                seed=self._recipe.streams.torch_seed("module", client, task.round),
+                broadcast=broadcast,
+            )
+            for client, pair, start_V, integers_I in zip(task.clients, pairs, *rows, strict=True)
+        ]
+        return TrainedGroup(
+            torch.stack([one.vector_V for one in trained]),
+            torch.stack([one.integers_I for one in trained]),
+            [one.train_loss for one in trained],
+            [one.samples_seen for one in trained],
+        )
+
+    def _order(self, client: ClientId, number: int) -> np.random.Generator:
+        return self._recipe.streams.generator("order", client, number)
+
+    def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
+        assert self._recipe.test is not None
+        pair = [part[task.first : task.last] for part in self._recipe.test]
+        seed = self._recipe.streams.torch_seed("evaluation", task.first)
+        scores = []
+        for vector_V, integers_I in zip(vectors_KV, integers_KI, strict=True):
+            module = self.trainer.load(vector_V, integers_I)
+            with seeded_torch(seed, self._device):
+                score = evaluate(module, self._recipe.loss, self._recipe.metric, (pair[0], pair[1]), self._device)
+            scores.append(score)
+        return Evaluated(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores))
+
+
+def _mean(updates_KV: Tensor, samples: Sequence[int]) -> Tensor:
+    """The mean of updates, weighted by samples; of a single one that one, to the bit."""
+    if len(samples) == 1:
+        return updates_KV[0]
+    shares_K = torch.tensor(samples, dtype=torch.float64) / sum(samples)
+    return shares_K @ updates_KV
+
+
+def _diverged(task: Train, group: TrainedGroup) -> tuple[ClientId, str] | None:
+    """The first client of a group whose numbers are not finite."""
+    if all(map(math.isfinite, group.train_losses)) and bool(torch.isfinite(group.vectors_KV.sum())):
+        return None
+    for client, loss, vector_V in zip(task.clients, group.train_losses, group.vectors_KV, strict=True):
+        if not math.isfinite(loss):
+            return client, f"the training loss became {loss}"
+        if not bool(torch.isfinite(vector_V).all()):
+            return client, "the trained model is not finite"
+    return None
