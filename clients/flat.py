@@ -1,6 +1,7 @@
 """A module's trainable parameters as one flat vector to compute with.
 
-Shapes: P, trainable parameters; Q ≥ P, the same with gaps between them.
+Shapes: P, trainable parameters; Q ≥ P, the same with gaps between them; O, I, H, W, a convolution's weight: channels
+out and in, height and width.
 """
 
 from dataclasses import replace
@@ -13,6 +14,9 @@ from fed.layout import Layout, Part
 __all__ = ["FlatParameters"]
 
 _ALIGNMENT_BYTES = 64
+
+# What torch.autograd.grad calls after checks of its arguments, which take a sixth of a small model's step.
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
 class FlatParameters:
@@ -36,15 +40,38 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module, layout: Layout) -> None:
         named = dict(module.named_parameters())
-        self._parameters = [named[part.name] for part in layout.trained]
+        self._parameters = tuple(named[part.name] for part in layout.trained)
         self._parts = _aligned(layout.trained, self._parameters[0].itemsize)
-        self.x_Q = self.spread(torch.cat([parameter.detach().reshape(-1) for parameter in self._parameters]))
-        self._views = [part.view(self.x_Q) for part in self._parts]
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.data = view
+        ends = [0, *(part.offset + part.size for part in self._parts)]
+        gaps = [part.offset - end for part, end in zip(self._parts, ends, strict=False)]
+        self._gaps = [self._parameters[0].new_zeros(gap) if gap else None for gap in gaps]
+        convolutions = _weights_of_convolutions(module)
+        self._convolves = [id(parameter) in convolutions for parameter in self._parameters]
+        self._channels_last = [False] * len(self._parts)
+        self.x_Q = self._joined([parameter.detach() for parameter in self._parameters])
+        self._bind()
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether there are weights to arrange."""
+        return any(self._convolves)
+
+    def arrange(self, *, channels_last: bool) -> None:
+        """Keep the weights of 2-D convolutions as [O, H, W, I] in ``x_Q``, or in their own order; values stay.
+
+        With channels last, what such a convolution returns has its channels last, too.
+        """
+        arranged = [channels_last and convolves for convolves in self._convolves]
+        if arranged != self._channels_last:
+            values = [parameter.detach().clone() for parameter in self._parameters]
+            self._channels_last = arranged
+            self.x_Q.copy_(self._joined(values))
+            self._bind()
 
     def bind_again(self) -> None:
         """Take in parameters whose ``data`` a forward pass put elsewhere, as max-norm layers and cuDNN's RNNs do."""
+        if [parameter.data_ptr() for parameter in self._parameters] == self._addresses:
+            return
         for parameter, view in zip(self._parameters, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())
@@ -52,23 +79,64 @@ class FlatParameters:
 
     def gradient(self, loss: Tensor, *, keep_graph: bool = False) -> Tensor:
         """The gradient [Q] of a scalar; zero for parameters that it does not depend on."""
-        parts = torch.autograd.grad(
-            loss, self._parameters, retain_graph=keep_graph, allow_unused=True, materialize_grads=True
+        return self._joined(
+            [
+                torch.zeros_like(view) if part is None else part
+                for view, part in zip(self._views, self._gradients(loss, keep_graph), strict=True)
+            ]
         )
-        return self._joined([(part.to_dense() if part.is_sparse else part).reshape(-1) for part in parts])
+
+    def descend(self, loss: Tensor, lr: float) -> None:
+        """A step of plain gradient descent, x ← x − η ∇loss with η = ``lr``, without a gradient [Q] in between."""
+        gradients = self._gradients(loss, keep_graph=False)
+        self.bind_again()
+        for view, part in zip(self._views, gradients, strict=True):
+            if part is not None:
+                view.add_(part, alpha=-lr)
 
     def spread(self, vector_P: Tensor) -> Tensor:
         """A vector [P] with the gaps between parameters, [Q]."""
-        return self._joined(list(vector_P.split_with_sizes([part.size for part in self._parts])))
+        parts = vector_P.split_with_sizes([part.size for part in self._parts])
+        return self._joined([vector.view(part.shape) for vector, part in zip(parts, self._parts, strict=True)])
+
+    def _gradients(self, loss: Tensor, keep_graph: bool) -> list[Tensor | None]:
+        if loss.ndim or not loss.is_cpu:
+            parts = torch.autograd.grad(loss, self._parameters, retain_graph=keep_graph, allow_unused=True)
+        else:
+            parts = _run_backward(
+                (loss,), (torch.ones_like(loss),), keep_graph, False, self._parameters, True, accumulate_grad=False
+            )
+        return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
-        with_gaps, end = [], 0
-        for part, flat in zip(self._parts, parts, strict=True):
-            if part.offset > end:
-                with_gaps.append(flat.new_zeros(part.offset - end))
-            with_gaps.append(flat)
-            end = part.offset + part.size
-        return torch.cat(with_gaps)
+        """Tensors in the parameters' shapes as one vector [Q]."""
+        pieces = []
+        for gap, channels_last, part in zip(self._gaps, self._channels_last, parts, strict=True):
+            if gap is not None:
+                pieces.append(gap.to(part.dtype))
+            pieces.append((part.permute(0, 2, 3, 1) if channels_last else part).reshape(-1))
+        return torch.cat(pieces)
+
+    def _bind(self) -> None:
+        places = zip(self._parts, self._channels_last, strict=True)
+        self._views = [_view(part, self.x_Q, channels_last) for part, channels_last in places]
+        self._addresses = [view.data_ptr() for view in self._views]
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.data = view
+
+
+def _view(part: Part, x_Q: Tensor, channels_last: bool) -> Tensor:
+    if not channels_last:
+        return part.view(x_Q)
+    o, i, h, w = part.shape
+    return replace(part, shape=torch.Size((o, h, w, i))).view(x_Q).permute(0, 3, 1, 2)
+
+
+def _weights_of_convolutions(module: nn.Module) -> set[int]:
+    """The identities of those parameters: [O, I, H, W]."""
+    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    own = [parameter for part in convolutions for parameter in part.parameters(recurse=False)]
+    return {id(parameter) for parameter in own if parameter.ndim == 4}
 
 
 def _aligned(parts: tuple[Part, ...], itemsize: int) -> list[Part]:

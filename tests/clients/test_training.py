@@ -472,6 +472,151 @@ def test_a_gradient_that_no_scale_makes_finite_is_returned_as_it_is(loss: Callab
     assert not bool(torch.isfinite(gradient_P).any())
 
 
+def images(dtype: torch.dtype = torch.float64, channels: int = 1, count: int = 20) -> Pair:
+    generator = torch.Generator().manual_seed(4)
+    inputs_N = torch.randn(count, channels, 8, 6, generator=generator, dtype=torch.float64)
+    return inputs_N.to(dtype), torch.randint(0, 3, (count,), generator=generator)
+
+
+def convolutional(channels: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(4, 6, (3, 2), bias=False), nn.BatchNorm2d(6), nn.Tanh()),
+        *(nn.Flatten(), nn.Linear(24, 3)),
+    ).double()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9, "weight_decay": 0.1}, {"accumulate": 2}], ids=str)
+def test_convolutions_train_as_in_a_loop(channels: int, keys: dict[str, Any]) -> None:
+    """Channels last, whose sums are of the same terms in another order: 2⁻⁵³ a rounding, of numbers about 1."""
+    module, on = convolutional(channels), images(channels=channels)
+    if keys.pop("accumulate", 1) == 2:
+        module[5] = nn.Identity()  # for it would normalise over smaller batches
+        by = trainer(module, lr=0.3, epochs=3, batch_size=2, accumulate=2, **keys)
+    else:
+        by = trainer(module, lr=0.3, epochs=3, batch_size=4, **keys)
+    expected, loss = loop(module, lambda p: torch.optim.SGD(p, 0.3, **keys), steps_by_hand(20, 4, 3), on)
+    trained, weight = train(by, module, on), by.module.get_parameter("0.weight")
+    assert weight.stride() == (9 * channels, 1, 3 * channels, channels)
+    state = state_of(by, trained)
+    for name, part in expected.state_dict().items():
+        torch.testing.assert_close(state[name], part, rtol=1e-12, atol=1e-12)
+    assert trained.train_loss == pytest.approx(loss, rel=1e-12)
+    assert weight.is_contiguous(), "whoever evaluates finds tensors in the order that the model was given"
+
+
+class Pulling(FedProx):
+    """FedProx, plus a vector that came with the task."""
+
+    def correct(self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, state: object, broadcast: Any) -> Tensor:
+        sent_P: Tensor = broadcast[0]
+        return super().correct(gradient_P, x_P, anchor_P, state, broadcast) + sent_P
+
+
+def test_rules_and_what_they_send_meet_convolutions_number_by_number() -> None:
+    """Against a loop that has every parameter's own part of what was sent."""
+    module, on = convolutional(), images()
+    by = trainer(module, rule=Pulling(mu=0.5), lr=0.2, epochs=2, batch_size=4)
+    sent_P = torch.randn(by.layout.parameters, dtype=torch.float64)
+    trained = train(by, module, on, broadcast=(sent_P,))
+    expected = copy.deepcopy(module).train()
+    anchors = [part.detach().clone() for part in expected.parameters()]
+    for chosen in steps_by_hand(20, 4, 2):
+        loss = functional.cross_entropy(expected(on[0][chosen]), on[1][chosen])
+        gradients = torch.autograd.grad(loss, list(expected.parameters()))
+        moved = zip(expected.parameters(), gradients, anchors, by.layout.trained, strict=True)
+        with torch.no_grad():
+            for part, gradient, anchor, place in moved:
+                part.sub_(0.2 * (gradient + 0.5 * (part - anchor) + place.view(sent_P)))
+    torch.testing.assert_close(trained.vector_V, by.layout.pack(expected)[0], rtol=1e-12, atol=1e-12)
+
+
+class Viewing(nn.Module):
+    """A network that, as many do, takes for granted that channels come first in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolve, self.read = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4 * 48, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.read(self.convolve(images).relu().view(len(images), -1))
+        return scores
+
+
+def test_a_module_that_views_what_it_has_convolved_trains_as_it_is() -> None:
+    module, on = Viewing(), images(torch.float32)
+    by = trainer(module, lr=0.3, epochs=2)
+    for order in (5, 6):
+        trained = train(by, module, on, order=order)
+        expected, _ = loop(module, lambda p: torch.optim.SGD(p, 0.3), steps_by_hand(20, 7, 2, order), on)
+        assert same_bits(state_of(by, trained), expected)
+
+
+def test_a_module_that_views_tries_channels_last_once_for_each_shape_of_samples() -> None:
+    """And not once for each trainer, so that what other clients' samples were like changes nothing."""
+    in_usual_order: list[bool] = []
+
+    class Either(Viewing):
+        def forward(self, images: Tensor) -> Tensor:
+            in_usual_order.append(self.convolve(images).is_contiguous())
+            if images.shape[-1] == 6:
+                return super().forward(images)
+            means: Tensor = self.convolve(images).mean((2, 3))[:, :3]
+            return means
+
+    module, (inputs, labels) = Either(), images(torch.float32)
+    by = trainer(module, steps=1)
+    for on in ((inputs, labels), (inputs[..., :5], labels), (inputs, labels), (inputs[..., :5], labels)):
+        train(by, module, on)
+    assert in_usual_order == [False, True, False, True, False]
+
+
+def test_what_goes_wrong_in_a_convolution_is_met_once() -> None:
+    calls = []
+
+    def fails(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(len(output))
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        train(trainer(convolutional(), fails), convolutional(), images())
+    assert calls == [7]
+
+
+class MaxNorm(nn.Module):
+    """Puts weights that have grown longer than 1 back on the ball, as a new tensor, in some steps and not in others."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.puts = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.get_parameter("weight")
+        if weight.norm() > 1:
+            self.puts += 1
+            weight.data = weight.data / weight.data.norm()
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.5}], ids=str)
+@pytest.mark.parametrize("convolves", [False, True])
+def test_parameters_that_a_forward_pass_puts_elsewhere_train_from_there(convolves: bool, keys: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    layer: nn.Module = nn.Conv2d(1, 3, (8, 6)) if convolves else nn.Linear(48, 3)
+    with torch.no_grad():
+        layer.get_parameter("weight").mul_(0.5)
+    module = nn.Sequential(nn.Identity() if convolves else nn.Flatten(), MaxNorm(layer), nn.Flatten()).double()
+    by = trainer(module, lr=0.2, epochs=4, batch_size=4, **keys)
+    expected, _ = loop(module, lambda p: torch.optim.SGD(p, 0.2, **keys), steps_by_hand(20, 4, 4), images())
+    state = state_of(by, train(by, module, images()))
+    for name, part in expected.state_dict().items():
+        torch.testing.assert_close(state[name], part, rtol=1e-12, atol=1e-13)
+    assert 0 < expected.get_submodule("1").puts < 20  # type: ignore[operator]  # a MaxNorm
+
+
 @needs_gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_gpu_trains_what_a_cpu_trains(precision: str) -> None:
