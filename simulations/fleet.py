@@ -38,7 +38,7 @@ class SimulatedFleet:
         self._executor = executor
         self._device = device
         self._reduces = reduces
-        self._due: list[tuple[float, int, Task]] = []
+        self._due: list[tuple[float, int, Task, int]] = []
 
     def nodes(self) -> Sequence[ClientId]:
         """Every client of the data."""
@@ -47,26 +47,27 @@ class SimulatedFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
         for task in tasks:
-            heapq.heappush(self._due, (self.clock + self._takes_s(task), task.id, task))
+            samples = self._data.size_of(task.client)
+            heapq.heappush(self._due, (self.clock + self._takes_s(task, samples), task.id, task, samples))
 
     def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
         """Train all clients whose answers are due, those together that started from one model."""
-        versions: dict[tuple[int, int], list[Task]] = {}
+        versions: dict[tuple[int, int], list[tuple[Task, int]]] = {}
         while self._due and self._due[0][0] <= until:
-            self.clock, _, task = heapq.heappop(self._due)
-            versions.setdefault((id(task.vector_V), task.round), []).append(task)
+            self.clock, _, task, samples = heapq.heappop(self._due)
+            versions.setdefault((id(task.vector_V), task.round), []).append((task, samples))
         items = {}
-        for tasks in versions.values():
-            samples = [self._data.size_of(task.client) for task in tasks]
-            for group in self._groups.of(samples):
-                seen = sum(self._groups.batches(samples[place]).seen for place in group)
+        for due in versions.values():
+            tasks, sizes = zip(*due, strict=True)
+            for group in self._groups.of(sizes):
+                seen = sum(self._groups.batches(sizes[place]).seen for place in group)
                 members = [tasks[place] for place in group]
                 items[self._executor.submit(self._item(members, seen))] = members
         for ticket, answer, tensors in self._executor.results(items):
             yield from self._answers(items[ticket], answer, tensors)
 
-    def _takes_s(self, task: Task) -> float:
-        seen = self._groups.batches(self._data.size_of(task.client)).seen
+    def _takes_s(self, task: Task, samples: int) -> float:
+        seen = self._groups.batches(samples).seen
         answer_bytes = task.vector_V.nbytes + task.integers_I.nbytes
         return self._device.exchange_s(bytes_down=task.size_bytes(), samples=seen, bytes_up=answer_bytes)
 

@@ -156,7 +156,7 @@ class Work:
         except Exception as error:
             error.add_note(f"while {label_of(task)} trained")
             raise
-        samples = tuple(len(targets) for _, targets in pairs)
+        samples = tuple(targets.shape[0] for _, targets in pairs)
         trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), _diverged(task, group))
         if trained.diverged is not None:
             return trained, ()

@@ -91,7 +91,7 @@ class FederatedData:
     def size_of(self, client: ClientId) -> int:
         """A client's number of samples n; where the data on demand do not say it, the client is read for it."""
         said = self._said_size_of(client)
-        return len(self.read(client)[1]) if said is None else said
+        return self.read(client)[1].shape[0] if said is None else said
 
     def number_of_classes(self) -> int | None:
         """How many classes the labels have; None where targets are no labels, that is, not integers.
