@@ -5,6 +5,7 @@ Shapes: V, a model's floating-point state; I, its integers.
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -77,64 +78,72 @@ def choose(
     """
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
-    group, limit = _room(module, local, execution.group, device)
-    if execution.batching == "auto" and trainees == 1:
-        return Batching(False, 1, "a round trains one client")
-    if execution.batching == "auto" and (reason := _does_not_pay(module, group, limit, device)):
+    client_bytes = sum(part.numel() * part.element_size() for part in module.parameters() if part.requires_grad)
+    group, limit = execution.group, f"as simulation.group={execution.group} says"
+    if device.type == "cpu" and client_bytes * group > _CACHE_BYTES:
+        group, limit = (
+            _CACHE_BYTES // client_bytes,
+            f"to keep their parameters within {_CACHE_BYTES >> 20} MiB of cache",
+        )
+    if execution.batching == "auto" and (reason := _does_not_pay(module, trainees, group, device)):
         return Batching(False, 1, reason)
-    if problem := _obstacle(module, loss, local, rule, samples, device):
+    problem, client_bytes = _tried(module, loss, local, rule, samples, device)
+    if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
         return Batching(False, 1, problem)
-    group = max(group, 1)
-    return Batching(True, group, f"up to {group} clients train as one computation, {limit}")
-
-
-def _room(module: nn.Module, local: Local, most: int, device: torch.device) -> tuple[int, str]:
-    """How many clients there is room for, and what limits them."""
-    client_bytes = sum(part.numel() * part.element_size() for part in module.parameters() if part.requires_grad)
-    if device.type == "cpu":
-        room, what = (
-            _CACHE_BYTES // client_bytes,
-            f"so that their parameters fit into {_CACHE_BYTES >> 20} MiB of cache",
-        )
-    else:
+    if device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(device)
-        room, what = int(free_bytes * _SHARE_OF_GPU) // (8 * client_bytes), "to keep them within the GPU's memory"
-    return (most, f"as simulation.group={most} says") if room >= most else (room, what)
+        if client_bytes * group > _SHARE_OF_GPU * free_bytes:
+            group, limit = int(_SHARE_OF_GPU * free_bytes / client_bytes), "to keep them within the GPU's memory"
+    return Batching(True, max(group, 1), f"up to {max(group, 1)} clients train as one computation, {limit}")
 
 
-def _does_not_pay(module: nn.Module, group: int, limit: str, device: torch.device) -> str | None:
+def _does_not_pay(module: nn.Module, trainees: int, group: int, device: torch.device) -> str | None:
     """Why one client at a time is faster; None where a group is."""
-    if device.type != "cpu":
-        return None
-    if any(isinstance(part, _ConvNd) for part in module.modules()):
+    if trainees == 1:
+        return "a round trains one client"
+    if device.type == "cpu" and any(isinstance(part, _ConvNd) for part in module.modules()):
         return "convolutions of many clients at once are slower on a CPU than one client's after another's"
-    if group < 2:
-        return f"groups are kept so small {limit}" if group else "one client's parameters alone fill the cache"
+    if device.type == "cpu" and group < 2:
+        return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
     return None
 
 
-def _obstacle(
+def _tried(
     module: nn.Module, loss: Loss, local: Local, rule: LocalRule | None, samples: Pair, device: torch.device
-) -> str | None:
-    """Why clients cannot be batched; None where they can."""
+) -> tuple[str | None, float]:
+    """Why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if local.precision == "float16":
-        return "float16 scales each client's loss by its own gradients"
+        return "float16 scales each client's loss by its own gradients", 0
     if changed := _changed_by_forward(module, samples):
-        return f"its forward pass changes {changed}"
+        return f"its forward pass changes {changed}", 0
     inputs, targets = (part[:_PROBE_SAMPLES] for part in samples)
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), -(-len(targets) // 2), 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, -(-len(targets) // 2))})
-    state = Layout.of(module).pack(module.cpu())
+    state = Layout.of(module).pack(module)
     try:
-        batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
+        with _memory(device) as used_bytes:
+            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
     except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
-        return _plainly(error)
+        return _plainly(error), 0
     single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
     if not _agree(batched, single, local.precision):
-        return "a group's gradients differ from those of its clients one by one: the loss is not a mean over samples"
-    return None
+        return "a group's gradients differ from those of its clients one by one: its loss is no mean over samples", 0
+    return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
+
+
+@contextlib.contextmanager
+def _memory(device: torch.device) -> Iterator[list[int]]:
+    """How many bytes of a GPU are used at most while the context lasts; 0 on a CPU."""
+    used_bytes = [0]
+    if device.type != "cuda":
+        yield used_bytes
+        return
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    yield used_bytes
+    used_bytes[0] = torch.cuda.max_memory_allocated(device) - before
 
 
 _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
