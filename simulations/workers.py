@@ -232,7 +232,7 @@ class _Parcel(NamedTuple):
     places: list[Place]
 
     @classmethod
-    def of(cls, content: Any, tensors: Sequence[Tensor], capacity_bytes: int, what: str) -> "_Parcel":
+    def of(cls, content: Any, tensors: Sequence[Tensor] = (), capacity_bytes: int = 0, what: str = "") -> "_Parcel":
         places, size_bytes = packed(tensors)
         pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
         for name, size, limit in (("tensors", size_bytes, capacity_bytes), ("content", len(pickled), _CONTENT_BYTES)):
@@ -251,8 +251,7 @@ class _Task:
     deaths: int = 0
 
 
-@dataclass
-class _Given:
+class _Given(NamedTuple):
     task: _Task
     slot: int
 
@@ -333,7 +332,7 @@ class Workers(Executor):
 
     def submit(self, item: Item) -> int:  # noqa: D102
         self._check_open()
-        parcel = _Parcel.of(item.content, item.tensors, self._capacity_bytes, item.label)
+        parcel = _Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
         self._submitted += 1
         task = self._pending[self._submitted] = _Task(self._submitted, item, parcel)
         self._enqueue(task)
@@ -347,6 +346,7 @@ class Workers(Executor):
             while wanted:
                 self._check_open()
                 self._hand_out(_SLOTS)
+                self._recall()
                 done = sorted(self._finished.keys() & wanted)
                 if not done:
                     if self._pending.keys().isdisjoint(wanted):
@@ -390,15 +390,31 @@ class Workers(Executor):
             raise result
         return result
 
-    def _enqueue(self, task: _Task) -> None:
-        heapq.heappush(self._queue, (not task.deaths, _urgency(task.item, task.ticket), task))
+    def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
+        heapq.heappush(self._queue, (not is_lost, _urgency(task.item, task.ticket), task))
 
     def _hand_out(self, slots: int) -> None:
         """Give every worker so many items, as far as they go."""
         for given in range(slots):
             for worker in self._workers:
-                if self._queue and worker.is_ready and len(worker.given) == given:
-                    worker.give(heapq.heappop(self._queue)[-1])
+                if worker.is_ready and len(worker.given) == given and (task := self._next()):
+                    worker.give(task)
+
+    def _next(self) -> _Task | None:
+        while self._queue:
+            task = heapq.heappop(self._queue)[-1]
+            if task.ticket in self._pending:
+                return task
+        return None
+
+    def _recall(self) -> None:
+        """Let idle workers do what waits behind another's work; should both do it, the first result counts."""
+        idle = [worker for worker in self._workers if worker.is_ready and not worker.given]
+        for worker in self._workers if idle else ():
+            for task, slot in list(worker.given)[1:]:
+                if idle and not worker.slots[slot].is_recalled:
+                    worker.slots[slot].is_recalled = True
+                    idle.pop().give(task)
 
     def _hired(self, number: int, memory: SharedMemory) -> _Worker:
         memory.mapped[-_WORDS_BYTES:] = bytes(_WORDS_BYTES)
@@ -437,7 +453,10 @@ class Workers(Executor):
         if kind == _READY:
             worker.is_ready, self._false_starts = True, 0
             return
-        content, tensors = worker.slots[slot].read(size)
+        try:
+            content, tensors = worker.slots[slot].read(size)
+        except Exception as error:
+            kind, content = _REFUSED, RunFailed(f"what a worker answered cannot be read here: {error!r}")
         if kind == _NOT_MADE:
             self.close()
             raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE_TEXT.format(words=content))
@@ -470,12 +489,12 @@ class Workers(Executor):
             if code is None or code >= 0 or self._false_starts == _DEATHS:
                 self.close()
                 raise RunFailed(_NO_START.format(words=words))
-        for given in worker.given:
-            given.task.deaths += given.task is at_work
-            if given.task.deaths == _DEATHS:
-                self._finish(given.task, RunFailed(_GIVEN_UP.format(label=given.task.item.label, words=words)))
-            else:
-                self._enqueue(given.task)
+        for task, slot in worker.given:
+            task.deaths += task is at_work
+            if task.deaths == _DEATHS:
+                self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
+            elif not worker.slots[slot].is_recalled:  # or another worker has it
+                self._enqueue(task, is_lost=True)
         self._workers[self._workers.index(worker)] = self._hired(worker.number, worker.memory)
 
 
@@ -551,6 +570,8 @@ def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, ma
     os.lseek(memory.fd, -_WORDS_BYTES, os.SEEK_END)
     faulthandler.enable(memory.fd)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
+        Path("/proc/self/oom_score_adj").write_text("500")
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
         torch.set_num_interop_threads(1)
@@ -560,7 +581,7 @@ def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, ma
             work = maker.make(number)
         except BaseException as error:
             content = _portable(error) if isinstance(error, FedError) else _report(error)[0]
-            size = slots[0].write(_Parcel.of(content, (), capacity_bytes, ""), ())
+            size = slots[0].write(_Parcel.of(content), ())
             connection.send_bytes(_ANSWER.pack(_NOT_MADE, 0, size))
             _exit_at_once()
         connection.send_bytes(_ANSWER.pack(_READY, 0, 0))
@@ -574,17 +595,17 @@ def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, ma
 
 def _answer(slot: _Slot, size: int, work: Work, capacity_bytes: int) -> tuple[int, int]:
     """Do what is in a slot and put the result there; the kind and the size of it."""
-    kind, tensors = _DONE, []
+    if slot.is_recalled:
+        return _SKIPPED, slot.write(_Parcel.of(None), ())
     try:
-        content, tensors = slot.read(size)
+        (label, content), tensors = slot.read(size)
         content, results = work(content, tensors)
-        tensors = slot.apart(results)
-        parcel = _Parcel.of(content, tensors, capacity_bytes, "a result")
+        results = slot.apart(results)
+        return _DONE, slot.write(_Parcel.of(content, results, capacity_bytes, f"the result of {label}"), results)
     except FedError as error:
-        kind, tensors, parcel = _REFUSED, [], _Parcel.of(_portable(error), (), capacity_bytes, "")
+        return _REFUSED, slot.write(_Parcel.of(_portable(error)), ())
     except BaseException as error:
-        kind, tensors, parcel = _RAISED, [], _Parcel.of(_report(error), (), capacity_bytes, "")
-    return kind, slot.write(parcel, tensors)
+        return _RAISED, slot.write(_Parcel.of(_report(error)), ())
 
 
 def _report(error: BaseException) -> tuple[str, str]:
@@ -597,11 +618,12 @@ def _report(error: BaseException) -> tuple[str, str]:
 def _portable(error: FedError) -> FedError:
     """An error that reaches the parent: this one, or else what the tree has that is nearest to it."""
     try:
-        if type(pickle.loads(pickle.dumps(error))) is type(error):  # noqa: S301  # just pickled
+        pickled = pickle.dumps(error)
+        if type(pickle.loads(pickled)) is type(error) and len(pickled) < _CONTENT_BYTES // 2:  # noqa: S301  # its own
             return error
     except Exception:
         _log.debug("cannot be pickled: %r", error, exc_info=True)
-    nearest = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    nearest: type[FedError] = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return nearest(str(error)[:10_000])
 
 
@@ -623,10 +645,10 @@ def _end_with_parent() -> None:
 
 def start_deaf(process: BaseProcess) -> None:
     """Start a process that never sees the Ctrl-C of the terminal, which goes to all; this one sees it afterwards."""
-    resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
     if not hasattr(signal, "pthread_sigmask"):
         process.start()
         return
+    resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()
