@@ -87,15 +87,16 @@ def choose(
         )
     if execution.batching == "auto" and (reason := _does_not_pay(module, trainees, group, device)):
         return Batching(False, 1, reason)
-    problem, client_bytes = _tried(module, loss, local, rule, samples, device)
+    problem, taken_bytes = _tried(module, loss, local, rule, samples, device)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
         return Batching(False, 1, problem)
     if device.type == "cuda":
-        free_bytes, _ = torch.cuda.mem_get_info(device)
-        if client_bytes * group > _SHARE_OF_GPU * free_bytes:
-            group, limit = int(_SHARE_OF_GPU * free_bytes / client_bytes), "to keep them within the GPU's memory"
+        room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+        taken_bytes += 2 * client_bytes  # for the moments of Adam, which the trial does not keep
+        if taken_bytes * group > room_bytes:
+            group, limit = int(room_bytes / taken_bytes), "to keep them within the GPU's memory"
     return Batching(True, max(group, 1), f"up to {max(group, 1)} clients train as one computation, {limit}")
 
 
