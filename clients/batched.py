@@ -1,15 +1,16 @@
 """Local training of a group of clients as one computation, each with parameters, samples and steps of its own.
 
 Shapes: K, clients of a group; Q, a client's trainable parameters as they are computed with, P of them and gaps; V, a
-client's whole floating-point state; I, its integers; N, samples of all clients; S, optimizer steps; W, places for
-samples in a step; B, those in each batch of it.
+client's whole floating-point state; I, its integers; N, samples of all clients; S, optimizer steps, of M
+batches each; W, places for samples in a step; B, those in each of its batches.
 """
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ from fed.clients.batches import Batches
 from fed.clients.data import Pair
 from fed.clients.losses import Loss, of_each_sample
 from fed.clients.optimizers import optimizer_for
-from fed.clients.programs import move_in_place, record
+from fed.clients.programs import keeps, move_in_place, record
+from fed.errors import InvalidModel
 from fed.experiment import Local
 from fed.layout import Layout, Part
 
@@ -56,12 +58,13 @@ class BatchedTrainer:
 
     .. math:: \sum_k \sum_b w_{kb} \, ℓ(f(x_k; a_{kb}), y_{kb}), \qquad w_{kb} = 1 / B_k
 
-    whose part for :math:`x_k` is client k's own. Where a client has fewer samples in a step than another, one of its
-    samples fills its places, with weight 0; clients with fewer steps than others drop out as they finish.
+    whose part for :math:`x_k` is client k's own. Where a client has fewer samples in a step than another, one of them
+    fills its places, with weight 0; clients with fewer steps than others drop out as they finish.
 
     The model's operations are recorded on a first step of each shape and replayed, so its forward pass must be the same
-    sequence of operations every time: it draws no random numbers, does not look at numbers, and changes no buffers. The
-    loss must be the mean of its samples' losses.
+    sequence of operations every time: it draws no random numbers, does not look at numbers, and changes neither
+    parameters nor buffers. It must treat each sample of a batch as if it were alone, and the loss must be the mean of
+    its samples' losses. What is not so raises an error when a step is recorded, as far as its samples show it.
 
     Args:
         module: the model; it is only read.
@@ -81,6 +84,7 @@ class BatchedTrainer:
         self._rule = rule
         self._device = device
         self._names = [part.name for part in (*self.layout.trained, *self.layout.averaged, *self.layout.integers)]
+        self._constants = {name: part for name, part in module.named_buffers() if name not in self._names}
         self._moves_in_place = rule is None and local.accumulate == 1 and _is_plain(local)
         self._plans: dict[int, Batches] = {}
         self._ordered: tuple[list[Batches], list[_Block]] | None = None
@@ -106,6 +110,9 @@ class BatchedTrainer:
 
         Returns:
             What training leaves, on the CPU.
+
+        Raises:
+            InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
         """
         plans = [self._plan(len(targets)) for _, targets in samples]
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
@@ -134,11 +141,13 @@ class BatchedTrainer:
         self, plans: list[Batches], orders: list[Callable[[], np.random.Generator]], begins: list[int]
     ) -> Iterable["_Block"]:
         """The group's steps; the same as the last group's, if it had as many samples and all keep their order."""
+        if self._ordered is not None and self._ordered[0] == plans:
+            return self._ordered[1]
         dtype = self.layout.trained[0].dtype
-        if not all(plan.keeps_order for plan in plans):
-            return _blocks(plans, orders, begins, self._local.batch_size, self._device, dtype)
-        if self._ordered is None or self._ordered[0] != plans:
-            self._ordered = plans, [*_blocks(plans, orders, begins, self._local.batch_size, self._device, dtype)]
+        blocks = _blocks(plans, orders, begins, self._local.batch_size, self._device, dtype)
+        if plans[0].steps > _STEPS_AT_ONCE or not all(plan.keeps_order for plan in plans):
+            return blocks
+        self._ordered = plans, list(blocks)
         return self._ordered[1]
 
     def _run(self, stack: "_Stack", group: Pair, blocks: Iterable["_Block"], broadcast: tuple[Tensor, ...]) -> Tensor:
@@ -147,14 +156,18 @@ class BatchedTrainer:
         spread = tuple(stack.spread(part_P.to(self._device)) for part_P in broadcast)
         anchor_KQ = stack.x_KQ.clone() if self._rule else stack.x_KQ
         optimizer = optimizer_for(self._local)
+        finished, running = [], stack.rows
         for block in blocks:
-            begin = 0
+            step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
                 tensors = stack.tensors(rows)
                 losses: list[Tensor] = []
                 for active in steps:
-                    batches = block.batches(begin + len(losses), rows)
+                    batches = block.batches(step + len(losses), rows)
                     if self._moves_in_place:
+                        if active < running:  # those beyond may still be moved, by weights of 0 times what is no number
+                            finished.append((slice(active, running), stack.x_KQ[active:running].clone()))
+                            running = active
                         (losses_K,) = self._replay(tensors, group, *batches[0])
                     else:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
@@ -163,9 +176,10 @@ class BatchedTrainer:
                             gradient_KQ = self._rule.correct(gradient_KQ, x_KQ, anchor_KQ[:active], None, spread)
                         optimizer.step(x_KQ, gradient_KQ)
                     losses.append(losses_K)
-                end = begin + len(losses)
-                sums_K[:rows] += (torch.stack(losses) * block.sizes_SK[begin:end, :rows]).sum(0)
-                begin = end
+                sizes_SK = block.sizes_SK[step : (step := step + len(losses)), :rows]
+                sums_K[:rows] += (torch.stack(losses) * sizes_SK).where(sizes_SK > 0, 0).sum(0)
+        for those, x_KQ in finished:
+            stack.x_KQ[those] = x_KQ
         return sums_K
 
     def _gradient(
@@ -179,10 +193,9 @@ class BatchedTrainer:
         *gradients, losses_K = results
         return stack.joined(gradients), losses_K
 
-    def _replay(self, tensors: list[Tensor], group: Pair, index_KB: Tensor, weights_KB: Tensor) -> tuple[Tensor, ...]:
-        places = index_KB.reshape(-1)
-        inputs, targets = (part.index_select(0, places).view(*index_KB.shape, *part.shape[1:]) for part in group)
-        key = (index_KB.shape, inputs.shape, targets.shape)
+    def _replay(self, tensors: list[Tensor], group: Pair, index_n: Tensor, weights_KB: Tensor) -> tuple[Tensor, ...]:
+        inputs, targets = (part.index_select(0, index_n).view(*weights_KB.shape, *part.shape[1:]) for part in group)
+        key = inputs.shape, targets.shape, inputs.dtype, targets.dtype
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._record([*tensors, inputs, targets, weights_KB])
@@ -190,44 +203,79 @@ class BatchedTrainer:
         return results
 
     def _record(self, examples: list[Tensor]) -> fx.GraphModule:
-        with torch.enable_grad():
-            program = record(self._gradients_and_losses, examples)
+        *state, inputs, targets, _ = examples
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of what vmap takes one by one
+            with torch.enable_grad():
+                program = record(self._gradients_and_losses, examples)
+            if not keeps(program, len(state)):
+                raise _unfit("a model's forward pass must not write into its parameters or buffers")
+            self._hold_to_samples(state, inputs, targets)
         trained = len(self.layout.trained)
         return move_in_place(program, trained, -self._local.lr) if self._moves_in_place else program
+
+    def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> None:
+        """Refuse a model that mixes the samples of a batch, and a loss that is not the mean of theirs."""
+        half = -(-inputs.shape[1] // 2)
+        with self._precision():
+            outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
+            if not self._agree(outputs[:, :half], of_half):
+                raise _unfit("a model's output for a sample must not depend on others of its batch")
+            means_K, losses_KB = vmap(self._loss)(outputs, targets), self._losses(outputs, targets)
+        if not self._agree(means_K, losses_KB.mean(1)):
+            raise _unfit("a loss must be the mean of its samples' losses")
+
+    def _agree(self, one: Tensor, other: Tensor) -> bool:
+        """Whether numbers are equal but for rounding."""
+        tolerance = 1e-3 if self._local.precision == "float32" else 5e-2
+        largest = float(one.nan_to_num(0, 0, 0).abs().max())
+        return torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
 
     def _gradients_and_losses(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Each trainable tensor's gradient [K, ...], and losses [K]."""
         *state, inputs, targets, weights_KB = tensors
         trained = [tensor.detach().requires_grad_() for tensor in state[: len(self.layout.trained)]]
-        half = torch.bfloat16 if self._local.precision == "bfloat16" else None
-        with torch.autocast(inputs.device.type, dtype=half) if half else nullcontext():
-            outputs = vmap(self._forward)((*trained, *state[len(trained) :]), inputs)
-            losses_KB = of_each_sample(self._loss, outputs.flatten(0, 1), targets.flatten(0, 1)).view(weights_KB.shape)
-        gradients = torch.autograd.grad(
-            losses_KB, trained, grad_outputs=weights_KB.to(losses_KB.dtype), allow_unused=True, materialize_grads=True
-        )
-        return *gradients, (losses_KB.detach() * weights_KB).sum(1)
+        with self._precision():
+            losses_KB = self._losses(self._outputs((*trained, *state[len(trained) :]), inputs), targets)
+        losses_K = (losses_KB * weights_KB).sum(1)
+        gradients = torch.autograd.grad(losses_K.sum(), trained, allow_unused=True, materialize_grads=True)
+        return *gradients, losses_K.detach()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        half = self._local.precision == "bfloat16"
+        return torch.autocast(self._device.type, dtype=torch.bfloat16) if half else nullcontext()
+
+    def _outputs(self, state: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
+        return outputs
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses_n = of_each_sample(self._loss, outputs.flatten(0, 1), targets.flatten(0, 1))
+        return losses_n.view(targets.shape[:2])
 
     def _forward(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
-        output: Tensor = functional_call(self._module, dict(zip(self._names, state, strict=True)), (inputs,))
+        given = self._constants | dict(zip(self._names, state, strict=True))
+        after = dict(given)
+        output: Tensor = functional_call(self._module, after, (inputs,))  # which notes there what the module has set
+        if any(after[name] is not part for name, part in given.items()):
+            raise _unfit("a model's forward pass must not set its parameters or buffers")
         return output
 
 
 class _Block(NamedTuple):
     """Some steps of a group: which samples stand in each place, with which weights, and of how many clients."""
 
-    index_SKW: Tensor
-    weights_SKW: Tensor
+    index_SMKB: Tensor
+    weights_SMKB: Tensor
     sizes_SK: Tensor
     active: list[int]
-    batch: int
 
-    def batches(self, step: int, rows: int) -> Sequence[tuple[Tensor, Tensor]]:
-        """The batches of a step of the first rows: indices and weights [rows, B] each."""
-        index_KW, weights_KW = self.index_SKW[step, :rows], self.weights_SKW[step, :rows]
-        if index_KW.shape[1] == self.batch:
-            return [(index_KW, weights_KW)]
-        return [*zip(torch.split(index_KW, self.batch, 1), torch.split(weights_KW, self.batch, 1), strict=True)]
+    def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+        """The batches of a step of the first rows: indices [rows · B] and weights [rows, B] each."""
+        return [
+            (index_KB[:rows].view(-1), weights_KB[:rows])
+            for index_KB, weights_KB in zip(self.index_SMKB[step], self.weights_SMKB[step], strict=True)
+        ]
 
 
 def _blocks(
@@ -241,53 +289,42 @@ def _blocks(
     """The steps of a group, some at a time; clients are in descending order of steps."""
     largest = max(plan.sizes[0] for plan in plans)
     batch = min(batch_size, 1 << (largest - 1).bit_length())  # few shapes, for each of them is recorded
-    places = -(-largest // batch) * batch
-    epochs = [_epochs(plan, order, begin, places) for plan, order, begin in zip(plans, orders, begins, strict=True)]
-    for begin in range(0, plans[0].steps, _STEPS_AT_ONCE):
-        steps = min(_STEPS_AT_ONCE, plans[0].steps - begin)
-        index_SKW = np.zeros((steps, len(plans), places), dtype=np.int64)
-        sizes_SK = np.zeros((steps, len(plans)), dtype=np.int64)
-        for row in range(len(plans)):
-            epochs[row] = _fill(index_SKW[:, row], sizes_SK[:, row], epochs[row])
-        weights_SKW = (np.arange(places) < sizes_SK[..., None]) / np.maximum(sizes_SK, 1)[..., None]
+    places_W = np.arange(-(-largest // batch) * batch)
+    clients = [_places(*client, places_W) for client in zip(plans, orders, begins, strict=True)]
+    for first in range(0, plans[0].steps, _STEPS_AT_ONCE):
+        steps_S = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
+        index_SKW = np.zeros((len(steps_S), len(plans), len(places_W)), dtype=np.int64)
+        sizes_SK = np.zeros(index_SKW.shape[:2], dtype=np.int64)
+        for row, (plan, client) in enumerate(zip(plans, clients, strict=True)):
+            own_S = steps_S[steps_S < plan.steps]
+            if len(own_S):
+                index_SKW[: len(own_S), row] = next(client)
+                sizes_SK[: len(own_S), row] = np.take(plan.sizes, own_S, mode="wrap")
+        weights_SKW = (places_W < sizes_SK[..., None]) / np.maximum(sizes_SK, 1)[..., None]
+        index_SMKB, weights_SMKB = (
+            part.reshape(*sizes_SK.shape, -1, batch).swapaxes(1, 2) for part in (index_SKW, weights_SKW)
+        )
         yield _Block(
-            torch.from_numpy(index_SKW).to(device),
-            torch.from_numpy(weights_SKW).to(device, dtype),
+            torch.from_numpy(index_SMKB).to(device).contiguous(),
+            torch.from_numpy(weights_SMKB).to(device, dtype).contiguous(),
             torch.from_numpy(sizes_SK).to(device, torch.float64),
             (sizes_SK > 0).sum(1).tolist(),
-            batch,
         )
 
 
-_Epochs: TypeAlias = Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]
-
-
-def _fill(index_SW: NDArray[np.int64], sizes_S: NDArray[np.int64], epochs: _Epochs) -> _Epochs:
-    """Write a client's next steps, as many as there are places or as it has left; what remains of its epochs."""
-    filled = 0
-    while filled < len(sizes_S) and (epoch := next(epochs, None)) is not None:
-        epoch_SW, epoch_S = epoch
-        taken = min(len(epoch_S), len(sizes_S) - filled)
-        index_SW[filled : filled + taken], sizes_S[filled : filled + taken] = epoch_SW[:taken], epoch_S[:taken]
-        filled += taken
-        if taken < len(epoch_S):
-            return itertools.chain([(epoch_SW[taken:], epoch_S[taken:])], epochs)
-    return epochs
-
-
-def _epochs(plan: Batches, order: Callable[[], np.random.Generator], begin: int, places: int) -> _Epochs:
-    """A client's steps, epoch by epoch: which samples stand in all places [S, W], and how many of these count [S]."""
-    sizes_S = np.array(plan.sizes)
-    size, left = plan.sizes[0], plan.steps
-    for order_N in itertools.repeat(np.arange(plan.samples)) if plan.keeps_order else plan.orders(order()):
-        index_SW = np.full((len(sizes_S), places), begin + order_N[0])
-        whole = len(order_N) // size
-        index_SW[:whole, :size] = begin + order_N[: whole * size].reshape(whole, size)
-        if whole < len(sizes_S):
-            index_SW[whole, : sizes_S[whole]] = begin + order_N[whole * size :]
-        yield index_SW[:left], sizes_S[:left]
-        if (left := left - len(sizes_S)) <= 0:
-            return
+def _places(
+    plan: Batches, order: Callable[[], np.random.Generator], begin: int, places_W: NDArray[np.int64]
+) -> Iterator[NDArray[np.int64]]:
+    """Which samples stand in a client's places [S, W], some steps at a time; in those left over, a step's last one."""
+    orders = itertools.repeat(np.arange(plan.samples)) if plan.keeps_order else plan.orders(order())
+    taken: list[NDArray[np.int64]] = []
+    for first in range(0, plan.steps, _STEPS_AT_ONCE):
+        epochs_S, steps_S = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
+        epochs_S -= epochs_S[0]
+        taken = taken[-1:] if steps_S[0] else []
+        taken += itertools.islice(orders, int(epochs_S[-1]) + 1 - len(taken))
+        places_SW = np.minimum(places_W, np.take(plan.sizes, steps_S)[:, None] - 1) + plan.sizes[0] * steps_S[:, None]
+        yield begin + np.stack(taken)[epochs_S[:, None], places_SW]
 
 
 class _Stack:
@@ -347,7 +384,7 @@ class _Stack:
 
 def _tensors_of(part: Part, vectors: Tensor) -> Tensor:
     """A tensor's numbers in each of some vectors, in its shape."""
-    return vectors[:, part.offset : part.offset + part.size].reshape(-1, *part.shape)
+    return vectors[:, part.offset : part.offset + part.size].reshape(len(vectors), *part.shape)
 
 
 def _begins(plans: Sequence[Batches], rows: list[int]) -> list[int]:
@@ -361,6 +398,10 @@ def _bucket(active: int, rows: int) -> int:
     while active <= (half := -(-rows // 2)) < rows:
         rows = half
     return rows
+
+
+def _unfit(rule: str) -> InvalidModel:
+    return InvalidModel(f"where clients train in groups, {rule}: train them one by one")
 
 
 def _is_plain(local: Local) -> bool:

@@ -1,18 +1,19 @@
 """Functions of tensors, recorded once for given shapes as a list of operations, simplified, and replayed.
 
 A replay runs neither the user's Python nor PyTorch's dispatch to autograd and vmap: what costs a millisecond where a
-model is small.
+model is small. PyTorch's own ``make_fx`` makes the same list, but imports its compiler first, which takes seconds.
 """
 
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["move_in_place", "record"]
+__all__ = ["keeps", "move_in_place", "record"]
 
 _ATEN = torch.ops.aten
 
@@ -53,20 +54,28 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
     """What a function of tensors does, as a graph without operations that do nothing.
 
     Args:
-        function: it may take gradients; what it does must not depend on the tensors' numbers.
-        examples: tensors of the shapes, types and strides that it will be given.
+        function: it may take gradients; what it does must not depend on the tensors' numbers. Tensors that it does not
+            make itself are constants.
+        examples: tensors of the shapes, types and strides that it will be given, which share memory as those will; they
+            are only read.
 
     Returns:
-        The graph, each node with its result on the examples in ``meta["result"]``; ``forward`` runs it.
+        The graph, whose ``forward`` runs it. What that returns may share memory with inputs and constants.
+
+    Raises:
+        RuntimeError: if the function reads numbers, or changes a tensor's shape in place.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop")  # of an operation that vmap takes one by one
-        graph = make_fx(function)(*examples)
-    _run_once(graph, examples)
-    if not any(_writes(node) for node in graph.graph.nodes):  # else a tensor that looks like another may not be it
-        _drop_what_does_nothing(graph.graph)
-        _join_products_and_sums(graph.graph)
-    return _finished(graph)
+    recorder = _Recorder()
+    inputs = recorder.inputs(examples)
+    with recorder:
+        results = function(*inputs)
+    return recorder.program(results)
+
+
+def keeps(program: fx.GraphModule, inputs: int) -> bool:
+    """Whether a program of :func:`record` leaves its first inputs, and its constants, as they are."""
+    constants = [node for node in program.graph.nodes if node.op == "get_attr"]
+    return not _memory(*_inputs(program)[:inputs], *constants) & program.meta["written"]
 
 
 def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.GraphModule:
@@ -81,38 +90,134 @@ def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.Grap
         tensors: how many of them.
         step: a number.
     """
-    graph = program.graph
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    output = next(node for node in graph.nodes if node.op == "output")
-    results = list(output.args[0])
+    graph, written = program.graph, program.meta["written"]
+    output = graph.output_node()
+    results: list[fx.Node] = list(cast(Any, output.args[0]))
+    moved = _inputs(program)[:tensors]
     with graph.inserting_before(output):
-        for x, moved_by in zip(inputs[:tensors], results[:tensors], strict=True):
+        results = [_clone(graph, result) if _memory(result) & _memory(*moved) else result for result in results]
+        for x, moved_by in zip(moved, results[:tensors], strict=True):
             factors = _factors_of(graph, moved_by)
-            if factors is None:
-                graph.call_function(_ATEN.add_.Tensor, (x, moved_by), {"alpha": step})
+            if not factors or _memory(*factors) & (_memory(*moved) | written) or _dtype(x) != _dtype(moved_by):
+                graph.call_function(torch.Tensor.add_, (x, moved_by), {"alpha": step})
             else:
-                graph.call_function(_ATEN.baddbmm_.default, (x, *factors), {"alpha": step})
-    output.args = (results[tensors:],)
-    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or _writes(node))
-    return _finished(program)
-
-
-def _run_once(program: fx.GraphModule, examples: Sequence[Tensor]) -> None:
-    class Run(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            n.meta["result"] = super().run_node(n)
-            return n.meta["result"]
-
-    with torch.no_grad():
-        Run(program).run(*(example.clone() for example in examples))
-
-
-def _finished(program: fx.GraphModule) -> fx.GraphModule:
-    for node in program.graph.nodes:
-        node.target = _BINDINGS.get(node.target, node.target)
-    program.graph.lint()
+                graph.call_function(torch.Tensor.baddbmm_, (x, *factors), {"alpha": step})
+    output.args = (tuple(results[tensors:]),)
+    _drop_what_nobody_needs(graph)
     program.recompile()
     return program
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+    """Notes every operation as it runs.
+
+    A tensor is known by where it lies and what it looks like, for autograd and vmap pass on copies of the object. Of a
+    node, ``meta["form"]`` is what its result looks like, and ``meta["memory"]`` where that lies.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        self._graph = fx.Graph()
+        self._nodes: dict[Hashable, fx.Node] = {}
+        self._constants: dict[str, Tensor] = {}
+        self._held: dict[int, torch.UntypedStorage] = {}  # all memory, so that none is used twice
+        self._written: set[int] = set()
+
+    def inputs(self, examples: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of the examples, each an input of the graph."""
+        copies: dict[int, Any] = {_place(example): example.untyped_storage() for example in examples}
+        copies = {place: storage.clone() for place, storage in copies.items()}
+        inputs = []
+        for number, example in enumerate(examples):
+            form = example.storage_offset(), example.shape, example.stride()
+            inputs.append(example.new_empty(0).set_(copies[_place(example)], *form))
+            self._note(self._graph.placeholder(f"input_{number}"), inputs[-1])
+        return inputs
+
+    def program(self, results: Sequence[Tensor]) -> fx.GraphModule:
+        """What was noted, simplified, with these results."""
+        self._graph.output(tuple(self._node_of(result) for result in results))
+        _drop_what_does_nothing(self._graph, self._written)
+        _join_products_and_sums(self._graph, self._written)
+        _drop_what_nobody_needs(self._graph)
+        for node in self._graph.nodes:
+            node.target = _BINDINGS.get(node.target, node.target)
+        program = fx.GraphModule(self._constants, self._graph)
+        program.meta["written"] = self._written
+        return program
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: else PyTorch imports its compiler, only to tell it not to compile this."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _ATEN._local_scalar_dense.default:
+            raise RuntimeError("what reads a tensor's numbers cannot be recorded: it is data-dependent control flow")
+        if torch.Tag.inplace_view in func.tags:
+            raise RuntimeError(f"what changes a tensor's shape in place cannot be recorded, got {func}")
+        if func is _ATEN.lift_fresh.default:  # of a constant, which is to stay as it is
+            func = _ATEN.lift_fresh_copy.default
+        node = self._graph.call_function(func, *tree_map_only(Tensor, self._node_of, (args, kwargs)))
+        self._written |= _memory(*_written_by(node))
+        result = func(*args, **kwargs)
+        self._note(node, result)
+        return result
+
+    def _node_of(self, tensor: Tensor) -> fx.Node:
+        key = _key(tensor)
+        if key not in self._nodes:
+            if _place(tensor) in self._held.keys() - {_place(constant) for constant in self._constants.values()}:
+                raise RuntimeError("what looks at a tensor's memory past PyTorch's operations cannot be recorded")
+            name = f"constant_{len(self._constants)}"
+            self._constants[name] = tensor.detach()
+            self._note(self._graph.get_attr(name), tensor)
+        return self._nodes[key]
+
+    def _note(self, node: fx.Node, result: Any) -> None:
+        if isinstance(result, Tensor):
+            node.meta["form"] = result.shape, result.stride(), result.dtype, result.device
+            node.meta["memory"] = _place(result)
+            if result.untyped_storage().nbytes():
+                self._held[_place(result)] = result.untyped_storage()
+            self._nodes[_key(result)] = node
+        elif isinstance(result, tuple | list):
+            for number, part in enumerate(result):
+                self._note(self._graph.call_function(operator.getitem, (node, number)), part)
+
+
+def _key(tensor: Tensor) -> Hashable:
+    form = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return _place(tensor), form
+
+
+def _place(tensor: Tensor) -> int:
+    """Where a tensor's memory begins; 0 if it needs none."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _memory(*nodes: fx.Node) -> set[int]:
+    return {node.meta["memory"] for node in nodes} - {0}
+
+
+def _inputs(program: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in program.graph.nodes if node.op == "placeholder"]
+
+
+def _written_by(node: fx.Node) -> list[fx.Node]:
+    """What an operation writes into."""
+    values = []
+    for place, argument in enumerate(cast(Any, node.target)._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            values.append(node.args[place] if place < len(node.args) else node.kwargs.get(argument.name))
+    return [value for value in tree_leaves(values) if isinstance(value, fx.Node)]
+
+
+def _drop_what_nobody_needs(graph: fx.Graph) -> None:
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or _writes(node))
 
 
 def _writes(node: fx.Node) -> bool:
@@ -120,11 +225,11 @@ def _writes(node: fx.Node) -> bool:
     return node.target in _IN_PLACE or bool(schema is not None and schema.is_mutable)
 
 
-def _drop_what_does_nothing(graph: fx.Graph) -> None:
+def _drop_what_does_nothing(graph: fx.Graph, written: set[int]) -> None:
     """Let uses of a node that only names another tensor use that tensor."""
     for node in list(graph.nodes):
         source = _same_tensor(node)
-        if source is not None:
+        if source is not None and not _memory(node, *node.all_input_nodes) & written:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
@@ -137,53 +242,81 @@ def _same_tensor(node: fx.Node) -> fx.Node | None:
     match node.target:
         case _ATEN.detach.default | _ATEN.alias.default | _ATEN.lift_fresh_copy.default:
             return source
-        case _ATEN.view.default | _ATEN._unsafe_view.default | _ATEN.expand.default | _ATEN.reshape.default:
-            return source if _looks_alike(node, source) else None
-        case _ATEN.mul.Scalar | _ATEN.mul.Tensor | _ATEN.div.Scalar | _ATEN.div.Tensor if rest == (1,):
-            return source if _looks_alike(node, source) else None
+        case _ATEN.view.default | _ATEN._unsafe_view.default | _ATEN.expand.default:
+            return source if node.meta["form"] == source.meta["form"] else None
+        case _ATEN.mul.Scalar | _ATEN.mul.Tensor | _ATEN.div.Scalar | _ATEN.div.Tensor if _is_one(rest[0]):
+            return source if node.meta["form"] == source.meta["form"] else None
+        case _ATEN.mul.Tensor if _is_one(source) and isinstance(rest[0], fx.Node):
+            return rest[0] if node.meta["form"] == rest[0].meta["form"] else None
         case _ATEN.transpose.int if source.target is _ATEN.transpose.int and {*rest} == {*source.args[1:]}:
-            return source.args[0]  # type: ignore[return-value]  # a transpose's first argument is a node
+            return cast(fx.Node, source.args[0])
     return None
 
 
-def _looks_alike(node: fx.Node, other: fx.Node) -> bool:
-    a, b = node.meta["result"], other.meta["result"]
-    return (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
+def _is_one(value: Any) -> bool:
+    """Whether all of this is the number 1."""
+    if not isinstance(value, fx.Node):
+        return bool(value == 1)
+    if value.target in (_ATEN.expand.default, _ATEN.view.default):
+        return _is_one(value.args[0])
+    return value.target in (_ATEN.ones_like.default, _ATEN.ones.default)
 
 
-def _join_products_and_sums(graph: fx.Graph) -> None:
+def _join_products_and_sums(graph: fx.Graph, written: set[int]) -> None:
     """A b + c as one operation, which adds where it stores the product."""
     for node in list(graph.nodes):
-        if node.target is not _ATEN.add.Tensor or node.kwargs or len(node.args) != 2:
+        if node.target is not _ATEN.add.Tensor or node.kwargs:
             continue
         for product, summand in (node.args, reversed(node.args)):
-            if not (isinstance(product, fx.Node) and isinstance(summand, fx.Node)):
-                continue
-            if product.target is _ATEN.bmm.default and len(product.users) == 1 and _looks_alike(node, product):
+            if _is_product_to_add_to(product, summand) and not _memory(*product.args) & written:
                 with graph.inserting_before(node):
                     joined = graph.call_function(_ATEN.baddbmm.default, (summand, *product.args))
                 joined.meta = node.meta
                 node.replace_all_uses_with(joined)
                 graph.erase_node(node)
-                graph.erase_node(product)
                 break
 
 
+def _is_product_to_add_to(product: Any, summand: Any) -> bool:
+    """Whether this is a batched matrix product that nobody else needs, of one type with what is added to it."""
+    if not (isinstance(product, fx.Node) and isinstance(summand, fx.Node)) or product is summand:
+        return False
+    return (
+        product.target is _ATEN.bmm.default
+        and len(product.users) == 1
+        and _dtype(product) == _dtype(summand)
+        and product.meta["form"] == next(iter(product.users)).meta["form"]
+    )
+
+
+def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    clone = graph.call_function(torch.clone, (node,))
+    clone.meta = {**node.meta, "memory": 0}
+    return clone
+
+
+def _dtype(node: fx.Node) -> torch.dtype:
+    dtype: torch.dtype = node.meta["form"][2]
+    return dtype
+
+
 def _factors_of(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Of a batched matrix product, or its transpose, that nobody else needs: the two factors."""
-    product = node
-    is_transposed = node.target is _BINDINGS[_ATEN.transpose.int] and {*node.args[1:]} == {1, 2} and node.args[0]
-    if is_transposed:
-        product = node.args[0]  # type: ignore[assignment]  # a transpose's first argument is a node
-    if product.target is not _BINDINGS[_ATEN.bmm.default] or len(product.users) != 1 or len(node.users) != 1:
+    """Of a batched matrix product, or of the transpose of one, that nobody else needs: the factors."""
+    is_transposed = _is_transpose(node)
+    product = cast(fx.Node, node.args[0]) if is_transposed else node
+    if product.target is not torch.bmm or len(product.users) > 1 or len(node.users) > 1:
         return None
-    left, right = product.args
-    if not is_transposed:
-        return left, right  # type: ignore[return-value]  # a product's arguments are nodes
-    return tuple(_transposed(graph, factor) for factor in (right, left))  # type: ignore[arg-type,return-value]
+    left, right = cast(tuple[fx.Node, fx.Node], product.args)
+    return (_transposed(graph, right), _transposed(graph, left)) if is_transposed else (left, right)
 
 
 def _transposed(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    if node.target is _BINDINGS[_ATEN.transpose.int] and {*node.args[1:]} == {1, 2}:
-        return node.args[0]  # type: ignore[return-value]  # a transpose's first argument is a node
-    return graph.call_function(_BINDINGS[_ATEN.transpose.int], (node, 1, 2))
+    if _is_transpose(node):
+        return cast(fx.Node, node.args[0])
+    transposed = graph.call_function(torch.transpose, (node, 1, 2))
+    transposed.meta = node.meta
+    return transposed
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    return node.target is torch.transpose and {*node.args[1:]} == {1, 2}
