@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.utils.flop_counter import FlopCounterMode
 
 from fed.aggregators.contracts import LocalRule
 from fed.clients.batched import BatchedTrainer
@@ -23,6 +23,7 @@ from fed.clients.training import Trainer
 from fed.errors import InvalidExperiment
 from fed.experiment import Execution, Local
 from fed.layout import Layout
+from fed.randomness import seeded_torch
 
 __all__ = ["Batching", "choose"]
 
@@ -30,6 +31,9 @@ State: TypeAlias = tuple[Tensor, Tensor]
 
 _CACHE_BYTES = 2**21
 """A core's level-2 cache: a group's parameters are read and written in every step, three times as slowly beyond it."""
+_MOST_OPERATIONS = 48_000_000
+"""Of a client's step on a CPU: beyond this, what batching saves in overhead is less than what its kernels lose."""
+_TOO_MANY = "a step takes {:.0f} million operations a client, and batching pays up to {:.0f} million"
 _SHARE_OF_GPU = 0.5
 _PROBE_SAMPLES = 24
 
@@ -61,7 +65,9 @@ def choose(
 ) -> Batching:
     """Decide from the experiment, the model and the kind of device, so that the same choice is made everywhere.
 
-    What can be batched is found by trying: a few steps of a few clients, in a group and one by one, must agree.
+    Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
+    step takes many floating-point operations, or where the parameters of two clients do not fit into the cache. What
+    can be batched is found by trying: a few steps of a few clients, in a group and one by one, must agree.
 
     Args:
         execution: the experiment's section ``simulation``.
@@ -85,8 +91,13 @@ def choose(
             _CACHE_BYTES // client_bytes,
             f"to keep their parameters within {_CACHE_BYTES >> 20} MiB of cache",
         )
-    if execution.batching == "auto" and (reason := _does_not_pay(module, trainees, group, device)):
-        return Batching(False, 1, reason)
+    if execution.batching == "auto" and trainees == 1:
+        return Batching(False, 1, "a round trains one client")
+    if execution.batching == "auto" and device.type == "cpu":
+        if group < 2:
+            return Batching(False, 1, f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache")
+        if (operations := _operations(module, loss, local, samples)) > _MOST_OPERATIONS:
+            return Batching(False, 1, _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6))
     problem, taken_bytes = _tried(module, loss, local, rule, samples, device)
     if problem is not None:
         if execution.batching == "on":
@@ -100,15 +111,14 @@ def choose(
     return Batching(True, max(group, 1), f"up to {max(group, 1)} clients train as one computation, {limit}")
 
 
-def _does_not_pay(module: nn.Module, trainees: int, group: int, device: torch.device) -> str | None:
-    """Why one client at a time is faster; None where a group is."""
-    if trainees == 1:
-        return "a round trains one client"
-    if device.type == "cpu" and any(isinstance(part, _ConvNd) for part in module.modules()):
-        return "convolutions of many clients at once are slower on a CPU than one client's after another's"
-    if device.type == "cpu" and group < 2:
-        return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
-    return None
+def _operations(module: nn.Module, loss: Loss, local: Local, samples: Pair) -> int:
+    """Floating-point operations of a client's step, those of its matrix products and convolutions."""
+    inputs, targets = (part[: local.batch_size].clone() for part in samples)
+    tried = copy.deepcopy(module).train()
+    counted = FlopCounterMode(display=False)
+    with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counted:
+        torch.autograd.backward(loss(tried(inputs), targets))  # what it raises, the first step of the loop will raise
+    return int(counted.get_total_flops())
 
 
 def _tried(
