@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
+ROOT = Path(__file__).resolve().parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _PROC = Path("/proc")
@@ -39,7 +40,7 @@ class Finished:
 def run(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, watch_memory: bool = False
 ) -> Finished:
-    """Run a command to its end.
+    """Run a command to its end, in the repository's folder.
 
     Args:
         command: program and arguments.
@@ -51,14 +52,20 @@ def run(
     """
     begin_s = perf_counter()
     with subprocess.Popen(
-        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         memory = _Memory(process.pid) if watch_memory and _PROC.is_dir() else None
         stdout, stderr = process.communicate()
         wall_s = perf_counter() - begin_s
+        peaks = memory.stop() if memory else ()
     if process.returncode:
         raise CommandFailed(f"{' '.join(command)} ended with status {process.returncode}:\n{stderr[-2000:]}")
-    return Finished(stdout, wall_s, *(memory.stop() if memory else ()))
+    return Finished(stdout, wall_s, *peaks)
 
 
 class _Memory:
@@ -68,7 +75,7 @@ class _Memory:
         self._root = root
         self._peak_resident = self._peak = 0
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def stop(self) -> tuple[float, float]:

@@ -60,9 +60,10 @@ def _tables(results: Results) -> Iterator[tuple[str, list[str], list[list[str]]]
 
 def _rates(results: Results) -> tuple[str, list[str], list[list[str]]]:
     workloads = results["workloads"].values()
+    rounds = ", ".join(str(workload["settings"]["agreement_rounds"]) for workload in workloads)
     title = (
-        f"Training rounds a second: median of {results['repetitions']} (least – most), "
-        "with a share of the limit and the accuracy that the same number of rounds gives"
+        f"Training rounds a second, median of {results['repetitions']} (least – most); of ours the share of the limit; "
+        f"test accuracy after {rounds} rounds"
     )
     rows = []
     for side in _sides(results):
@@ -110,20 +111,22 @@ def _ratio(ratios: Mapping[str, Mapping[str, float]], ours: str, other: str) -> 
 
 def _populations(results: Results) -> tuple[str, list[str], list[list[str]]]:
     rows = [
-        [f"{found['clients']:,}", f"{found['round_s']:.3f}", f"{found['wall_s']:.1f}", _megabytes(found["peak_mb"])]
+        [
+            f"{found['clients']:,}",
+            f"{found['round_s']:.3f}",
+            f"{found['wall_s']:.2f}",
+            _megabytes(found["peak_resident_mb"]),
+        ]
         for found in results["populations"]
     ]
-    return (
-        "1,000 clients a round, made on demand",
-        ["clients in all", "seconds a round", "whole process, s", "peak memory, MB"],
-        rows,
-    )
+    head = ["clients in all", "seconds a round", "whole process, s", "peak memory, MB"]
+    return "1,000 clients a round, their data made on demand", head, rows
 
 
 def _command(results: Results) -> tuple[str, list[str], list[list[str]]]:
     found = results["command"]
     row = [f"`{found['command']}`", f"{found['wall_s']:.2f}", _megabytes(found["peak_resident_mb"])]
-    return "The whole command", ["", "seconds", "peak memory over all processes, MB"], [row]
+    return "The whole command", ["", "seconds", "peak memory, MB"], [row]
 
 
 def _sides(results: Results) -> Sequence[str]:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from comparison import HERE, PEERS, SIDES, Comparison
-from processes import CommandFailed
+from processes import ROOT, CommandFailed
 from report import BEGIN, END, markdown, put_into, terminal_tables
 from rich.console import Console
 from whole import measure_command, measure_populations, over_limits
-from workloads import MNIST, ROOT, WORKLOADS
+from workloads import MNIST, WORKLOADS
 
 PARTS = ("rounds", "populations", "command")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from processes import ROOT
 from torch import nn
 
 from fed.clients.data.digits import digits
@@ -16,7 +17,6 @@ from fed.clients.data.idx import idx
 from fed.clients.models import cnn, mlp
 from fed.randomness import seeded_torch
 
-ROOT = Path(__file__).resolve().parent.parent
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]

@@ -11,7 +11,7 @@ os.environ |= {
 }
 
 import flower_client
-from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
@@ -24,7 +24,7 @@ def train(problem: Problem, rounds: int, actors: int) -> Trained:
     population = len(problem.clients)
     server = ServerApp()
 
-    def note_end(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def note_end(number: int, arrays: ArrayRecord) -> None:
         if number:
             ends_s.append(time.perf_counter())
 

@@ -1,0 +1,52 @@
+"""The benchmark measures what it says, and puts it where it belongs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def measure(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/simulation.py", "--repetitions", "1", "--output", str(output), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.long
+def test_sides_do_the_same_work_and_are_compared(tmp_path: Path) -> None:
+    sides = "ours-0,plain,lean,limit"
+    options = ("--parts", "rounds", "--workloads", "digits", "--sides", sides, "--seconds", "0.1")
+    done = measure(tmp_path / "results.json", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    digits = json.loads((tmp_path / "results.json").read_text())["workloads"]["digits"]
+    medians = {name: side["median"] for name, side in digits["sides"].items()}
+    assert list(medians) == sides.split(",")
+    assert digits["ratios"]["ours-0"] == {other: medians["ours-0"] / medians[other] for other in ("plain", "lean")}
+    assert digits["sides"]["ours-0"]["share_of_limit"] == medians["ours-0"] / medians["limit"] < 1
+    assert all(side["accuracy"] > 0.85 for name, side in digits["sides"].items() if name != "limit")
+
+
+def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
+    done = measure(tmp_path / "results.json", "--sides", "theirs")
+    assert done.returncode == 2
+    assert "no such name: theirs; known: ours-0" in done.stderr
+
+
+def test_the_table_takes_the_place_between_the_markers_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    assert report.put_into(page, "new")
+    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["", report.BEGIN, f"{report.END} {report.BEGIN}"])
+def test_a_page_without_markers_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(text)
+    assert not report.put_into(page, "new")
+    assert page.read_text() == text
