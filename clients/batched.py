@@ -1,8 +1,8 @@
 """Local training of a group of clients as one computation, each with parameters, samples and steps of its own.
 
 Shapes: K, clients of a group; Q, a client's trainable parameters as they are computed with, P of them and gaps; V, a
-client's whole floating-point state; I, its integers; N, samples of all clients; S, optimizer steps, of M
-batches each; W, places for samples in a step; B, those in each of its batches.
+client's whole floating-point state; I, its integers; N, samples of all clients; S, optimizer steps; T, batches of all
+steps; W, places for samples in a step; B, those in each batch of it, n = K · B in those of all clients.
 """
 
 import itertools
@@ -26,11 +26,12 @@ from fed.clients.optimizers import optimizer_for
 from fed.clients.programs import keeps, move_in_place, record
 from fed.errors import InvalidModel
 from fed.experiment import Local
-from fed.layout import Layout, Part
+from fed.layout import Layout
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 
 _ALIGNMENT_BYTES = 64
+_EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
 _STEPS_AT_ONCE = 512  # for so many steps the indices of samples are made at a time
 
 
@@ -72,11 +73,16 @@ class BatchedTrainer:
         local: the experiment's section of that name; its precision is not float16.
         rule: a correction of the gradient, or None.
         device: where to compute.
+
+    Raises:
+        InvalidModel: if the precision is float16.
     """
 
     def __init__(
         self, module: nn.Module, loss: Loss, local: Local, rule: LocalRule | None, device: torch.device
     ) -> None:
+        if local.precision == "float16":
+            raise _unfit("local.precision must be float32 or bfloat16, got float16")
         self.layout = Layout.of(module)
         self._module = module.to(device).train()
         self._loss = loss
@@ -117,9 +123,7 @@ class BatchedTrainer:
         plans = [self._plan(len(targets)) for _, targets in samples]
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
-        stack = self._stacks.get(len(rows)) or self._stacks.setdefault(
-            len(rows), _Stack(self.layout, len(rows), self._device)
-        )
+        stack = self._stack(len(rows))
         stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
         inputs_N, targets_N = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
         blocks = self._blocks([plans[row] for row in rows], [orders[row] for row in rows], _begins(plans, rows))
@@ -131,6 +135,11 @@ class BatchedTrainer:
         seen = [plan.seen for plan in plans]
         losses = [loss_sum / count for loss_sum, count in zip(sums_K.tolist(), seen, strict=True)]
         return TrainedGroup(vectors_KV, integers_KI, losses, seen)
+
+    def _stack(self, rows: int) -> "_Stack":
+        if rows not in self._stacks:
+            self._stacks[rows] = _Stack(self.layout, rows, self._device, in_rows=not self._moves_in_place)
+        return self._stacks[rows]
 
     def _plan(self, samples: int) -> Batches:
         if samples not in self._plans:
@@ -155,8 +164,7 @@ class BatchedTrainer:
         sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
         spread = tuple(stack.spread(part_P.to(self._device)) for part_P in broadcast)
         anchor_KQ = stack.x_KQ.clone() if self._rule else stack.x_KQ
-        optimizer = optimizer_for(self._local)
-        finished, running = [], stack.rows
+        optimizer, running = optimizer_for(self._local), stack.rows
         for block in blocks:
             step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
@@ -165,9 +173,8 @@ class BatchedTrainer:
                 for active in steps:
                     batches = block.batches(step + len(losses), rows)
                     if self._moves_in_place:
-                        if active < running:  # those beyond may still be moved, by weights of 0 times what is no number
-                            finished.append((slice(active, running), stack.x_KQ[active:running].clone()))
-                            running = active
+                        if active < running:
+                            stack.finish(slice(active, running))
                         (losses_K,) = self._replay(tensors, group, *batches[0])
                     else:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
@@ -176,10 +183,10 @@ class BatchedTrainer:
                             gradient_KQ = self._rule.correct(gradient_KQ, x_KQ, anchor_KQ[:active], None, spread)
                         optimizer.step(x_KQ, gradient_KQ)
                     losses.append(losses_K)
+                    running = active
                 sizes_SK = block.sizes_SK[step : (step := step + len(losses)), :rows]
-                sums_K[:rows] += (torch.stack(losses) * sizes_SK).where(sizes_SK > 0, 0).sum(0)
-        for those, x_KQ in finished:
-            stack.x_KQ[those] = x_KQ
+                losses_SK = torch.stack(losses) * sizes_SK
+                sums_K[:rows].add_((losses_SK if running == rows else losses_SK.where(sizes_SK > 0, 0)).sum(0))
         return sums_K
 
     def _gradient(
@@ -210,6 +217,8 @@ class BatchedTrainer:
                 program = record(self._gradients_and_losses, examples)
             if not keeps(program, len(state)):
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
+            if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in program.graph.nodes):
+                raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
             self._hold_to_samples(state, inputs, targets)
         trained = len(self.layout.trained)
         return move_in_place(program, trained, -self._local.lr) if self._moves_in_place else program
@@ -221,15 +230,16 @@ class BatchedTrainer:
             outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")
-            means_K, losses_KB = vmap(self._loss)(outputs, targets), self._losses(outputs, targets)
-        if not self._agree(means_K, losses_KB.mean(1)):
+            means_K = vmap(self._loss)(outputs.clone(), targets.clone())
+            losses_KB = self._losses(outputs.clone(), targets.clone())
+        if not self._agree(means_K, losses_KB.mean(1), 1e-5 * _largest(outputs)):
             raise _unfit("a loss must be the mean of its samples' losses")
 
-    def _agree(self, one: Tensor, other: Tensor) -> bool:
+    def _agree(self, one: Tensor, other: Tensor, allowance: float = 0.0) -> bool:
         """Whether numbers are equal but for rounding."""
         tolerance = 1e-3 if self._local.precision == "float32" else 5e-2
-        largest = float(one.nan_to_num(0, 0, 0).abs().max())
-        return torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+        limits = {"rtol": tolerance, "atol": tolerance * _largest(one) + allowance}
+        return torch.allclose(one.double(), other.double(), **limits, equal_nan=True)
 
     def _gradients_and_losses(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Each trainable tensor's gradient [K, ...], and losses [K]."""
@@ -265,17 +275,17 @@ class BatchedTrainer:
 class _Block(NamedTuple):
     """Some steps of a group: which samples stand in each place, with which weights, and of how many clients."""
 
-    index_SMKB: Tensor
-    weights_SMKB: Tensor
+    index_n: tuple[Tensor, ...]
+    weights_KB: tuple[Tensor, ...]
     sizes_SK: Tensor
     active: list[int]
 
     def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor]]:
         """The batches of a step of the first rows: indices [rows · B] and weights [rows, B] each."""
-        return [
-            (index_KB[:rows].view(-1), weights_KB[:rows])
-            for index_KB, weights_KB in zip(self.index_SMKB[step], self.weights_SMKB[step], strict=True)
-        ]
+        batches = len(self.index_n) // len(self.active)
+        its = slice(step * batches, (step + 1) * batches)
+        pairs = zip(self.index_n[its], self.weights_KB[its], strict=True)
+        return [(index_n[: rows * weights_KB.shape[1]], weights_KB[:rows]) for index_n, weights_KB in pairs]
 
 
 def _blocks(
@@ -301,12 +311,13 @@ def _blocks(
                 index_SKW[: len(own_S), row] = next(client)
                 sizes_SK[: len(own_S), row] = np.take(plan.sizes, own_S, mode="wrap")
         weights_SKW = (places_W < sizes_SK[..., None]) / np.maximum(sizes_SK, 1)[..., None]
-        index_SMKB, weights_SMKB = (
-            part.reshape(*sizes_SK.shape, -1, batch).swapaxes(1, 2) for part in (index_SKW, weights_SKW)
+        index_TKB, weights_TKB = (
+            part.reshape(*sizes_SK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)
+            for part in (index_SKW, weights_SKW)
         )
         yield _Block(
-            torch.from_numpy(index_SMKB).to(device).contiguous(),
-            torch.from_numpy(weights_SMKB).to(device, dtype).contiguous(),
+            torch.from_numpy(index_TKB).to(device).flatten(1).unbind(),
+            torch.from_numpy(weights_TKB).to(device, dtype).unbind(),
             torch.from_numpy(sizes_SK).to(device, torch.float64),
             (sizes_SK > 0).sum(1).tolist(),
         )
@@ -328,40 +339,59 @@ def _places(
 
 
 class _Stack:
-    """The states of some clients, a row each; every tensor of every row as aligned as if it stood alone."""
+    """The states of some clients: of each tensor one with a row for every client.
 
-    def __init__(self, layout: Layout, rows: int, device: torch.device) -> None:
+    Where ``in_rows``, a client's trainable tensors stand side by side, for rules and optimizers that see them as one
+    vector, ``x_KQ``; each is as aligned as if it stood alone. Else each tensor lies by itself, which products prefer.
+    """
+
+    def __init__(self, layout: Layout, rows: int, device: torch.device, in_rows: bool) -> None:
         self.rows = rows
         self._layout = layout
         dtype = layout.trained[0].dtype
         unit = _ALIGNMENT_BYTES // dtype.itemsize
-        begins = [0, *itertools.accumulate(-(-part.size // unit) * unit for part in layout.trained)]
-        self.x_KQ = torch.zeros(rows, begins[-1], dtype=dtype, device=device)
-        self._trained = [
-            self.x_KQ[:, begin : begin + part.size].view(rows, *part.shape)
-            for begin, part in zip(begins, layout.trained, strict=False)
-        ]
-        self._gaps = [
-            self.x_KQ.new_zeros(rows, end - begin - part.size)
-            for (begin, end), part in zip(itertools.pairwise(begins), layout.trained, strict=True)
-        ]
-        self._others: list[Tensor] = []
+        widths = [-(-part.size // unit) * unit for part in layout.trained]
+        self.x_KQ = torch.zeros(rows, sum(widths) if in_rows else 0, dtype=dtype, device=device)
+        pieces = self.x_KQ.split_with_sizes(widths, 1) if in_rows else ()
+        self._gaps = [piece[:, part.size :].clone() for piece, part in zip(pieces, layout.trained, strict=False)]
+        self._flat = [piece[:, : part.size] for piece, part in zip(pieces, layout.trained, strict=False)]
+        self._parts = (*layout.trained, *layout.averaged, *layout.integers)
+        for part in self._parts[len(self._flat) :]:
+            self._flat.append(torch.empty(rows, part.size, dtype=part.dtype, device=device))
+        self._no_integers = torch.empty(rows, 0, dtype=torch.int64, device=device)
+        floats = (*layout.trained, *layout.averaged)
+        self._sizes = [part.size for part in floats], [part.size for part in layout.integers]
+        self._tensors: dict[int, list[Tensor]] = {}
+        self._finished: list[tuple[slice, list[Tensor]]] = []
 
     def load(self, start_V: Tensor, integers_I: Tensor) -> None:
         """Start all rows from one state, or each from its own row [K, V] and [K, I]."""
-        starts, integers = (
-            (part if part.ndim > 1 else part.unsqueeze(0)).to(self.x_KQ.device) for part in (start_V, integers_I)
-        )
-        self.x_KQ.copy_(self.joined([_tensors_of(part, starts) for part in self._layout.trained]))
-        self._others = [self._each_its_own(part, starts) for part in self._layout.averaged]
-        self._others += [self._each_its_own(part, integers) for part in self._layout.integers]
+        self._finished = []
+        sources: list[Tensor] = []
+        for vectors, sizes in zip((start_V, integers_I), self._sizes, strict=True):
+            sources += vectors.to(self.x_KQ.device).split_with_sizes(sizes, -1)
+        for flat, source in zip(self._flat, sources, strict=True):
+            flat.copy_(source)
 
-    def _each_its_own(self, part: Part, vectors: Tensor) -> Tensor:
-        return _tensors_of(part, vectors).to(part.dtype).expand(self.rows, *part.shape).contiguous()
+    def states(self) -> tuple[Tensor, Tensor]:
+        """The rows as (vectors [K, V], integers [K, I])."""
+        for rows, kept in self._finished:
+            for flat, part in zip(self._flat, kept, strict=True):
+                flat[rows] = part
+        floats = len(self._sizes[0])
+        vectors_KV = torch.cat([flat.to(self._layout.dtype) for flat in self._flat[:floats]], 1)
+        return vectors_KV, torch.cat([self._no_integers, *(flat.long() for flat in self._flat[floats:])], 1)
 
     def tensors(self, rows: int) -> list[Tensor]:
         """All tensors of the first rows' states: [rows, ...] each, those to be trained first."""
-        return [tensor[:rows] for tensor in (*self._trained, *self._others)]
+        if rows not in self._tensors:
+            pairs = zip(self._flat, self._parts, strict=True)
+            self._tensors[rows] = [flat[:rows].view(rows, *part.shape) for flat, part in pairs]
+        return self._tensors[rows]
+
+    def finish(self, rows: slice) -> None:
+        """Leave these rows as they are now, whatever is added to them: 0 times what is no number."""
+        self._finished.append((rows, [flat[rows].clone() for flat in self._flat]))
 
     def joined(self, gradients: Sequence[Tensor]) -> Tensor:
         """Gradients of the trainable tensors as they stand in the rows: [K, Q]."""
@@ -372,19 +402,6 @@ class _Stack:
     def spread(self, vector_P: Tensor) -> Tensor:
         """A vector [P] with the gaps of a row, [Q]."""
         return self.joined([part.view(vector_P).unsqueeze(0) for part in self._layout.trained])[0]
-
-    def states(self) -> tuple[Tensor, Tensor]:
-        """The rows as (vectors [K, V], integers [K, I])."""
-        dtype, averaged = self._layout.dtype, len(self._layout.averaged)
-        floats = [tensor.reshape(self.rows, -1).to(dtype) for tensor in (*self._trained, *self._others[:averaged])]
-        integers = [tensor.reshape(self.rows, -1).long() for tensor in self._others[averaged:]]
-        integers_KI = torch.cat(integers, 1) if integers else self.x_KQ.new_zeros(self.rows, 0, dtype=torch.int64)
-        return torch.cat(floats, 1), integers_KI
-
-
-def _tensors_of(part: Part, vectors: Tensor) -> Tensor:
-    """A tensor's numbers in each of some vectors, in its shape."""
-    return vectors[:, part.offset : part.offset + part.size].reshape(len(vectors), *part.shape)
 
 
 def _begins(plans: Sequence[Batches], rows: list[int]) -> list[int]:
@@ -398,6 +415,10 @@ def _bucket(active: int, rows: int) -> int:
     while active <= (half := -(-rows // 2)) < rows:
         rows = half
     return rows
+
+
+def _largest(numbers: Tensor) -> float:
+    return float(numbers.nan_to_num(0, 0, 0).abs().max())
 
 
 def _unfit(rule: str) -> InvalidModel:

@@ -232,6 +232,9 @@ def _drop_what_does_nothing(graph: fx.Graph, written: set[int]) -> None:
         if source is not None and not _memory(node, *node.all_input_nodes) & written:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
+            for other in graph.nodes:
+                if other.meta.get("memory") == node.meta["memory"]:
+                    other.meta["memory"] = source.meta["memory"]
 
 
 def _same_tensor(node: fx.Node) -> fx.Node | None:
@@ -257,7 +260,7 @@ def _is_one(value: Any) -> bool:
     """Whether all of this is the number 1."""
     if not isinstance(value, fx.Node):
         return bool(value == 1)
-    if value.target in (_ATEN.expand.default, _ATEN.view.default):
+    if value.target in (_ATEN.expand.default, _ATEN.view.default, _ATEN.unsqueeze.default):
         return _is_one(value.args[0])
     return value.target in (_ATEN.ones_like.default, _ATEN.ones.default)
 
