@@ -217,12 +217,16 @@ _CONTAINERS = (
 )
 
 
-def _left(container: _Container, root: Path = Path("/sys/fs/cgroup")) -> float:
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+
+
+def _left(container: _Container) -> float:
     try:
-        limit, used = (int((root / name).read_text()) for name in (container.limit, container.used))
+        limit, used = (int((_CONTROL_GROUPS / name).read_text()) for name in (container.limit, container.used))
     except (OSError, ValueError):  # another version of control groups, or no limit
         return math.inf
-    return limit - used + _numbers((root / container.used).with_name("memory.stat")).get(container.cached, 0)
+    said = _numbers((_CONTROL_GROUPS / container.used).with_name("memory.stat"))
+    return limit - used + said.get(container.cached, 0)
 
 
 def _numbers(path: Path) -> dict[str, int]:
