@@ -1,18 +1,22 @@
 """How good a model is on samples that it was not trained on.
 
-Shapes: N samples; B, those of a batch; C classes.
+Shapes: N samples; B, those of a batch; C classes; K models; V, a model's floating-point state; I, its integers.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.func import functional_call, vmap
 
 from fed.clients.data import Pair
-from fed.clients.training import Loss
+from fed.clients.losses import Loss
+from fed.clients.programs import record
+from fed.layout import Layout
 
-__all__ = ["Metric", "Score", "accuracy", "evaluate"]
+__all__ = ["BatchedEvaluator", "Metric", "Score", "accuracy", "evaluate"]
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
 """(output, target) → a number, the mean over the batch."""
@@ -48,16 +52,78 @@ def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair
         device: where to compute.
     """
     module.eval()
-    inputs_N, targets_N = samples
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     with torch.no_grad():  # not inference_mode: what a module caches here it may train with later
-        for begin in range(0, len(inputs_N), _BATCH):
-            target = targets_N[begin : begin + _BATCH].to(device, non_blocking=True, copy=True)
-            # Copies, for a model may change its inputs in place.
-            output = module(inputs_N[begin : begin + _BATCH].to(device, non_blocking=True, copy=True))
-            measured = metric(output, target) if metric else 0.0
-            scores = (loss(output, target), measured)
-            means = [torch.as_tensor(score, dtype=torch.float64, device=device) for score in scores]
-            sums += torch.stack(means) * len(target)
-    mean_loss, mean_metric = (sums / len(inputs_N)).tolist()
+        for inputs, target in _batches(samples, device):
+            sums += _means(loss, metric, module(inputs), target) * len(target)
+    return _score(sums / len(samples[1]), metric)
+
+
+class BatchedEvaluator:
+    """Scores many models of one kind on the same samples, as :func:`evaluate` scores one.
+
+    The forward pass, in evaluation mode, is recorded once a shape and replayed for all models at once, so it must be
+    one that :class:`fed.clients.batched.BatchedTrainer` could train.
+
+    Args:
+        module: the model; it is only read.
+        loss: (output, target) → a scalar, the mean over the batch.
+        metric: (output, target) → a number, the mean over the batch; or None.
+        device: where to compute.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss, metric: Metric | None, device: torch.device) -> None:
+        self._module = copy.deepcopy(module).to(device).eval()
+        self._layout = Layout.of(self._module)
+        self._names = [part.name for part in self._layout.parts]
+        self._loss = loss
+        self._metric = metric
+        self._device = device
+        self._programs: dict[tuple[int, torch.Size], fx.GraphModule] = {}
+
+    def scores(self, vectors_KV: Tensor, integers_KI: Tensor, samples: Pair) -> list[Score]:
+        """Each model's score over all samples."""
+        states = [part.to(self._device) for part in self._layout.tensors(vectors_KV, integers_KI)]
+        sums_K = torch.zeros(len(vectors_KV), 2, dtype=torch.float64, device=self._device)
+        with torch.no_grad():
+            for inputs, target in _batches(samples, self._device):
+                for row, output in enumerate(self._outputs(states, inputs)):
+                    sums_K[row] += _means(self._loss, self._metric, output, target) * len(target)
+        return [_score(means, self._metric) for means in sums_K / len(samples[1])]
+
+    def _outputs(self, states: list[Tensor], inputs: Tensor) -> Tensor:
+        key = len(states[0]), inputs.shape
+        if key not in self._programs:
+            self._programs[key] = record(self._forward, [*states, inputs])
+        outputs_KB: Tensor = self._programs[key].forward(*states, inputs)[0]
+        return outputs_KB
+
+    def _forward(self, *tensors: Tensor) -> tuple[Tensor]:
+        *states, inputs = tensors
+        return (vmap(self._one, in_dims=(0, None))(tuple(states), inputs),)
+
+    def _one(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
+        output: Tensor = functional_call(self._module, dict(zip(self._names, state, strict=True)), (inputs,))
+        return output
+
+
+def _batches(samples: Pair, device: torch.device) -> Iterator[Pair]:
+    inputs_N, targets_N = samples
+    for begin in range(0, len(inputs_N), _BATCH):
+        # Copies, for a model may change its inputs in place.
+        batch = slice(begin, begin + _BATCH)
+        yield (
+            inputs_N[batch].to(device, non_blocking=True, copy=True),
+            targets_N[batch].to(device, non_blocking=True, copy=True),
+        )
+
+
+def _means(loss: Loss, metric: Metric | None, output: Tensor, target: Tensor) -> Tensor:
+    """A batch's mean loss and metric, in float64."""
+    values = loss(output, target), metric(output, target) if metric else 0.0
+    return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=target.device) for value in values])
+
+
+def _score(means: Tensor, metric: Metric | None) -> Score:
+    mean_loss, mean_metric = means.tolist()
     return Score(mean_loss, mean_metric if metric else None)

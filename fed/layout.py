@@ -1,7 +1,7 @@
 """A model's floating-point state as one flat tensor.
 
 Shapes: P trainable parameters; B further floating-point state (float buffers and frozen parameters); V = P + B; I
-integers.
+integers; K states.
 """
 
 import math
@@ -124,6 +124,19 @@ class Layout:
             state[part.name].copy_(part.view(vector_V))
         for part in self.integers:
             state[part.name].copy_(part.view(integers_I))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All tensors: those to be trained, those to be averaged, integers."""
+        return (*self.trained, *self.averaged, *self.integers)
+
+    def tensors(self, vectors_KV: Tensor, integers_KI: Tensor) -> list[Tensor]:
+        """The tensors of some states, each stacked over them, in the order of ``parts`` and in the model's types."""
+        floats = [(part, vectors_KV) for part in (*self.trained, *self.averaged)]
+        return [
+            rows[:, part.offset : part.offset + part.size].reshape(len(rows), *part.shape).to(part.dtype)
+            for part, rows in (*floats, *((part, integers_KI) for part in self.integers))
+        ]
 
     def size_bytes(self) -> int:
         """Bytes of one state as it travels, uncompressed."""

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fed.aggregators.contracts import LocalRule
 from fed.clients.batched import BatchedTrainer
 from fed.clients.data import Pair
+from fed.clients.evaluation import BatchedEvaluator, evaluate
 from fed.clients.losses import Loss
 from fed.clients.training import Trainer
 from fed.errors import InvalidExperiment
@@ -141,7 +142,21 @@ def _tried(
     single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
     if not _agree(batched, single, local.precision):
         return "a group's gradients differ from those of its clients one by one: its loss is no mean over samples", 0
+    if problem := _not_scored(module, loss, state, (inputs, targets), device):
+        return problem, 0
     return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
+
+
+def _not_scored(module: nn.Module, loss: Loss, state: State, samples: Pair, device: torch.device) -> str | None:
+    """Why models cannot be evaluated together; None where they can."""
+    alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
+    try:
+        rows = [part.repeat(2, 1) for part in state]
+        together = BatchedEvaluator(module, loss, None, device).scores(rows[0], rows[1], samples)
+    except Exception as error:
+        return f"in evaluation {_plainly(error)}"
+    losses = torch.tensor([[score.loss, alone.loss] for score in together])
+    return None if torch.allclose(losses[:, 0], losses[:, 1], rtol=1e-3, equal_nan=True) else "evaluation differs"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fed.aggregators.contracts import LocalRule
 from fed.clients.batched import BatchedTrainer, TrainedGroup
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Metric, evaluate
+from fed.clients.evaluation import BatchedEvaluator, Metric, Score, evaluate
 from fed.clients.losses import Loss
 from fed.clients.training import Trainer
 from fed.experiment import Local
@@ -139,6 +139,7 @@ class Work:
         self._recipe = recipe
         self._device = device
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if recipe.is_batched else None
+        self._evaluator = BatchedEvaluator(recipe.module, recipe.loss, recipe.metric, device)
 
     def __call__(
         self, task: Train | Evaluate, tensors: Sequence[Tensor]
@@ -200,14 +201,18 @@ class Work:
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
         assert self._recipe.test is not None
         pair = [part[task.first : task.last] for part in self._recipe.test]
-        seed = self._recipe.streams.torch_seed("evaluation", task.first)
-        scores = []
-        for vector_V, integers_I in zip(vectors_KV, integers_KI, strict=True):
-            module = self.trainer.load(vector_V, integers_I)
-            with seeded_torch(seed, self._device):
-                score = evaluate(module, self._recipe.loss, self._recipe.metric, (pair[0], pair[1]), self._device)
-            scores.append(score)
+        with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
+            if self._recipe.is_batched and len(vectors_KV) > 1:
+                scores = self._evaluator.scores(vectors_KV, integers_KI, (pair[0], pair[1]))
+            else:
+                scores = [
+                    self._score(*state, (pair[0], pair[1])) for state in zip(vectors_KV, integers_KI, strict=True)
+                ]
         return Evaluated(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores))
+
+    def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
+        module = self.trainer.load(vector_V, integers_I)
+        return evaluate(module, self._recipe.loss, self._recipe.metric, samples, self._device)
 
 
 def _mean(updates_KV: Tensor, samples: Sequence[int]) -> Tensor:
