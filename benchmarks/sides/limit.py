@@ -1,54 +1,41 @@
 """What no simulator in one thread can beat: a round's matrix products and convolutions, forward and backward, alone.
 
 Each client's products have weights of its own, in memory that was allocated beforehand, and nothing else is computed:
-no bias, activation, loss, update, mean or order of samples. Products are timed client by client and batched over the
-cohort, convolutions in both memory formats, and the fastest arrangement counts.
+no bias, activation, loss, update, mean or order of samples. A layer's products are tried client by client and batched
+over the cohort, with weights stored both ways, its convolutions in both memory formats; the fastest counts.
 
 Shapes: K clients of a cohort; B, samples of a step; I inputs and O outputs of a layer.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 
 import torch
 from side import Problem, Trained, main
-from torch import nn
+from torch import Size, Tensor, nn
 
 Product = Callable[[], object]
 
 
 def train(problem: Problem, rounds: int) -> Trained:
     """Compute the products of so many rounds."""
+    samples, size = len(problem.clients[0][1]), problem.batch_size
+    ends_s = []
     with torch.inference_mode():
-        arrangements = product((False, True), (torch.contiguous_format, torch.channels_last))
-        fastest = min((_products(problem, *arrangement) for arrangement in arrangements), key=_round_s)
-        return Trained([_round_end_s(fastest) for _ in range(rounds)], None)
+        steps = {part: _step(problem, part) for part in {min(size, samples), samples % size} if part}
+        sizes = [size] * (samples // size) + [samples % size] * (samples % size > 0)
+        for _ in range(rounds):
+            for part in sizes * problem.epochs:
+                _compute(steps[part])
+            ends_s.append(time.perf_counter())
+    return Trained(ends_s, None)
 
 
-def _round_end_s(products: list[Product]) -> float:
-    for compute in products:
-        compute()
-    return time.perf_counter()
-
-
-def _round_s(products: list[Product]) -> float:
-    begin_s = _round_end_s(products)  # the first time warms up
-    return _round_end_s(products) - begin_s
-
-
-def _products(problem: Problem, is_batched: bool, memory_format: torch.memory_format) -> list[Product]:
-    """A round's, in order."""
-    samples = len(problem.clients[0][1])
-    whole, rest = divmod(samples, problem.batch_size)
-    of_size = {size: _step(problem, size, is_batched, memory_format) for size in {problem.batch_size, rest} if size}
-    epoch = of_size[problem.batch_size] * whole + (of_size[rest] if rest else [])
-    return epoch * problem.epochs
-
-
-def _step(problem: Problem, size: int, is_batched: bool, memory_format: torch.memory_format) -> list[Product]:
-    layers: list[tuple[nn.Module, torch.Size]] = []
+def _step(problem: Problem, size: int) -> list[Product]:
+    """The products of one step of all clients of a cohort."""
+    layers: list[tuple[nn.Module, Size]] = []
     module = problem.module()
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv2d):
@@ -56,43 +43,56 @@ def _step(problem: Problem, size: int, is_batched: bool, memory_format: torch.me
     module(problem.clients[0][0][:size])
     products: list[Product] = []
     for number, (layer, shape) in enumerate(layers):
-        if isinstance(layer, nn.Linear):
-            products += _linear(layer, problem.cohort, size, number > 0, is_batched)
-        elif isinstance(layer, nn.Conv2d):
-            products += _convolution(layer, problem.cohort, shape, number > 0, memory_format)
+        form = _linear if isinstance(layer, nn.Linear) else _convolution
+        products += min(form(layer, problem.cohort, shape, number > 0), key=_least_s)
     return products
 
 
-def _linear(layer: nn.Linear, clients: int, size: int, goes_on: bool, is_batched: bool) -> list[Product]:
-    x_KBI, w_KIO = torch.randn(clients, size, layer.in_features), torch.randn(clients, *layer.weight.shape[::-1])
-    g_KBO = torch.randn(clients, size, layer.out_features)
-    x_KIB, w_KOI = x_KBI.transpose(1, 2), w_KIO.transpose(1, 2)
-    factors = [(x_KBI, w_KIO), (x_KIB, g_KBO)] + [(g_KBO, w_KOI)] * goes_on
-    products: list[Product] = []
-    for left, right in factors:
-        out = torch.empty(clients, left.shape[1], right.shape[2])
-        if is_batched:
-            products.append(partial(torch.bmm, left, right, out=out))
-        else:
-            products += [partial(torch.mm, left[k], right[k], out=out[k]) for k in range(clients)]
-    return products
+def _compute(products: Iterable[Product]) -> None:
+    for compute in products:
+        compute()
 
 
-def _convolution(
-    layer: nn.Conv2d, clients: int, shape: torch.Size, goes_on: bool, memory_format: torch.memory_format
-) -> list[Product]:
+def _least_s(products: list[Product]) -> float:
+    times_s = []
+    for _ in range(20):
+        begin_s = time.perf_counter()
+        _compute(products)
+        times_s.append(time.perf_counter() - begin_s)
+    return min(times_s)
+
+
+def _linear(layer: nn.Linear, clients: int, shape: Size, goes_on: bool) -> Iterator[list[Product]]:
+    """Output, gradient of the weights, and where the backward pass goes on that of the input."""
+    inputs, outputs = layer.in_features, layer.out_features
+    x_KBI, g_KBO = torch.randn(clients, shape[0], inputs), torch.randn(clients, shape[0], outputs)
+    for is_batched, is_transposed in product((False, True), (False, True)):
+        w_KIO = torch.randn(clients, outputs, inputs).mT if is_transposed else torch.randn(clients, inputs, outputs)
+        of_weights = (g_KBO.mT, x_KBI) if is_transposed else (x_KBI.mT, g_KBO)
+        factors = [(x_KBI, w_KIO), of_weights] + [(g_KBO, w_KIO.mT)] * goes_on
+        yield [one for left, right in factors for one in _matrix_products(left, right, is_batched)]
+
+
+def _matrix_products(left: Tensor, right: Tensor, is_batched: bool) -> list[Product]:
+    out = torch.empty(len(left), left.shape[1], right.shape[2])
+    if is_batched:
+        return [partial(torch.bmm, left, right, out=out)]
+    return [partial(torch.mm, left[k], right[k], out=out[k]) for k in range(len(left))]
+
+
+def _convolution(layer: nn.Conv2d, clients: int, shape: Size, goes_on: bool) -> Iterator[list[Product]]:
+    """The same for convolutions, client by client."""
     settings = (layer.stride, layer.padding, layer.dilation, False, [0, 0], 1)
-    products: list[Product] = []
-    for _ in range(clients):
-        x = torch.randn(shape).to(memory_format=memory_format)
-        w = torch.randn(layer.weight.shape).to(memory_format=memory_format)
-        g = torch.randn_like(torch.convolution(x, w, None, *settings))
-        mask = (goes_on, True, False)
-        products += [
-            partial(torch.convolution, x, w, None, *settings),
-            partial(torch.ops.aten.convolution_backward, g, x, w, None, *settings, mask),
-        ]
-    return products
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        products: list[Product] = []
+        for _ in range(clients):
+            x = torch.randn(shape).to(memory_format=memory_format)
+            w = torch.randn(layer.weight.shape).to(memory_format=memory_format)
+            g = torch.randn_like(torch.convolution(x, w, None, *settings))
+            products.append(partial(torch.convolution, x, w, None, *settings))
+            backward = torch.ops.aten.convolution_backward
+            products.append(partial(backward, g, x, w, None, *settings, (goes_on, True, False)))
+        yield products
 
 
 if __name__ == "__main__":
