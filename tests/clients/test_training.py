@@ -572,6 +572,24 @@ def test_a_module_that_views_tries_channels_last_once_for_each_shape_of_samples(
     assert in_usual_order == [False, True, False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("normalise", "precision", "is_last"),
+    [
+        (nn.GroupNorm(2, 4), "float32", True),
+        (nn.GroupNorm(4, 4), "float32", False),
+        (nn.InstanceNorm2d(4), "float32", False),
+        (nn.GroupNorm(2, 4), "bfloat16", False),
+    ],
+    ids=str,
+)
+def test_channels_come_last_only_where_that_is_fast(normalise: nn.Module, precision: str, is_last: bool) -> None:
+    module = convolutional(3).float()
+    module[1] = normalise
+    by = trainer(module, precision=precision, steps=1)
+    train(by, module, images(torch.float32, channels=3))
+    assert by.module.get_parameter("0.weight").is_contiguous() is not is_last
+
+
 def test_what_goes_wrong_in_a_convolution_is_met_once() -> None:
     calls = []
 
