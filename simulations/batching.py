@@ -5,7 +5,10 @@ Shapes: V, a model's floating-point state; I, its integers.
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import random
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,7 +22,7 @@ from fed.aggregators.contracts import LocalRule
 from fed.clients.batched import BatchedTrainer
 from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
-from fed.clients.losses import Loss
+from fed.clients.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training import Trainer
 from fed.errors import InvalidExperiment
 from fed.experiment import Execution, Local
@@ -28,7 +31,7 @@ from fed.randomness import seeded_torch
 
 __all__ = ["Batching", "choose"]
 
-State: TypeAlias = tuple[Tensor, Tensor]
+_State: TypeAlias = tuple[Tensor, Tensor]
 
 _CACHE_BYTES = 2**21
 """A core's level-2 cache: a group's parameters are read and written in every step, three times as slowly beyond it."""
@@ -37,6 +40,7 @@ _MOST_OPERATIONS = 48_000_000
 _TOO_MANY = "a step takes {:.0f} million operations a client, and batching pays up to {:.0f} million"
 _SHARE_OF_GPU = 0.5
 _PROBE_SAMPLES = 24
+_PROBE_SCORES = 2**20
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ def choose(
             return Batching(False, 1, f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache")
         if (operations := _operations(module, loss, local, samples)) > _MOST_OPERATIONS:
             return Batching(False, 1, _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6))
-    problem, taken_bytes = _tried(module, loss, local, rule, samples, device)
+    with seeded_torch(0, device):  # whose generators are the user's
+        problem, taken_bytes = _tried(module, loss, local, rule, samples, device)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
@@ -141,13 +146,15 @@ def _tried(
         return _plainly(error), 0
     single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs)
     if not _agree(batched, single, local.precision):
-        return "a group's gradients differ from those of its clients one by one: its loss is no mean over samples", 0
+        return "a group's gradients differ from those of its clients one by one", 0
+    if _weighs_classes(module, loss, (inputs, targets), device):
+        return _NO_MEAN, 0
     if problem := _not_scored(module, loss, state, (inputs, targets), device):
         return problem, 0
     return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(module: nn.Module, loss: Loss, state: State, samples: Pair, device: torch.device) -> str | None:
+def _not_scored(module: nn.Module, loss: Loss, state: _State, samples: Pair, device: torch.device) -> str | None:
     """Why models cannot be evaluated together; None where they can."""
     alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
     try:
@@ -173,15 +180,34 @@ def _memory(device: torch.device) -> Iterator[list[int]]:
 
 
 _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
+_SGD |= {"lr": 0.1}  # a tiny one would leave rounding alone to compare, and a huge one no numbers
+
+_NO_MEAN = "its loss is no mean over samples"
 
 
-def _probed(trainer: BatchedTrainer, state: State, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
+def _weighs_classes(module: nn.Module, loss: Loss, samples: Pair, device: torch.device) -> bool:
+    """Whether a loss weighs samples by their labels, which a client with one class does not show."""
+    inputs, targets = (part.clone().to(device) for part in samples)
+    if loss is cross_entropy or targets.is_floating_point() or targets.is_complex():
+        return False
+    with torch.no_grad(), contextlib.suppress(Exception):  # integers that are no labels of classes
+        output = copy.deepcopy(module).to(device).eval()(inputs)
+        classes = output.shape[1]
+        count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
+        several = output[torch.arange(count, device=device) % len(output)]
+        labels = (torch.arange(count * targets[0].numel(), device=device) % classes).to(targets.dtype)
+        labels = labels.view(count, *targets.shape[1:])
+        return not torch.allclose(loss(several, labels), of_each_sample(loss, several, labels).mean(), rtol=1e-3)
+    return False
+
+
+def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     trained = trainer.train(*state, pairs, orders)
     return trained.vectors_KV - state[0], torch.tensor(trained.train_losses)
 
 
-def _probed_one_by_one(trainer: Trainer, state: State, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
+def _probed_one_by_one(trainer: Trainer, state: _State, pairs: list[Pair]) -> tuple[Tensor, Tensor]:
     trained = [
         trainer.train(*state, pair, order=np.random.default_rng(number), seed=0) for number, pair in enumerate(pairs)
     ]
@@ -193,7 +219,7 @@ def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], precision
     """Equal but for rounding."""
     tolerance = 1e-3 if precision == "float32" else 5e-2
     for got, expected in zip(ours, others, strict=True):
-        largest = float(expected.abs().max())
+        largest = float(expected.nan_to_num(0, 0, 0).abs().max())
         if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
             return False
     return True
@@ -204,8 +230,11 @@ def _changed_by_forward(module: nn.Module, samples: Pair) -> str | None:
     tried = copy.deepcopy(module).cpu().train()
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
+    drawn = random.getstate(), repr(np.random.get_state())
     with torch.no_grad(), contextlib.suppress(Exception):  # which the first step of the loop will raise again
         tried(samples[0][:2].clone())
+    if drawn != (random.getstate(), repr(np.random.get_state())):
+        return "the state of Python's or NumPy's random generator"
     for name, part in _tensors(tried):
         if name not in before or not torch.equal(part, before[name]):
             return name
@@ -220,10 +249,26 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Plain values that a module keeps; of anything else only which object it is."""
-    plain = (bool, int, float, str, type(None))
+    """What a module keeps beside parameters, buffers and other modules, in a form that tells whether it has changed."""
     kept = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
-    return {key: value if isinstance(value, plain) else id(value) for key, value in kept.items()}
+    return {key: _form(value) for key, value in kept.items()}
+
+
+def _form(value: object, depth: int = 3) -> object:
+    """A plain value itself, of a generator its state, of a collection its parts, of all else which object it is."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if depth and isinstance(value, Mapping):
+        return [(_form(key, depth - 1), _form(part, depth - 1)) for key, part in value.items()]
+    if depth and isinstance(value, (list, tuple, deque)):
+        return [_form(part, depth - 1) for part in value]
+    return id(value)
 
 
 def _plainly(error: Exception) -> str:
@@ -232,6 +277,8 @@ def _plainly(error: Exception) -> str:
     for sign, meaning in _OBSTACLES.items():
         if sign in text:
             return meaning
+    if refused := re.fullmatch("where clients train in groups, (.*): train them one by one", text):
+        return refused[1]
     return f"it does not run for many clients at once ({(text.strip().splitlines() or [type(error).__name__])[0]})"
 
 
