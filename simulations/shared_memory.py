@@ -10,6 +10,7 @@ import contextlib
 import math
 import mmap
 import os
+import pickle
 import sys
 import tempfile
 import weakref
@@ -24,9 +25,16 @@ from torch import Tensor
 from fed.errors import InvalidInput, RunFailed
 from fed.quantities import bytes_text
 
-__all__ = ["Place", "SharedMemory", "SharedTensor", "packed", "shared"]
+__all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed", "shared"]
+
+CONTENT_BYTES = 1 << 20
+"""What a content may take when it is pickled."""
 
 _ALIGNMENT_BYTES = 64
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 class Place(NamedTuple):
@@ -58,7 +66,7 @@ def packed(tensors: Sequence[Tensor]) -> tuple[list[Place], int]:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise InvalidInput(f"tensors between processes must be dense, got {tensor.layout} of {tensor.dtype}")
         places.append(Place(end, tensor.dtype, tuple(tensor.shape)))
-        end += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        end += _aligned(tensor.nbytes)
     return places, end
 
 
@@ -151,6 +159,87 @@ class SharedTensor(SharedMemory):
 def shared(tensor: Tensor) -> SharedTensor:
     """A copy of a tensor, in memory that spawned processes map; it is their ``.tensor``."""
     return SharedTensor(tensor)
+
+
+class Parcel(NamedTuple):
+    """What goes into a :class:`Slot` beside the tensors' numbers: a content, and where those lie."""
+
+    pickled: bytes
+    places: list[Place]
+
+    @classmethod
+    def of(cls, content: Any, tensors: Sequence[Tensor] = (), capacity_bytes: int = 0, what: str = "") -> "Parcel":
+        """Pack.
+
+        Args:
+            content: anything that can be pickled, in up to 1 MiB.
+            tensors: what goes with it.
+            capacity_bytes: what they may take.
+            what: what people call it.
+
+        Raises:
+            InvalidInput: if it is too large.
+        """
+        places, size_bytes = packed(tensors)
+        pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
+        for name, size, limit in (("tensors", size_bytes, capacity_bytes), ("content", len(pickled), CONTENT_BYTES)):
+            if size > limit:
+                raise InvalidInput(
+                    f"{what}: {name} must take at most {bytes_text(limit)} between processes, got {bytes_text(size)}"
+                )
+        return cls(pickled, places)
+
+
+class Slot:
+    """A part of shared memory where one process leaves a content with tensors for another.
+
+    A byte says whether it is no longer wanted; what is pickled follows, and then the tensors.
+
+    Args:
+        memory: whose part it is.
+        index: which of its slots, from 0.
+        capacity_bytes: what the tensors may take.
+    """
+
+    def __init__(self, memory: SharedMemory, index: int, capacity_bytes: int) -> None:
+        self._begin = index * self.size_bytes(capacity_bytes)
+        self._mapped = memory.mapped
+        first = self._begin + _ALIGNMENT_BYTES + CONTENT_BYTES
+        self._tensors_B = memory.bytes_B[first : first + capacity_bytes]
+
+    @staticmethod
+    def size_bytes(capacity_bytes: int) -> int:
+        """What a slot takes."""
+        return _ALIGNMENT_BYTES + CONTENT_BYTES + _aligned(capacity_bytes)
+
+    @property
+    def is_recalled(self) -> bool:
+        """Whether what is here is no longer wanted."""
+        return self._mapped[self._begin] != 0
+
+    @is_recalled.setter
+    def is_recalled(self, value: bool) -> None:
+        self._mapped[self._begin] = value
+
+    def write(self, parcel: Parcel, tensors: Sequence[Tensor]) -> int:
+        """Leave a parcel and its tensors here; the size that :meth:`read` asks for."""
+        begin = self._begin + _ALIGNMENT_BYTES
+        self._mapped[begin : begin + len(parcel.pickled)] = parcel.pickled
+        for place, tensor in zip(parcel.places, tensors, strict=True):
+            place.in_(self._tensors_B).copy_(tensor.detach())
+        return len(parcel.pickled)
+
+    def read(self, size: int) -> tuple[Any, list[Tensor]]:
+        """The content and the tensors, which change when something else is written here."""
+        begin = self._begin + _ALIGNMENT_BYTES
+        content, places = pickle.loads(self._mapped[begin : begin + size])  # noqa: S301  # from a process of ours
+        return content, [place.in_(self._tensors_B) for place in places]
+
+    def apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, copied if they lie in the memory which they are about to be written to."""
+        whole = self._tensors_B.untyped_storage()
+        begin, end = whole.data_ptr(), whole.data_ptr() + whole.nbytes()
+        return [tensor.clone() if begin <= tensor.data_ptr() < end else tensor for tensor in tensors]
 
 
 def _claimed(size_bytes: int) -> int:

@@ -36,8 +36,7 @@ from torch import Tensor
 
 from fed import errors
 from fed.errors import FedError, InvalidInput, RunFailed
-from fed.quantities import bytes_text
-from fed.simulations.shared_memory import Place, SharedMemory, packed
+from fed.simulations.shared_memory import CONTENT_BYTES, Parcel, SharedMemory, Slot
 
 __all__ = ["Executor", "InProcess", "Item", "Make", "Result", "Work", "Workers", "start_deaf", "stop"]
 
@@ -168,13 +167,18 @@ _DEATHS = 3
 """An item that was at work in so many workers as they died will not be given to another."""
 
 _SLOTS = 2
-_CONTENT_BYTES = 1 << 20
-_HEAD_BYTES = 64
 _WORDS_BYTES = 1 << 16
 
 _ORDER = struct.Struct("<BI")  # slot, size of what is pickled there
 _ANSWER = struct.Struct("<BBI")  # kind, slot, size
 _READY, _NOT_MADE, _DONE, _SKIPPED, _REFUSED, _RAISED = range(6)
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+)
+"""What a program may have set that changes bits."""
 
 _MARK_S = 1.0
 """How often a worker looks whether its parent is still its parent."""
@@ -182,72 +186,11 @@ _MARK_S = 1.0
 _STOP_WITHIN_S = 5.0
 
 
-class _Slot:
-    """Where an item waits for its worker, and then its result for the parent.
-
-    A byte says whether it is no longer wanted; what is pickled follows, and then the tensors.
-    """
-
-    def __init__(self, memory: SharedMemory, index: int, capacity_bytes: int) -> None:
-        self._begin = index * self.size_bytes(capacity_bytes)
-        self._mapped = memory.mapped
-        first = self._begin + _HEAD_BYTES + _CONTENT_BYTES
-        self._tensors_B = memory.bytes_B[first : first + capacity_bytes]
-
-    @staticmethod
-    def size_bytes(capacity_bytes: int) -> int:
-        return _HEAD_BYTES + _CONTENT_BYTES + -(-capacity_bytes // _HEAD_BYTES) * _HEAD_BYTES
-
-    @property
-    def is_recalled(self) -> bool:
-        return self._mapped[self._begin] != 0
-
-    @is_recalled.setter
-    def is_recalled(self, value: bool) -> None:
-        self._mapped[self._begin] = value
-
-    def write(self, parcel: "_Parcel", tensors: Sequence[Tensor]) -> int:
-        begin = self._begin + _HEAD_BYTES
-        self._mapped[begin : begin + len(parcel.pickled)] = parcel.pickled
-        for place, tensor in zip(parcel.places, tensors, strict=True):
-            place.in_(self._tensors_B).copy_(tensor.detach())
-        return len(parcel.pickled)
-
-    def read(self, size: int) -> tuple[Any, list[Tensor]]:
-        begin = self._begin + _HEAD_BYTES
-        content, places = pickle.loads(self._mapped[begin : begin + size])  # noqa: S301  # from a process of ours
-        return content, [place.in_(self._tensors_B) for place in places]
-
-    def apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors, copied if they lie where the slots are, which they are about to be written to."""
-        whole = self._tensors_B.untyped_storage()
-        begin, end = whole.data_ptr(), whole.data_ptr() + whole.nbytes()
-        return [tensor.clone() if begin <= tensor.data_ptr() < end else tensor for tensor in tensors]
-
-
-class _Parcel(NamedTuple):
-    """What goes into a slot beside the tensors' numbers."""
-
-    pickled: bytes
-    places: list[Place]
-
-    @classmethod
-    def of(cls, content: Any, tensors: Sequence[Tensor] = (), capacity_bytes: int = 0, what: str = "") -> "_Parcel":
-        places, size_bytes = packed(tensors)
-        pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
-        for name, size, limit in (("tensors", size_bytes, capacity_bytes), ("content", len(pickled), _CONTENT_BYTES)):
-            if size > limit:
-                raise InvalidInput(
-                    f"{what}: {name} must take at most {bytes_text(limit)} between processes, got {bytes_text(size)}"
-                )
-        return cls(pickled, places)
-
-
 @dataclass(eq=False)
 class _Task:
     ticket: int
     item: Item
-    parcel: _Parcel
+    parcel: Parcel
     deaths: int = 0
 
 
@@ -262,7 +205,7 @@ class _Worker:
 
     number: int
     memory: SharedMemory
-    slots: list[_Slot]
+    slots: list[Slot]
     process: BaseProcess
     connection: Connection
     is_ready: bool = False
@@ -294,8 +237,9 @@ class Workers(Executor):
     and end when this process does, however that happens.
 
     Args:
-        make: makes what does the work, in each worker; picklable, with :class:`fed.simulations.shared_memory
-            .SharedTensor` for what need not be copied.
+        make: makes what does the work, in each worker; picklable, with a
+            :class:`fed.simulations.shared_memory.SharedTensor` for what need not be copied. It is pickled whenever a
+            worker begins, and not to be changed meanwhile.
         count: how many processes, at least 1.
         capacity_bytes: what the tensors of one item take at most, either way, each rounded up to 64 bytes. A worker
             has twice this memory for them, beside its own.
@@ -315,6 +259,7 @@ class Workers(Executor):
             raise InvalidInput(f"there must be at least 1 worker, got {count}")
         self._make = make
         self._capacity_bytes = capacity_bytes
+        self._settings = [current() for current, _ in _SETTINGS]
         self._submitted = 0
         self._false_starts = 0
         self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
@@ -324,7 +269,7 @@ class Workers(Executor):
         self._workers: list[_Worker] = []
         try:
             for number in range(count):
-                size = _SLOTS * _Slot.size_bytes(capacity_bytes) + _WORDS_BYTES
+                size = _SLOTS * Slot.size_bytes(capacity_bytes) + _WORDS_BYTES
                 self._workers.append(self._hired(number, SharedMemory(size)))
         except BaseException:
             self.close()
@@ -332,7 +277,7 @@ class Workers(Executor):
 
     def submit(self, item: Item) -> int:  # noqa: D102
         self._check_open()
-        parcel = _Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
+        parcel = Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
         self._submitted += 1
         task = self._pending[self._submitted] = _Task(self._submitted, item, parcel)
         self._enqueue(task)
@@ -419,22 +364,19 @@ class Workers(Executor):
     def _hired(self, number: int, memory: SharedMemory) -> _Worker:
         memory.mapped[-_WORDS_BYTES:] = bytes(_WORDS_BYTES)
         spawning = multiprocessing.get_context("spawn")
-        ours, its = spawning.Pipe()
         try:
-            process = spawning.Process(
-                target=_serve,
-                args=(its, memory, self._capacity_bytes, _Maker(self._make), number),
-                name=f"worker {number}",
-                daemon=True,  # or an interpreter that ends without close() would wait for it
-            )
-            with _one_thread_each():
+            ours, its = spawning.Pipe()
+            with its, _one_thread_each():  # closed here, or its end would never be seen
+                process = spawning.Process(
+                    target=_serve,
+                    args=(its, memory, self._capacity_bytes, self._settings, _Maker(self._make), number),
+                    name=f"worker {number}",
+                    daemon=True,  # or an interpreter that ends without close() would wait for it
+                )
                 start_deaf(process)
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            its.close()  # or its end would never be seen
-        slots = [_Slot(memory, index, self._capacity_bytes) for index in range(_SLOTS)]
+        except OSError as error:
+            raise RunFailed(f"a worker process cannot be started ({error}): use fewer workers") from error
+        slots = [Slot(memory, index, self._capacity_bytes) for index in range(_SLOTS)]
         worker = _Worker(number, memory, slots, process, ours)
         self._selector.register(ours, selectors.EVENT_READ, worker)
         return worker
@@ -489,8 +431,9 @@ class Workers(Executor):
             if code is None or code >= 0 or self._false_starts == _DEATHS:
                 self.close()
                 raise RunFailed(_NO_START.format(words=words))
+        if at_work:
+            at_work.deaths += 1
         for task, slot in worker.given:
-            task.deaths += task is at_work
             if task.deaths == _DEATHS:
                 self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
             elif not worker.slots[slot].is_recalled:  # or another worker has it
@@ -555,6 +498,7 @@ class _Maker:
 
     def make(self, number: int) -> Work:
         make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
+        del self._memory  # it may be large
         return make(number)
 
 
@@ -563,7 +507,14 @@ _NOT_PORTABLE = (
 )
 
 
-def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, maker: _Maker, number: int) -> None:
+def _serve(
+    connection: Connection,
+    memory: SharedMemory,
+    capacity_bytes: int,
+    settings: Sequence[Any],
+    maker: _Maker,
+    number: int,
+) -> None:
     """A worker's life."""
     os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -575,13 +526,15 @@ def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, ma
     torch.set_num_threads(1)
     with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
         torch.set_num_interop_threads(1)
-    slots = [_Slot(memory, index, capacity_bytes) for index in range(_SLOTS)]
+    for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
+        set_to(value)
+    slots = [Slot(memory, index, capacity_bytes) for index in range(_SLOTS)]
     with contextlib.suppress(EOFError, ConnectionError):
         try:
             work = maker.make(number)
         except BaseException as error:
             content = _portable(error) if isinstance(error, FedError) else _report(error)[0]
-            size = slots[0].write(_Parcel.of(content), ())
+            size = slots[0].write(Parcel.of(content), ())
             connection.send_bytes(_ANSWER.pack(_NOT_MADE, 0, size))
             _exit_at_once()
         connection.send_bytes(_ANSWER.pack(_READY, 0, 0))
@@ -593,19 +546,19 @@ def _serve(connection: Connection, memory: SharedMemory, capacity_bytes: int, ma
                 _exit_at_once()
 
 
-def _answer(slot: _Slot, size: int, work: Work, capacity_bytes: int) -> tuple[int, int]:
+def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[int, int]:
     """Do what is in a slot and put the result there; the kind and the size of it."""
     if slot.is_recalled:
-        return _SKIPPED, slot.write(_Parcel.of(None), ())
+        return _SKIPPED, slot.write(Parcel.of(None), ())
     try:
         (label, content), tensors = slot.read(size)
         content, results = work(content, tensors)
         results = slot.apart(results)
-        return _DONE, slot.write(_Parcel.of(content, results, capacity_bytes, f"the result of {label}"), results)
+        return _DONE, slot.write(Parcel.of(content, results, capacity_bytes, f"the result of {label}"), results)
     except FedError as error:
-        return _REFUSED, slot.write(_Parcel.of(_portable(error)), ())
+        return _REFUSED, slot.write(Parcel.of(_portable(error)), ())
     except BaseException as error:
-        return _RAISED, slot.write(_Parcel.of(_report(error)), ())
+        return _RAISED, slot.write(Parcel.of(_report(error)), ())
 
 
 def _report(error: BaseException) -> tuple[str, str]:
@@ -619,7 +572,7 @@ def _portable(error: FedError) -> FedError:
     """An error that reaches the parent: this one, or else what the tree has that is nearest to it."""
     try:
         pickled = pickle.dumps(error)
-        if type(pickle.loads(pickled)) is type(error) and len(pickled) < _CONTENT_BYTES // 2:  # noqa: S301  # its own
+        if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
             return error
     except Exception:
         _log.debug("cannot be pickled: %r", error, exc_info=True)

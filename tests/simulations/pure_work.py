@@ -175,7 +175,8 @@ class Adder:
         return self.add
 
     def add(self, content: Any, tensors: Tensors) -> tuple[Any, Tensors]:
-        return self.shared.tensor.data_ptr() % os.sysconf("SC_PAGE_SIZE"), [self.shared.tensor + tensors[0]]
+        past_the_page = self.shared.tensor.data_ptr() % os.sysconf("SC_PAGE_SIZE")
+        return (past_the_page, torch.get_default_dtype()), [self.shared.tensor + tensors[0]]
 
 
 @dataclass(frozen=True)

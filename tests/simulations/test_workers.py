@@ -145,6 +145,17 @@ def test_a_worker_computes_with_one_thread(pool: Workers) -> None:
     assert os.environ.get("OMP_NUM_THREADS") == before
 
 
+def test_workers_map_what_they_share_and_compute_as_the_program_is_set_to() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Workers(work.Adder(shared(torch.arange(1000.0))), 1, CAPACITY_BYTES) as workers:
+            (past_the_page, dtype), total = run(workers, None, torch.ones(1000))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (past_the_page, dtype) == (0, torch.float64)
+    assert torch.equal(total, torch.arange(1000.0) + 1)
+
+
 # What is done when, and whose results are whose.
 
 
@@ -483,10 +494,3 @@ def test_a_program_without_main_guard_is_told_so(tmp_path: Path) -> None:
     assert parent.returncode == 1
     assert "RunFailed: a worker process could not start (ended with exit code 1): a program that uses workers" in said
     assert "under if __name__ == '__main__':, or use workers: 0" in said
-
-
-def test_what_all_workers_share_is_mapped() -> None:
-    with Workers(work.Adder(shared(torch.arange(1000.0))), 2, CAPACITY_BYTES) as workers:
-        past_the_page, total = run(workers, None, torch.ones(1000))
-        assert past_the_page == 0
-        assert torch.equal(total, torch.arange(1000.0) + 1)
