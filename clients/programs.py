@@ -63,7 +63,7 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
         The graph, whose ``forward`` runs it. What that returns may share memory with inputs and constants.
 
     Raises:
-        RuntimeError: if the function reads numbers, or changes a tensor's shape in place.
+        RuntimeError: if the function reads a number of a tensor, or changes a tensor's shape in place.
     """
     recorder = _Recorder()
     inputs = recorder.inputs(examples)
