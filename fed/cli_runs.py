@@ -13,6 +13,7 @@ import typer
 import fed
 from fed.cli_progress import ComparisonProgress, SimulationProgress, display
 from fed.errors import InvalidInput
+from fed.machine import keep_freed_memory
 from fed.quantities import bytes_text, duration_text
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _INTERRUPTED = 130
 
 def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, as_json: bool) -> int:
     """Run an experiment, and say what came of it and where it is kept; the exit code."""
+    keep_freed_memory()
     shown = display()
     watch = SimulationProgress(shown)
     with folder(experiment.name, output, overwrite) as directory:

@@ -5,6 +5,7 @@ Shapes: K, clients of a group; V, a model's floating-point state; I, its integer
 
 import copy
 import math
+import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,17 @@ from fed.clients.evaluation import BatchedEvaluator, Metric, Score, evaluate
 from fed.clients.losses import Loss
 from fed.clients.training import Trainer
 from fed.experiment import Local
+from fed.machine import keep_freed_memory
 from fed.randomness import Streams, seeded_torch
 
-__all__ = ["Evaluate", "Evaluated", "Recipe", "Train", "Trained", "Work", "device_of", "label_of"]
+__all__ = ["Begin", "Evaluate", "Evaluated", "Recipe", "Train", "Trained", "Work", "device_of", "label_of"]
 
-Reader: TypeAlias = Callable[[ClientId], Pair]
+_Reader: TypeAlias = Callable[[ClientId], Pair]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Nothing: whoever gives it back has begun."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +108,14 @@ class Recipe:
     local: Local
     rule: LocalRule | None
     is_batched: bool
-    read: Reader
+    read: _Reader
     test: Pair | None
     streams: Streams
 
     def __call__(self, worker: int) -> "Work":
         """The work of one process, on its share of the GPUs."""
+        if multiprocessing.parent_process() is not None:
+            keep_freed_memory()
         return Work(self, device_of(worker))
 
 
@@ -142,15 +151,17 @@ class Work:
         self._evaluator = BatchedEvaluator(recipe.module, recipe.loss, recipe.metric, device)
 
     def __call__(
-        self, task: Train | Evaluate, tensors: Sequence[Tensor]
-    ) -> tuple[Trained | Evaluated, Sequence[Tensor]]:
+        self, task: Begin | Train | Evaluate, tensors: Sequence[Tensor]
+    ) -> tuple[Begin | Trained | Evaluated, Sequence[Tensor]]:
         """Do it; the answer's tensors are on the CPU."""
+        if isinstance(task, Begin):
+            return task, ()
         return self._train(task, *tensors) if isinstance(task, Train) else (self._evaluate(task, *tensors), ())
 
     def _train(
         self, task: Train, start: Tensor, integers: Tensor, *broadcast: Tensor
     ) -> tuple[Trained, Sequence[Tensor]]:
-        pairs = [self._recipe.read(client) for client in task.clients]
+        pairs = [_dense(self._recipe.read(client)) for client in task.clients]
         train = self._one_by_one if self._batched is None else self._at_once
         try:
             group = train(task, start, integers, pairs, broadcast)
@@ -213,6 +224,12 @@ class Work:
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
         module = self.trainer.load(vector_V, integers_I)
         return evaluate(module, self._recipe.loss, self._recipe.metric, samples, self._device)
+
+
+def _dense(pair: Pair) -> Pair:
+    """As it lies in memory that processes share: kernels may round otherwise where strides are others."""
+    inputs_N, targets_N = pair
+    return inputs_N.contiguous(), targets_N.contiguous()
 
 
 def _mean(updates_KV: Tensor, samples: Sequence[int]) -> Tensor:

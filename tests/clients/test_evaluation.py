@@ -5,6 +5,7 @@ Shapes: N samples; C classes; T positions.
 
 import copy
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.clients.evaluation import Score, accuracy, evaluate
+from fed.clients.evaluation import BatchedEvaluator, Score, accuracy, evaluate
+from fed.layout import Layout
 
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]
@@ -38,7 +40,7 @@ def right(module: nn.Module, on: Pair) -> Fraction:
     return Fraction(sum(hits), len(hits))
 
 
-@pytest.mark.parametrize("count", [1, 1023, 1024, 1025, 2049, 2500])
+@pytest.mark.parametrize("count", [1, 127, 128, 129, 257, 700])
 def test_scores_are_those_of_all_samples_at_once(count: int) -> None:
     """The last batch is shorter: each of its samples weighs as much as any."""
     module, on = linear(), samples(count)
@@ -49,7 +51,7 @@ def test_scores_are_those_of_all_samples_at_once(count: int) -> None:
 
 
 def test_sequences_are_scored_at_every_position() -> None:
-    scores, labels = torch.randn(1030, 5, 7), torch.randint(5, (1030, 7))
+    scores, labels = torch.randn(130, 5, 7), torch.randint(5, (130, 7))
     score = evaluate(nn.Identity(), functional.cross_entropy, accuracy, (scores, labels), CPU)
     flat_scores, flat_labels = scores.transpose(1, 2).reshape(-1, 5), labels.reshape(-1)
     assert score.loss == pytest.approx(functional.cross_entropy(flat_scores, flat_labels).item(), rel=1e-5)
@@ -104,7 +106,7 @@ def test_a_score_that_is_not_finite_is_what_it_is(value: float) -> None:
 
 def test_float32_losses_are_summed_in_float64() -> None:
     """2^24 and 2^-12 stand side by side in float64 alone."""
-    inputs = torch.cat([torch.full((1024, 1), 2.0**12), torch.full((1024, 1), 2.0**-6)])
+    inputs = torch.cat([torch.full((128, 1), 2.0**12), torch.full((128, 1), 2.0**-6)])
     score = evaluate(nn.Identity(), lambda output, _: output.square().mean(), None, (inputs, inputs), CPU)
     assert score.loss == (2.0**24 + 2.0**-12) / 2
 
@@ -119,6 +121,31 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_the_state_alone() -> None:
     assert all(torch.equal(part, before[name]) for name, part in module.state_dict().items())
     assert score == evaluate(module, functional.cross_entropy, accuracy, on, CPU)
     assert score.loss == pytest.approx(functional.cross_entropy(module.eval()(on[0]), on[1]).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(3, 2),
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(4, 2)),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 128, 300])
+def test_many_models_are_scored_as_each_alone(make: Callable[[], nn.Module], count: int) -> None:
+    modules = [make().double() for _ in range(5)]
+    for module in modules:
+        for part in module.state_dict().values():
+            part.copy_(torch.rand_like(part, dtype=torch.float64))
+    layout, on = Layout.of(modules[0]), samples(count)
+    states = [layout.pack(module) for module in modules]
+    evaluator = BatchedEvaluator(modules[3], functional.cross_entropy, accuracy, CPU)
+    for _ in range(2):  # recorded, then replayed
+        vectors_KV, integers_KI = (torch.stack(parts) for parts in zip(*states, strict=True))
+        scores = evaluator.scores(vectors_KV, integers_KI, on)
+        for score, module in zip(scores, modules, strict=True):
+            alone = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+            assert score == pytest.approx(alone, rel=1e-12)
+    assert len({score.loss for score in scores}) == 5
 
 
 def test_nothing_of_a_graph_is_built() -> None:
