@@ -192,7 +192,9 @@ class _Gathered:
 
     def _add_group(self, reply: GroupReply, open_tasks: dict[int, Task]) -> None:
         self.bytes_up += self._message_bytes * len(reply.tasks)
-        if not open_tasks.keys() >= set(reply.tasks):
+        senders = [(client, reply.round) for client in reply.clients]
+        asked = [open_tasks.get(task) for task in dict.fromkeys(reply.tasks)]
+        if not senders or senders != [task and (task.client, task.round) for task in asked]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", reply.round, reply.clients)
             return
         for task in reply.tasks:
