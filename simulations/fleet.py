@@ -63,8 +63,9 @@ class SimulatedFleet:
                 seen = sum(self._groups.batches(sizes[place]).seen for place in group)
                 members = [tasks[place] for place in group]
                 items[self._executor.submit(self._item(members, seen))] = members
-        for ticket, answer, tensors in self._executor.results(items):
-            yield from self._answers(items[ticket], answer, tensors)
+        for ticket, members in items.items():  # in turn, so that of several errors the same one is raised everywhere
+            for _, answer, tensors in self._executor.results([ticket]):
+                yield from self._answers(members, answer, tensors)
 
     def _takes_s(self, task: Task, samples: int) -> float:
         seen = self._groups.batches(samples).seen

@@ -133,16 +133,17 @@ class _Round:
         """Every peer's local steps."""
         start_NV = torch.cat([x_NP, self.averaged_NB], 1)
         trained_NV, integers_NI = torch.empty_like(start_NV), torch.empty_like(self.integers_NI)
-        rows_of = {self._submit(rows, start_NV): rows for rows in self.crew.groups.of(self.crew.sizes)}
         diverged: list[tuple[int, ClientId, str]] = []
-        for ticket, trained, tensors in self.crew.executor.results(rows_of):
-            rows = rows_of[ticket]
-            if trained.diverged is not None:
-                diverged.append((rows[0], *trained.diverged))
-                continue
-            trained_NV[rows], integers_NI[rows] = tensors
-            self.losses += zip(trained.train_losses, trained.samples, strict=True)
-            self.samples_seen += trained.seen
+        rows_of = {self._submit(rows, start_NV): rows for rows in self.crew.groups.of(self.crew.sizes)}
+        for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
+            for _, trained, tensors in self.crew.executor.results([ticket]):
+                if trained.diverged is not None:
+                    client, reason = trained.diverged
+                    diverged.append((self.crew.clients.index(client), client, reason))
+                    continue
+                trained_NV[rows], integers_NI[rows] = tensors
+                self.losses += zip(trained.train_losses, trained.samples, strict=True)
+                self.samples_seen += trained.seen
         if diverged:
             _, client, reason = min(diverged)
             raise Diverged.of(self.number, client, reason)
