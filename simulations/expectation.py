@@ -4,6 +4,7 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 
+from fed.clients.data import ClientId, ClientsOnDemand, FederatedData
 from fed.clients.data.describe import looked_at
 from fed.simulations.scoring import Scoring
 from fed.simulations.simulation import Simulation
@@ -43,11 +44,14 @@ def expect(simulation: Simulation) -> Expectation:
 
 def _task_s(simulation: Simulation) -> float:
     """Seconds of a client's task: a few steps of a group's, times the mean number of steps."""
-    groups = simulation.groups
-    sizes = {client: simulation.data.size_of(client) for client in looked_at(simulation.data)}
-    largest = sorted(sizes, key=lambda client: -sizes[client])[: min(groups.size, simulation.trainees)]
+    groups, count = simulation.groups, min(simulation.groups.size, simulation.trainees)
+    sizes = _sizes(simulation.data)
+    largest = sorted(sizes, key=lambda client: -sizes[client])[:count]
+    if simulation.data.is_on_demand:  # whoever else is wrong is found out when its turn comes
+        largest = [simulation.data.clients[0]] * count
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
-    work = Work(replace(simulation.recipe, local=local), simulation.device)
+    held = {client: simulation.data.read(client) for client in set(largest)}
+    work = Work(replace(simulation.recipe, local=local, read=held.__getitem__), simulation.device)
     state = simulation.layout.pack(simulation.recipe.module)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
@@ -56,6 +60,15 @@ def _task_s(simulation: Simulation) -> float:
         times_s.append(time.perf_counter() - began)
     steps = statistics.fmean(groups.batches(size).steps for size in sizes.values())
     return times_s[-1] / _PROBE_STEPS / len(largest) * steps
+
+
+def _sizes(data: FederatedData) -> dict[ClientId, int]:
+    """How many samples clients hold, of those of whom it is known without reading them; of the first in any case."""
+    first = data.clients[0]
+    says_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size_of(first) is not None
+    return {
+        client: data.size_of(client) for client in (looked_at(data) if says_sizes or not data.is_on_demand else [first])
+    }
 
 
 def _evaluation_s(simulation: Simulation) -> float:
