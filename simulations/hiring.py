@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 from fed.clients.data import ClientId, FederatedData, Pair
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, InvalidInput, RunFailed
 from fed.machine import usable_cores
-from fed.simulations.expectation import Expectation
+from fed.simulations.expectation import Expectation, expect
+from fed.simulations.scoring import MODELS_AT_ONCE
 from fed.simulations.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Recipe
-from fed.simulations.workers import Executor, InProcess, Workers
+from fed.simulations.work import Begin, Recipe
+from fed.simulations.workers import Executor, InProcess, Item, Workers
 
-__all__ = ["hired"]
+__all__ = ["hired", "leave_rerun"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,43 +29,68 @@ _WORTH_WORKERS_S = 20.0
 
 
 @contextlib.contextmanager
-def hired(simulation: Simulation, expectation: Expectation | None) -> Iterator[Executor]:
+def hired(simulation: Simulation, expectation: Expectation | None = None) -> Iterator[Executor]:
     """Whoever does a simulation's work, for as long as the context lasts.
 
     Args:
         simulation: what is to be done.
-        expectation: how long it would take in one process; for ``workers: auto``.
+        expectation: how long it would take in one process, if that is known; for ``workers: auto``.
 
     Raises:
         InvalidExperiment: if workers are asked for and the user's parts cannot go to another process.
+        RunFailed: if there is no room for workers that are asked for.
     """
-    count = _count(simulation, expectation)
-    if count == 0:
-        yield InProcess(simulation.recipe)
-        return
-    item_bytes = (simulation.groups.size + 4) * (simulation.layout.size + simulation.layout.integer_count) * 8
-    with Workers(_shared(simulation), count, item_bytes + 4096) as workers:
-        yield workers
-
-
-def _count(simulation: Simulation, expectation: Expectation | None) -> int:
-    """So many workers as are asked for; of ``auto``, as many as there is work for in a round, if the run is long."""
     asked = simulation.experiment.simulation.workers
-    if asked == "auto":
-        if multiprocessing.parent_process() is not None:  # one of several runs side by side
-            return 0
-        processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
-        at_once = -(-simulation.trainees // simulation.groups.size)
-        is_long = expectation is not None and expectation.wall_s >= _WORTH_WORKERS_S
-        if min(processors, at_once) < 2 or not is_long:
-            return 0
-        if problem := _stays_here(simulation.recipe, simulation.data):
-            _log.warning("training in this process alone, for %s", problem)
-            return 0
-        return min(processors, at_once)
-    if asked and (problem := _stays_here(simulation.recipe, simulation.data)):
+    count = _worthwhile(simulation, expectation) if asked == "auto" else asked
+    with contextlib.ExitStack() as stack:
+        yield _workers(simulation, count, stack) if count else InProcess(simulation.recipe)
+
+
+def leave_rerun() -> None:
+    """End a worker that runs the user's program once more, for want of ``if __name__ == "__main__":``, and says so.
+
+    Its parent, which waits for it, says what to do.
+    """
+    process = multiprocessing.current_process()
+    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # as multiprocessing asks, too
+        raise SystemExit(1)
+
+
+def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
+    """As many workers as there is work for in a round, if the run is long."""
+    if multiprocessing.parent_process() is not None:  # one of several runs side by side
+        return 0
+    processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
+    count = min(processors, -(-simulation.trainees // simulation.groups.size))
+    if count < 2:
+        return 0
+    try:
+        expectation = expectation or expect(simulation)
+    except Exception:  # whatever a user's code raises, the first round will raise, and say whose it is
+        return 0
+    return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
+
+
+def _workers(simulation: Simulation, count: int, stack: contextlib.ExitStack) -> Executor:
+    """So many workers; where nobody asked for them and there can be none, this process."""
+    asked = simulation.experiment.simulation.workers
+    problem = _stays_here(simulation.recipe, simulation.data)
+    if problem and asked != "auto":
         raise InvalidExperiment(f"simulation.workers must be 0 here, got {asked}: {problem}")
-    return asked
+    models = max(simulation.groups.size, MODELS_AT_ONCE) + 4  # with what one task has beside those of its clients
+    item_bytes = models * (simulation.layout.size + simulation.layout.integer_count) * 8 + 4096
+    try:
+        if not problem:
+            workers = stack.enter_context(Workers(_shared(simulation), count, item_bytes))
+            if asked == "auto":  # only now is it known whether processes can start
+                list(workers.results([workers.submit(Item(Begin(), (), "the beginning"))]))
+            return workers
+    except (InvalidInput, RunFailed) as error:
+        if asked != "auto":
+            raise
+        problem = str(error)
+    _log.warning("training in this process alone: %s", problem)
+    return InProcess(simulation.recipe)
 
 
 def _stays_here(recipe: Recipe, data: FederatedData) -> str | None:

@@ -15,10 +15,12 @@ from fed.simulations.simulation import Simulation
 from fed.simulations.work import Evaluate, Evaluated
 from fed.simulations.workers import Executor, Item
 
-__all__ = ["Scoring"]
+__all__ = ["MODELS_AT_ONCE", "Scoring"]
+
+MODELS_AT_ONCE = 8
+"""The most models of one item."""
 
 _SAMPLES = 4096
-_MODELS = 8
 _AFTER_TRAINING = 1
 
 
@@ -39,7 +41,7 @@ class Scoring:
         states = self._own if self._only_own else [*self._own, federation.model()]
         samples = 0 if test is None else len(test[1])
         self._sizes = [min(_SAMPLES, samples - first) for first in range(0, samples, _SAMPLES)]
-        self._models = [states[first : first + _MODELS] for first in range(0, len(states), _MODELS)]
+        self._models = [states[first : first + MODELS_AT_ONCE] for first in range(0, len(states), MODELS_AT_ONCE)]
         self._tickets = [
             executor.submit(self._item(models, first * _SAMPLES, size))
             for models in self._models

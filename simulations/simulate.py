@@ -19,7 +19,7 @@ from fed.run import Run, RunFolder
 from fed.server.coordinator import Exchange
 from fed.simulations.expectation import Expectation, expect
 from fed.simulations.federation import State
-from fed.simulations.hiring import hired
+from fed.simulations.hiring import hired, leave_rerun
 from fed.simulations.report import run_report
 from fed.simulations.scoring import Scoring
 from fed.simulations.simulation import Simulation
@@ -90,11 +90,11 @@ def simulate(
     """
     if not isinstance(experiment, Experiment):
         raise InvalidExperiment(f"experiment must be a fed.Experiment, got {type(experiment).__name__}: use {_HOW}")
+    leave_rerun()
     with _one_thread():
         folder = RunFolder(Path(output), overwrite=overwrite) if output is not None else None
         simulation = Simulation(experiment, data, model, loss, metric)
-        workers = experiment.simulation.workers
-        expectation = expect(simulation) if observer is not None or workers == "auto" else None
+        expectation = expect(simulation) if observer is not None else None
         if folder is not None:
             folder.begin(simulation.experiment)
         if observer is not None and expectation is not None:
