@@ -162,7 +162,7 @@ class BatchedTrainer:
     def _run(self, stack: "_Stack", group: Pair, blocks: Iterable["_Block"], broadcast: tuple[Tensor, ...]) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
         sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
-        spread = tuple(stack.spread(part_P.to(self._device)) for part_P in broadcast)
+        spread = tuple(stack.spread(part_P.to(self._device)) for part_P in broadcast) if self._rule else ()
         anchor_KQ = stack.x_KQ.clone() if self._rule else stack.x_KQ
         optimizer, running = optimizer_for(self._local), stack.rows
         for block in blocks:
