@@ -219,7 +219,8 @@ class BatchedTrainer:
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
             if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in program.graph.nodes):
                 raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
-            self._hold_to_samples(state, inputs, targets)
+            if not self._programs:
+                self._hold_to_samples(state, inputs, targets)
         trained = len(self.layout.trained)
         return move_in_place(program, trained, -self._local.lr) if self._moves_in_place else program
 
@@ -230,7 +231,8 @@ class BatchedTrainer:
             outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")
-            means_K = vmap(self._loss)(outputs.clone(), targets.clone())
+            pairs = zip(outputs.clone(), targets.clone(), strict=True)  # vmap would import PyTorch's compiler
+            means_K = torch.stack([self._loss(output, target) for output, target in pairs])
             losses_KB = self._losses(outputs.clone(), targets.clone())
         if not self._agree(means_K, losses_KB.mean(1), 1e-5 * _largest(outputs)):
             raise _unfit("a loss must be the mean of its samples' losses")

@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fed.aggregators.contracts import LocalRule
 from fed.clients.batched import BatchedTrainer
@@ -121,10 +122,28 @@ def _operations(module: nn.Module, loss: Loss, local: Local, samples: Pair) -> i
     """Floating-point operations of a client's step, those of its matrix products and convolutions."""
     inputs, targets = (part[: local.batch_size].clone() for part in samples)
     tried = copy.deepcopy(module).train()
-    counted = FlopCounterMode(display=False)
-    with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counted:
+    counter = _Counter()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+    with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counter:
         torch.autograd.backward(loss(tried(inputs), targets))  # what it raises, the first step of the loop will raise
-    return int(counted.get_total_flops())
+    return counter.operations
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+    """Adds up what PyTorch's own FlopCounterMode does, which imports its compiler for that."""
+
+    operations = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else PyTorch imports its compiler, only to tell it not to compile this
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in flop_registry:
+            self.operations += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def _tried(
