@@ -428,9 +428,10 @@ class Workers(Executor):
         _log.warning("worker %d died, %s: %s\n%s", worker.number, doing, words, details)
         if not worker.is_ready:
             self._false_starts += 1
-            if code is None or code >= 0 or self._false_starts == _DEATHS:
+            was_killed = code is not None and code < 0
+            if not was_killed or self._false_starts == _DEATHS:
                 self.close()
-                raise RunFailed(_NO_START.format(words=words))
+                raise RunFailed((_NOT_MADE_TEXT if was_killed else _NO_START).format(words=words))
         if at_work:
             at_work.deaths += 1
         for task, slot in worker.given:

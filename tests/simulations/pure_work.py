@@ -29,10 +29,10 @@ def caller(number: int) -> Callable[..., tuple[Any, Tensors]]:
     return call
 
 
-def await_that(condition: Callable[[], bool], what: str) -> None:
-    bound_s = time.monotonic() + BOUND_S
+def await_that(condition: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
+    end_s = time.monotonic() + bound_s
     while not condition():
-        if time.monotonic() > bound_s:
+        if time.monotonic() > end_s:
             raise TimeoutError(f"waited in vain for {what}")
         time.sleep(0.001)
 
@@ -48,6 +48,10 @@ def notes(file: Path) -> list[str]:
 
 def same(*tensors: Tensor) -> tuple[None, Tensors]:
     return None, tensors
+
+
+def turned(*tensors: Tensor) -> tuple[None, Tensors]:
+    return None, tensors[::-1]
 
 
 def who(*tensors: Tensor) -> tuple[tuple[int, int, str | None], Tensors]:
@@ -81,7 +85,7 @@ class Note:
     def __call__(self, *tensors: Tensor) -> tuple[str, Tensors]:
         note(self.file, self.name)
         if self.until is not None:
-            await_that(self.until.exists, self.until.name)
+            await_that(self.until.exists, self.until.name, 10 * BOUND_S)  # longer than any test waits for its end
         return self.name, tensors
 
 
@@ -165,6 +169,18 @@ def make_that_diverges(number: int) -> NoReturn:
 
 
 @dataclass(frozen=True)
+class KilledInTheMaking:
+    """Makes what calls, after it was killed so many times at it."""
+
+    file: Path
+    times: int
+
+    def __call__(self, number: int) -> Callable[..., tuple[Any, Tensors]]:
+        Fail(kills_itself, self.file, self.times)()
+        return call
+
+
+@dataclass(frozen=True)
 class Adder:
     """Adds what workers share to what they get."""
 
@@ -205,3 +221,9 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def is_deaf(pid: int) -> bool:
+    """Whether Ctrl-C does not reach it."""
+    [mask] = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigBlk" in line]
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)

@@ -1,5 +1,6 @@
 """Workers: whatever happens to them, every item is done once, with the same bits, and nothing is left."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -40,6 +41,20 @@ def one() -> Iterator[Workers]:
     with Workers(work.caller, 1, CAPACITY_BYTES) as workers:
         settled(workers, 1)
         yield workers
+
+
+@pytest.fixture(autouse=True)
+def _bound() -> Iterator[None]:
+    """An item that is lost would be waited for."""
+
+    def too_long(number: int, frame: object) -> None:
+        raise TimeoutError("waited too long")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(int(4 * work.BOUND_S))
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def run(executor: Executor, content: Any, *tensors: Tensor, label: str = "client 3 in round 5") -> Any:
@@ -132,6 +147,12 @@ def test_results_are_the_callers_own(pool: Workers) -> None:
     for number in range(9):
         run(pool, work.same, torch.full((9,), number))
     assert torch.equal(first, torch.arange(9))
+
+
+def test_what_the_work_got_may_be_what_it_gives(pool: Workers) -> None:
+    tensors = [torch.arange(20), torch.full((30,), 7), torch.ones(3)]
+    _, *arrived = run(pool, work.turned, *tensors)
+    assert all(map(torch.equal, arrived, tensors[::-1]))
 
 
 def test_tensors_are_refused_that_are_more_than_rows_of_numbers(pool: Workers) -> None:
@@ -397,6 +418,17 @@ def test_workers_that_cannot_be_made_say_so_at_once() -> None:
     assert set(work.pids()) == before
 
 
+def test_workers_that_are_killed_before_they_begin_are_replaced_twice(tmp_path: Path) -> None:
+    with Workers(work.KilledInTheMaking(tmp_path / "twice", 2), 1, 0) as workers:
+        assert run(workers, work.same) is None
+    with (
+        Workers(work.KilledInTheMaking(tmp_path / "always", 9), 1, 0) as workers,
+        pytest.raises(RunFailed, match=r"^worker processes cannot begin: killed by signal 9"),
+    ):
+        run(workers, work.same)
+    assert len(work.notes(tmp_path / "always")) == 3
+
+
 def test_what_cannot_be_pickled_makes_no_workers() -> None:
     before = set(work.pids())
     with pytest.raises(InvalidInput, match=r"must be picklable: .*; define it at the top of a module, or use workers"):
@@ -452,17 +484,24 @@ def main():
 GUARD = 'if __name__ == "__main__":\n    '
 
 
-def program(tmp_path: Path, guard: str = GUARD, make: str = "work.caller", ballast: int = 0) -> "subprocess.Popen[str]":
+@contextlib.contextmanager
+def program(
+    tmp_path: Path, guard: str = GUARD, make: str = "work.caller", ballast: int = 0
+) -> Iterator["subprocess.Popen[str]"]:
     file = tmp_path / "program.py"
     file.write_text(PROGRAM.format(guard=guard, make=make, ballast=ballast), encoding="utf-8")
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, file, tmp_path / "order"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,  # a foreground group of its own, as a terminal's Ctrl-C reaches it
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="nobody says which processes there are")
@@ -475,12 +514,13 @@ def test_a_program_that_is_ended_leaves_nothing(name: str, tmp_path: Path) -> No
         workers = [int(pid) for pid in parent.stdout.readline().split()]
         work.await_that(lambda: len(work.notes(tmp_path / "order")) == 2, "all at work")
         assert len(workers) == 2
-        assert all(work.is_alive(pid) for pid in workers)
+        assert all(work.is_alive(pid) and work.is_deaf(pid) for pid in workers)
         if name == "SIGINT":
             os.killpg(parent.pid, signal.SIGINT)  # as Ctrl-C does: to all of them
         else:
             parent.send_signal(getattr(signal, name))
         said = parent.stderr.read()
+        parent.wait()
     assert parent.returncode == -getattr(signal, name)
     assert said.count("Traceback") == (name == "SIGINT"), "workers say nothing"
     work.await_that(lambda: not any(map(work.is_alive, workers)), "the end of all workers")
