@@ -179,7 +179,12 @@ def _partition_figures(partitions: "Mapping[str, FederatedData]") -> Iterator[Fi
     from fed.clients.data.describe import class_counts
 
     for heading, data in partitions.items():
-        ids, counts_KC = class_counts(data)
+        try:
+            ids, counts_KC = class_counts(data)
+        except Exception:
+            if not data.is_on_demand:
+                raise
+            continue  # a client that cannot be read is the business of the round that reads it, if any does
         some = f" of {len(ids)}, evenly spaced among {len(data.clients):,}," if len(ids) < len(data.clients) else ""
         by_class = "Below, how many of each class; an empty cell is none." if counts_KC.shape[1] > 1 else ""
         caption = f"Samples that each client{some} trains on. {by_class}"

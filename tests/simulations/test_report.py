@@ -16,11 +16,13 @@ import torch
 from rich.console import Console
 
 import fed
+from fed.errors import InvalidData
 from fed.simulations import charts
 from fed.simulations.findings import failures, finding
 from fed.simulations.outcomes import ComparisonResult, row_of
 from fed.simulations.report import comparison_report, comparison_svg, run_report
 from fed.simulations.tables import columns, table
+from tests.simulations.users_parts import on_demand, small
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = "<script>a(1)</script>&amp;\"'>$x_{1$ \\frac{"
@@ -337,3 +339,18 @@ def test_no_plotting_library_is_loaded_before_a_picture_is_drawn(module: str) ->
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_client_that_no_round_reads_costs_neither_the_summary_nor_the_report(tmp_path: Path) -> None:
+    data = on_demand(bad=[7])
+    keys = fed.Experiment(rounds={"count": 1, "cohort": 1}, seed=1, simulation={"workers": 0})
+    run = fed.simulate(keys, data=data, model=small, output=tmp_path / "run")
+    with pytest.raises(InvalidData, match="client 7 "):
+        data.read(7)
+    assert run.summary["status"] == "finished"
+    assert (tmp_path / "run" / "summary.json").is_file()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Round by round" in page
+    assert "Who holds what" not in page
+    good = run_report(run, on_demand())
+    assert "Who holds what" in good

@@ -1,0 +1,207 @@
+"""Models, losses, data and algorithms of a user's own. Here, for a spawned process imports them by name."""
+
+import multiprocessing
+import os
+import pickle
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+import fed
+from fed.aggregators.fedavg import FedAvg
+from fed.clients.data import Pair
+from fed.simulations.expectation import Expectation
+from fed.simulations.workers import Executor, Item, Make, Result, Work, Workers
+
+UNEQUAL = (3, 17, 8, 1, 30, 12, 5, 9, 24)
+
+
+# Data, and what a run came to.
+
+
+def samples(count: int, seed: int, dtype: torch.dtype = torch.float32) -> Pair:
+    """Points in four dimensions, of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    return inputs.to(dtype), (inputs[:, :3] + 0.3 * inputs[:, 1:]).argmax(1)
+
+
+def unequal(dtype: torch.dtype = torch.float32, test: int = 40) -> fed.FederatedData:
+    """Nine clients, with from one to thirty samples each."""
+    train = {f"c{number}": samples(count, number, dtype) for number, count in enumerate(UNEQUAL)}
+    return fed.FederatedData(train, samples(test, 99, dtype) if test else None, classes=3)
+
+
+def on_demand(bad: Sequence[int] = ()) -> fed.FederatedData:
+    """Twelve clients; the data of some cannot be used, which is found when they are read."""
+    return fed.FederatedData(fed.ClientsOnDemand(range(12), partial(_made, bad=bad)), samples(20, 99), classes=3)
+
+
+def _made(client: int, bad: Sequence[int]) -> Pair:
+    inputs, labels = samples(4 + 3 * client, client)
+    return inputs, labels + 7 * (client in bad)
+
+
+def outcome(run: fed.Run) -> tuple[Any, ...]:
+    """All that must be the same, to the bit: models, metrics and summary without what was measured by the clock."""
+    modules = [run.model, *run.models.values()]
+    bits = [[part.numpy().tobytes() for part in module.state_dict().values()] for module in modules]
+    return bits, [_without_times(line) for line in run.metrics], _without_times(run.summary), list(run.models)
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """A run's files, but for the number of workers that some of them name, and for times."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in files.keys() & {"experiment.yaml", "report.html"}:
+        files[name] = re.sub(rb"workers: \w+", b"workers: any", files[name])
+        files[name] = re.sub(rb"wall time</dt><dd>[^<]*", b"", files[name])
+    for name in files.keys() & {"metrics.jsonl", "summary.json"}:
+        files[name] = re.sub(rb'"wall_s": [\d.e-]+', b"", files[name])
+    return files
+
+
+def _without_times(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key != "wall_s"}
+
+
+class Watcher:
+    """An observer that notes what it is told, and then does something."""
+
+    def __init__(self, then: Callable[[int], None] = lambda number: None) -> None:
+        self.expectations: list[Expectation] = []
+        self.rounds: list[int] = []
+        self._then = then
+
+    def begin(self, expectation: Expectation) -> None:
+        self.expectations.append(expectation)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self.rounds.append(line["round"])
+        self._then(line["round"])
+
+
+# Models and losses.
+
+
+def small(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), *between, nn.Tanh(), nn.Linear(6, 3))
+
+
+def with_dropout() -> nn.Module:
+    return small(nn.Dropout(0.5))
+
+
+def with_batch_norm() -> nn.Module:
+    return small(nn.BatchNorm1d(6))
+
+
+def brier(output: Tensor, target: Tensor) -> Tensor:
+    """A loss of a user's own: the mean over samples of the squared error of probabilities."""
+    return (output.softmax(1) - nn.functional.one_hot(target, 3)).square().sum(1).mean()
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """A loss that grows with the output's square, so that large steps end in infinities."""
+    return (output - target[:, None]).square().mean()
+
+
+def second_guess(output: Tensor, target: Tensor) -> Tensor:
+    """A metric of a user's own: how often the label is among the two that score highest."""
+    return (output.topk(2, 1).indices == target[:, None]).any(1).double().mean()
+
+
+class Breaks(nn.Module):
+    """Raises in training, in worker processes alone, for a client that has so many samples a step.
+
+    Args:
+        size: of the batch.
+        marker: a file that is made as it raises, and keeps it from raising again; None: it always raises.
+    """
+
+    def __init__(self, size: int, marker: Path | None = None) -> None:
+        super().__init__()
+        self.layers = small()
+        self._size, self._marker = size, marker
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training and len(inputs) == self._size and multiprocessing.parent_process() is not None:
+            self._break()
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+    def _break(self) -> None:
+        if self._marker is not None:
+            try:
+                os.close(os.open(self._marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+        raise ArithmeticError("the sample is cursed")
+
+
+# Algorithms.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneByOne(FedAvg):
+    """FedAvg that wants to see every client's own model."""
+
+    linear: ClassVar[bool] = False
+
+
+class Median:
+    """The median of what was added, coordinate by coordinate, in place of the coordinator's mean."""
+
+    counted: ClassVar[list[int]] = []
+
+    def __init__(self, size: int) -> None:
+        self._vectors: list[Tensor] = []
+
+    def add(self, vector_P: Tensor, weight: float) -> None:
+        self._vectors.append(vector_P.double())
+
+    def finish(self) -> Tensor:
+        self.counted.append(len(self._vectors))
+        return torch.stack(self._vectors).median(0).values
+
+
+# Processes that several runs share, for to start one takes seconds.
+
+
+class Borrowed(Executor):
+    """Workers that have been there before, and stay."""
+
+    is_parallel = True
+
+    def __init__(self, pool: Workers, make: Make) -> None:
+        self._pool = pool
+        self._pickled = pickle.dumps(make)
+
+    def submit(self, item: Item) -> int:
+        content = self._pickled, item.content
+        return self._pool.submit(Item(content, item.tensors, item.label, item.cost, item.priority))
+
+    def results(self, tickets: Iterable[int]) -> Iterator[Result]:
+        return self._pool.results(tickets)
+
+    def close(self) -> None:
+        """Nothing: the next run needs them."""
+
+
+def lend(number: int) -> Work:
+    """What borrowed workers do: the work of whichever run asks for it."""
+    works: dict[bytes, Work] = {}
+
+    def work(content: Any, tensors: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor]]:
+        pickled, task = content
+        if pickled not in works:
+            works.clear()
+            works[pickled] = pickle.loads(pickled)(number)
+        return works[pickled](task, tensors)
+
+    return work
