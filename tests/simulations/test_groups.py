@@ -1,0 +1,92 @@
+"""Groups: a function of the experiment and of who holds how much, so that nothing else can change a result."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fed
+from fed.experiment import Local
+from fed.messages import GroupReply, Reply, Task
+from fed.simulations.devices import Device
+from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.groups import Groups
+from fed.simulations.simulation import Simulation
+from fed.simulations.work import Train
+from fed.simulations.workers import InProcess
+from tests.simulations.users_parts import small, unequal
+
+SIZES = st.lists(st.integers(1, 60), max_size=40)
+LOCALS = st.builds(
+    Local,
+    batch_size=st.integers(1, 20),
+    accumulate=st.integers(1, 3),
+    epochs=st.integers(1, 3),
+)
+
+
+@given(SIZES, st.integers(1, 9), LOCALS)
+def test_groups_hold_everybody_once_the_longest_first_and_are_of_one_size_but_for_one(
+    samples: list[int], size: int, local: Local
+) -> None:
+    groups = Groups(local, size)
+    found = groups.of(samples)
+    in_order = [place for group in found for place in group]
+    assert sorted(in_order) == list(range(len(samples)))
+    assert len(found) == -(-len(samples) // size)
+    lengths = [len(group) for group in found]
+    assert max(lengths, default=1) <= size
+    assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    steps = [groups.batches(samples[place]).steps for place in in_order]
+    assert steps == sorted(steps, reverse=True)
+    assert in_order == sorted(in_order, key=lambda place: (-groups.batches(samples[place]).steps, place))
+
+
+@given(SIZES, st.integers(1, 9), LOCALS)
+def test_groups_do_not_depend_on_what_was_grouped_before(samples: list[int], size: int, local: Local) -> None:
+    used = Groups(local, size)
+    for begin in range(3):
+        used.of(samples[begin:])
+    assert used.of(samples) == Groups(local, size).of(samples)
+
+
+def test_clients_of_a_group_take_about_as_many_steps_as_each_other() -> None:
+    assert Groups(Local(batch_size=10), size=2).of([10, 50, 20, 10, 30]) == [[1], [4, 2], [0, 3]]
+    assert Groups(Local(steps=7), size=2).of([10, 50, 20, 10, 30]) == [[0], [1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("group", [2, 4, 9, 32])
+def test_the_mean_of_groups_means_is_the_weighted_mean_of_the_clients(group: int) -> None:
+    """In float64: within 1e-12, the rounding of nine terms with weights from 1 to 30."""
+    updates = {reduces: _updates(group, reduces=reduces) for reduces in (True, False)}
+    assert [len(found) for found in updates.values()] == [-(-9 // group), 9]
+    means = [sum((weight * update for update, weight in found), torch.zeros(())) / 109 for found in updates.values()]
+    assert torch.allclose(means[0], means[1], rtol=0, atol=1e-12)
+    assert float(means[1].abs().max()) > 1e-3
+
+
+def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
+    """What a fleet answers to a task for everybody, as (mean update, samples)."""
+    experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
+    simulation = Simulation(experiment, unequal(torch.float64), lambda: small().double())
+    executor = InProcess(simulation.recipe)
+    fleet = SimulatedFleet(simulation.data, simulation.groups, executor, Device(), reduces=reduces)
+    start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
+    fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.nodes()))
+    found = []
+    for answer in fleet.collect():
+        if isinstance(answer, GroupReply):
+            found.append((answer.update_V, sum(answer.samples)))
+        elif isinstance(answer, Reply):
+            found.append((answer.vector_V - start_V, answer.samples))
+    return found
+
+
+def test_the_update_of_a_single_client_is_its_own_to_the_bit() -> None:
+    simulation = Simulation(fed.Experiment(simulation={"batching": "on", "group": 1}), unequal(), small)
+    state = simulation.layout.pack(simulation.recipe.module)
+    work = simulation.recipe(0)
+    _, (mean_V, _) = work(Train(("c1",), 1, reduces=True), state)
+    _, (trained_KV, _) = work(Train(("c1",), 1, reduces=False), state)
+    assert torch.equal(mean_V, trained_KV[0].double() - state[0].double())
