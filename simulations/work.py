@@ -169,13 +169,13 @@ class Work:
             error.add_note(f"while {label_of(task)} trained")
             raise
         samples = tuple(targets.shape[0] for _, targets in pairs)
-        trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), _diverged(task, group))
-        if trained.diverged is not None:
-            return trained, ()
-        if not task.reduces:
-            return trained, (group.vectors_KV, group.integers_KI)
-        update_V = _mean(group.vectors_KV.double().sub_(start), samples)
-        return trained, (update_V, group.integers_KI.amax(0) if integers.numel() else integers)
+        tensors = group.vectors_KV, group.integers_KI
+        if task.reduces:
+            update_V = _mean(group.vectors_KV.double().sub_(start), samples)
+            tensors = update_V, group.integers_KI.amax(0) if integers.numel() else integers
+        diverged = None if _are_finite(group.train_losses, tensors[0]) else _diverged(task, group)
+        trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), diverged)
+        return trained, () if diverged else tensors
 
     def _at_once(
         self, task: Train, start: Tensor, integers: Tensor, pairs: list[Pair], broadcast: tuple[Tensor, ...]
@@ -240,10 +240,13 @@ def _mean(updates_KV: Tensor, samples: Sequence[int]) -> Tensor:
     return shares_K @ updates_KV
 
 
+def _are_finite(losses: Sequence[float], vectors: Tensor) -> bool:
+    """Whether a sum says so: that of finite numbers may be none."""
+    return all(map(math.isfinite, losses)) and math.isfinite(vectors.sum())
+
+
 def _diverged(task: Train, group: TrainedGroup) -> tuple[ClientId, str] | None:
-    """The first client of a group whose numbers are not finite."""
-    if all(map(math.isfinite, group.train_losses)) and bool(torch.isfinite(group.vectors_KV.sum())):
-        return None
+    """The first client of a group whose numbers are not finite, if there is one."""
     for client, loss, vector_V in zip(task.clients, group.train_losses, group.vectors_KV, strict=True):
         if not math.isfinite(loss):
             return client, f"the training loss became {loss}"
