@@ -115,7 +115,10 @@ def choose(
         taken_bytes += 2 * client_bytes  # for the moments of Adam, which the trial does not keep
         if taken_bytes * group > room_bytes:
             group, limit = int(room_bytes / taken_bytes), "to keep them within the GPU's memory"
-    return Batching(True, max(group, 1), f"up to {max(group, 1)} clients train as one computation, {limit}")
+    group = max(group, 1)
+    return Batching(
+        True, group, f"up to {group} client{'s train' if group > 1 else ' trains'} as one computation, {limit}"
+    )
 
 
 def _operations(module: nn.Module, loss: Loss, local: Local, samples: Pair) -> int:
@@ -296,6 +299,8 @@ def _plainly(error: Exception) -> str:
     for sign, meaning in _OBSTACLES.items():
         if sign in text:
             return meaning
+    if missing := re.search(r"Batching rule not implemented for aten::(\w+)", text):
+        return f"PyTorch cannot compute {missing[1]} for many models at once"
     if refused := re.fullmatch("where clients train in groups, (.*): train them one by one", text):
         return refused[1]
     return f"it does not run for many clients at once ({(text.strip().splitlines() or [type(error).__name__])[0]})"

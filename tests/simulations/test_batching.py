@@ -1,0 +1,286 @@
+"""Batched where that changes nothing but rounding, one by one elsewhere, and a reason for either."""
+
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fed
+from fed.errors import InvalidExperiment
+from fed.simulations.batching import Batching
+from fed.simulations.simulate import simulate
+from fed.simulations.simulation import Simulation
+from tests.simulations import users_parts as parts
+
+
+def chosen(data: fed.FederatedData | None = None, own: Any = parts.small, loss: Any = None, **keys: Any) -> Batching:
+    """How clients train: with data, a model and a loss of one's own, and keys of the experiment."""
+    return Simulation(fed.Experiment(**keys), data or parts.unequal(), own, loss).batching
+
+
+# What stands against it.
+
+
+class Own(nn.Module):
+    """Two layers, and things that a user may keep beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = parts.small()
+        self.calls, self.rate, self.seen, self.by_name = 0, 1.0, [0], {"calls": {"training": 0}}
+        self.drawn, self.rolled = np.random.default_rng(0), random.Random(0)
+        self.total = torch.zeros(1)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("unsaved", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.change(inputs)
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+    def change(self, inputs: Tensor) -> None:
+        """Nothing."""
+
+
+def changing(change: Callable[[Any, Tensor], object]) -> Callable[[], nn.Module]:
+    return type("Changing", (Own,), {"change": lambda self, inputs: change(self, inputs)})
+
+
+class Branching(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs if inputs.sum() > 0 else -inputs)
+
+
+class Reading(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs * float(inputs.abs().max()))
+
+
+class Centring(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs - inputs.mean(0))
+
+
+class Sampling(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs + torch.randn_like(inputs))
+
+
+def weighted(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, target, weight=torch.tensor([1.0, 2.0, 5.0]))
+
+
+def of_one_class(samples: int) -> fed.FederatedData:
+    """The first client holds a single class, so that it shows nothing of what weighs others."""
+    inputs, _ = parts.samples(samples, 0)
+    first = (inputs, torch.zeros(samples, dtype=torch.int64))
+    return fed.FederatedData({0: first, 1: parts.samples(9, 1)}, parts.samples(9, 2))
+
+
+def pairs() -> fed.FederatedData:
+    return fed.FederatedData({number: parts.samples(6, number) for number in range(2)})
+
+
+def letters() -> fed.FederatedData:
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(20, (12, 8), generator=generator)
+    return fed.FederatedData(dict.fromkeys((0, 1), (texts, (texts + 1) % 20)))
+
+
+OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
+    "dropout": ({"own": parts.with_dropout}, "it draws random numbers"),
+    "noise": ({"own": lambda: Sampling(4, 3)}, "it draws random numbers"),
+    "batch norm": ({"own": parts.with_batch_norm, "data": pairs()}, r"changes 1\.running_mean"),
+    "branches": ({"own": lambda: Branching(4, 3)}, "what it does depends on the numbers it computes"),
+    "numbers": ({"own": lambda: Reading(4, 3)}, "what it does depends on the numbers it computes"),
+    "batch mean": ({"own": lambda: Centring(4, 3)}, "must not depend on others of its batch"),
+    "buffer": ({"own": changing(lambda own, _: own.steps.add_(1))}, "changes steps"),
+    "unsaved": ({"own": changing(lambda own, _: own.unsaved.add_(1))}, "changes unsaved"),
+    "new buffer": ({"own": changing(lambda own, _: setattr(own, "steps", own.steps + 1))}, "changes steps"),
+    "parameter": (
+        {"own": changing(lambda own, _: own.layers[0].weight.data.clamp_(-0.01, 0.01))},
+        r"changes layers\.0\.weight",
+    ),
+    "number": ({"own": changing(lambda own, _: setattr(own, "calls", own.calls + 1))}, "changes calls"),
+    "rate": ({"own": changing(lambda own, _: setattr(own, "rate", own.rate * 0.9))}, "changes rate"),
+    "list": ({"own": changing(lambda own, _: own.seen.append(1))}, "changes seen"),
+    "mapping": ({"own": changing(lambda own, _: own.by_name["calls"].update(training=1))}, "changes by_name"),
+    "tensor": ({"own": changing(lambda own, _: own.total.add_(1))}, "changes total"),
+    "output": ({"own": changing(lambda own, inputs: setattr(own, "last", inputs))}, "changes last"),
+    "own generator": ({"own": changing(lambda own, _: own.drawn.random())}, "changes drawn"),
+    "own dice": ({"own": changing(lambda own, _: own.rolled.random())}, "changes rolled"),
+    "numpy": ({"own": changing(lambda own, _: np.random.rand())}, "Python's or NumPy's random generator"),
+    "python": ({"own": changing(lambda own, _: random.random())}, "Python's or NumPy's random generator"),
+    "weights of classes": ({"loss": weighted}, "no mean over samples|mean of its samples' losses"),
+    "weights of unseen classes": ({"loss": weighted, "data": of_one_class(12)}, "its loss is no mean over samples"),
+    "weights, one sample": ({"loss": weighted, "data": of_one_class(1)}, "its loss is no mean over samples"),
+    "sum": ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "mean of its samples' losses"),
+    "sum, one sample": ({"loss": nn.CrossEntropyLoss(reduction="sum"), "data": of_one_class(1)}, "no mean"),
+    "gru": ({"own": None, "data": letters(), "model": {"kind": "char_gru"}}, "PyTorch cannot compute gru"),
+    "float16": ({"local": {"precision": "float16"}}, "float16 scales each client's loss"),
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_what_cannot_be_batched_is_found_and_trains_one_by_one_or_is_refused(obstacle: str) -> None:
+    given, reason = OBSTACLES[obstacle]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = chosen(**given)
+    assert (found.is_batched, found.group) == (False, 1)
+    with pytest.raises(InvalidExperiment, match=r"simulation\.batching must be auto or off here, got on: ") as caught:
+        chosen(**given, simulation={"batching": "on"})
+    for said in (found.reason, str(caught.value)):
+        assert re.search(reason, said)
+        assert "\n" not in said
+        assert not said.endswith(".")
+    assert torch.equal(before, torch.get_rng_state()), "the user's generator"
+    off = chosen(**given, simulation={"batching": "off"})
+    assert off == Batching(False, 1, "simulation.batching is off")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"own": lambda: changing(lambda own, inputs: None)()},
+        {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+        {"loss": parts.brier},
+        {"loss": parts.squared},
+        {"data": of_one_class(1)},
+        {"local": {"lr": 1e-9}},
+        {"local": {"lr": 1e30}},
+        {"local": {"optimizer": "adam", "accumulate": 3, "batch_size": 2}},
+        {"local": {"precision": "bfloat16"}},
+        {"algorithm": {"kind": "fedprox", "mu": 1.0}},
+        {"data": fed.FederatedData({0: parts.samples(8, 0), 1: parts.samples(5, 1)})},
+    ],
+    ids=str,
+)
+def test_what_can_be_batched_is(given: dict[str, Any]) -> None:
+    found = chosen(**given)
+    assert (found.is_batched, found.group) == (True, 32), found.reason
+    assert found.reason == "up to 32 clients train as one computation, as simulation.group=32 says"
+
+
+def test_samples_so_large_that_every_route_overflows_tell_nothing_against_batching() -> None:
+    inputs, labels = parts.samples(8, 0)
+    data = fed.FederatedData({0: (inputs * 1e30, labels), 1: (inputs, labels)})
+    assert chosen(data, loss=parts.squared).is_batched
+
+
+# What does not pay.
+
+
+def wide(width: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def pictures() -> fed.FederatedData:
+    generator = torch.Generator().manual_seed(0)
+    pair = torch.randn(16, 1, 28, 28, generator=generator), torch.arange(16) % 3
+    return fed.FederatedData({0: pair, 1: pair})
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.Conv2d(16, 16, 5), nn.Flatten(), nn.Linear(6400, 3))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU memory decides")
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"own": wide(200_000)}, "two clients' parameters do not fit into 2 MiB of cache"),
+        ({"own": convolving, "data": pictures()}, "million operations a client, and batching pays up to"),
+        ({"rounds": {"cohort": 1}}, "a round trains one client"),
+        ({"algorithm": {"kind": "centralized"}}, "a round trains one client"),
+    ],
+    ids=["parameters", "operations", "cohort", "centralized"],
+)
+def test_what_does_not_pay_is_left_out_unless_it_is_asked_for(given: dict[str, Any], reason: str) -> None:
+    found = chosen(**given)
+    assert (found.is_batched, found.group) == (False, 1)
+    assert reason in found.reason
+    assert chosen(**given, simulation={"batching": "on"}).is_batched
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU memory decides")
+def test_groups_are_as_large_as_asked_for_or_as_the_cache_allows() -> None:
+    parameters = 8 * 1000 + 3
+    room = 2**21 // (4 * parameters)
+    assert room < 70
+    for asked in (1, 2, room, room + 1, 10_000):
+        found = chosen(own=wide(1000), simulation={"batching": "on", "group": asked})
+        assert found.group == min(asked, room)
+        assert ("simulation.group" in found.reason) == (asked <= room)
+    assert chosen(own=wide(200_000), simulation={"batching": "on"}).reason.startswith("up to 1 client trains as one")
+
+
+# What comes of it.
+
+
+LOCALS: dict[str, dict[str, Any]] = {
+    "sgd": {"batch_size": 4, "epochs": 2},
+    "momentum": {"batch_size": 4, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "adam": {"batch_size": 4, "optimizer": "adamw", "lr": 0.01},
+    "steps": {"batch_size": 3, "accumulate": 2, "steps": 7},
+    "whole": {"batch_size": 64, "epochs": 3},
+}
+
+
+@pytest.mark.parametrize("local", LOCALS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedavgm", "bmuf", "dpsgd", "local", "centralized"])
+def test_whole_runs_agree_with_those_of_clients_one_by_one(algorithm: str, local: str) -> None:
+    """In float64, so that nothing but rounding, 1e-16 a step, can tell them apart."""
+    keys = fed.Experiment(
+        algorithm={"kind": algorithm}, local=LOCALS[local], rounds={"count": 4, "cohort": 6}, seed=1,
+        simulation={"batching": "on", "group": 4, "workers": 0},
+    )  # fmt: skip
+    runs = [
+        simulate(run, data=parts.unequal(torch.float64), model=lambda: parts.small().double())
+        for run in (keys, keys.override({"simulation.batching": "off"}))
+    ]
+    assert [run.experiment.simulation.batching for run in runs] == ["on", "off"]
+    for one, other in zip(*(states_of(run) for run in runs), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-10)
+    for batched, alone in zip(runs[0].metrics, runs[1].metrics, strict=True):
+        assert batched.keys() == alone.keys()
+        for key in batched.keys() - {"wall_s"}:
+            assert batched[key] == pytest.approx(alone[key], abs=1e-10), key
+
+
+def states_of(run: fed.Run) -> list[Tensor]:
+    return [part for module in (run.model, *run.models.values()) for part in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("batching", ["auto", "on", "off"])
+def test_the_experiment_kept_says_how_it_was_computed_and_repeats_to_the_bit(batching: str, tmp_path: Path) -> None:
+    model = {"kind": "mlp", "hidden": [300]}  # of which 26 clients fit into the cache
+    keys = fed.Experiment(
+        data={"clients": 30}, model=model, rounds={"count": 2}, simulation={"batching": batching, "group": 28}
+    )
+    first = simulate(keys, output=tmp_path / "run")
+    kept = fed.Experiment.load(tmp_path / "run" / "experiment.yaml")
+    assert kept == first.experiment
+    assert kept.simulation.batching == ("off" if batching == "off" else "on")
+    room = math.floor(2**21 / 4 / first.summary["parameters"])
+    assert kept.simulation.group == (28 if batching == "off" else room)
+    assert parts.outcome(simulate(kept)) == parts.outcome(first)
+    assert kept == simulate(kept).experiment
+    other = simulate(kept.override({"simulation": {"batching": "off" if kept.simulation.batching == "on" else "on"}}))
+    assert parts.outcome(other) != parts.outcome(first), "rounding"
+
+
+def test_what_falls_back_says_so_in_the_experiment_kept() -> None:
+    run = simulate(fed.Experiment(rounds={"count": 1}), data=parts.unequal(), model=parts.with_dropout)
+    assert run.experiment.simulation.batching == "off"
+    again = simulate(run.experiment, data=parts.unequal(), model=parts.with_dropout)
+    assert parts.outcome(run) == parts.outcome(again)
