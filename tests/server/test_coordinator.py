@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 from fed.aggregators.fedavg import FedAvg
 from fed.errors import Diverged
 from fed.layout import Layout
-from fed.messages import Failure, Reply, Task
+from fed.messages import Failure, GroupReply, Reply, Task
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 
-Answer = Callable[[Task], Iterable[Reply | Failure]]
+Answer = Callable[[Task], Iterable[Reply | GroupReply | Failure]]
 LAYOUT = Layout.of(nn.Linear(2, 1))
 
 
@@ -38,7 +39,7 @@ class Scripted:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         self._tasks.extend(tasks)
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | Failure]:
+    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             yield from self._scripts[int(task.client)](task)
@@ -137,3 +138,119 @@ def test_integer_buffers_take_the_largest() -> None:
     moves.exchange(1, [0, 1])
     moves.exchange(2, [0])
     assert moves.model()[1].tolist() == [7]
+
+
+def together(
+    *moves: float, samples: Sequence[int] | None = None, first: int = 0, number: int = 1, **changes: Any
+) -> Answer:
+    """The answer of clients whose tasks are numbered from ``first`` on, to the task of one of them."""
+
+    def answer(task: Task) -> Iterator[GroupReply]:
+        held = tuple(samples or [1] * len(moves))
+        mean = sum(move * count for move, count in zip(moves, held, strict=True)) / sum(held)
+        update_V = torch.full((LAYOUT.size,), mean, dtype=torch.float64)
+        members = tuple(range(first, first + len(moves)))
+        given = {"tasks": members, "clients": members, "integers_I": task.integers_I, **changes}
+        losses = tuple(0.1 * (index + 1) for index in range(len(moves)))
+        yield GroupReply(round=number, update_V=update_V, samples=held, train_losses=losses, **given)
+
+    return answer
+
+
+def silent(task: Task) -> Iterator[Reply]:
+    return iter(())
+
+
+def test_a_group_counts_as_its_clients_do() -> None:
+    groups = coordinator(silent, together(1.0, 3.0, samples=[3, 1]), lambda task: [reply(task, -2.0, samples=2)])
+    alone = coordinator(
+        *(
+            lambda task, move=move, held=held: [reply(task, move, held)]
+            for move, held in ((1.0, 3), (3.0, 1), (-2.0, 2))
+        )
+    )
+    ours, theirs = (moves.exchange(1, [0, 1, 2]) for moves in (groups, alone))
+    assert torch.equal(groups.model()[0], alone.model()[0])
+    assert float(groups.model()[0][0]) == pytest.approx((3 + 3 - 4) / 6)
+    assert (ours.selected, ours.replied, ours.failed) == (theirs.selected, theirs.replied, theirs.failed) == (3, 3, 0)
+    assert ours.bytes_up == theirs.bytes_up == 3 * 3 * 4
+    assert ours.train_loss == pytest.approx((0.1 * 3 + 0.2 * 1 + 0.5 * 2) / 6)
+
+
+def test_the_order_of_groups_does_not_matter() -> None:
+    scripts = [together(0.1, 0.7, samples=[3, 5]), together(1e-9, -0.3, samples=[1, 7], first=2)]
+    one, other = (coordinator(*ordered, silent, silent) for ordered in (scripts, scripts[::-1]))
+    losses = [moves.exchange(1, [0, 1, 2, 3]).train_loss for moves in (one, other)]
+    assert torch.equal(one.model()[0], other.model()[0])
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        together(9.0, 9.0, first=1),
+        together(9.0, first=7),
+        together(9.0, 9.0, tasks=(1, 1)),
+        together(9.0, clients=(0,), tasks=(1,)),
+        together(9.0, clients=("1",), tasks=(1,)),
+        together(9.0, first=1, number=2),
+        together(9.0, tasks=(), clients=()),
+        together(9.0, 9.0, tasks=(0, 1), clients=(0, 1)),
+    ],
+    ids=["of nobody's too", "not asked", "twice", "another's", "name", "round", "nobody", "answered"],
+)
+def test_a_group_that_must_not_count_changes_nothing_and_is_counted(
+    bad: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    moves = coordinator(lambda task: [reply(task, 1.0)], bad)
+    exchange = moves.exchange(1, [0, 1])
+    assert torch.equal(moves.model()[0], torch.ones(3))
+    assert (exchange.selected, exchange.replied, exchange.failed) == (2, 1, 1)
+    assert exchange.train_loss == 0.5
+    assert "their tasks are not in flight" in caplog.text
+
+
+def test_a_group_counts_once() -> None:
+    twice = together(1.0, 3.0)
+    moves = coordinator(silent, lambda task: [*twice(task), *twice(task), reply(task, 50.0)])
+    exchange = moves.exchange(1, [0, 1])
+    assert torch.equal(moves.model()[0], torch.full((3,), 2.0))
+    assert (exchange.replied, exchange.failed) == (2, 0)
+
+
+def test_what_arrives_is_counted_in_bytes_whether_or_not_it_counts() -> None:
+    moves = coordinator(silent, together(1.0, 1.0, 1.0))
+    assert moves.exchange(1, [0, 1]).bytes_up == 3 * 3 * 4
+
+
+def test_of_groups_integer_buffers_the_largest_is_taken() -> None:
+    counting = Layout.of(nn.BatchNorm1d(2))
+    start_V, integers_I = counting.pack(nn.BatchNorm1d(2))
+    update_V = torch.zeros(counting.size, dtype=torch.float64)
+
+    def counted(first: int, batches: int) -> Answer:
+        ids = (first, first + 1)
+        return lambda task: [GroupReply(ids, 1, ids, update_V, integers_I + batches, (1, 1), (0.1, 0.1))]
+
+    scripts = [counted(0, 4), counted(2, 9), silent, silent]
+    moves = Coordinator(FedAvg(), Scripted(scripts), counting, start_V, integers_I, Streams(0))
+    exchange = moves.exchange(1, [0, 1, 2, 3])
+    assert moves.model()[1].tolist() == [9]
+    assert exchange.bytes_up == exchange.bytes_down == 4 * counting.size_bytes()
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_of_several_that_diverged_the_first_is_named_whatever_their_order(step: int) -> None:
+    def diverged(task: Task) -> Iterator[Failure]:
+        yield Failure(task.id, task.round, task.client, "no number", diverged=True)
+
+    class Shuffled(Scripted):
+        def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+            return iter([*super().collect(until)][::step])
+
+    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
+    fleet = Shuffled([silent, diverged, diverged])
+    moves = Coordinator(FedAvg(), fleet, LAYOUT, start_V, integers_I, Streams(0))
+    with pytest.raises(Diverged, match="round 1, client 1: no number"):
+        moves.exchange(1, [0, 1, 2])
+    assert torch.equal(moves.model()[0], torch.zeros(3))
