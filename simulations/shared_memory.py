@@ -178,10 +178,13 @@ class Parcel(NamedTuple):
             what: what people call it.
 
         Raises:
-            InvalidInput: if it is too large.
+            InvalidInput: if it is too large, or cannot be pickled.
         """
         places, size_bytes = packed(tensors)
-        pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
+        try:
+            pickled = pickle.dumps((content, places), pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise InvalidInput(f"{what}: content must be picklable to go between processes: {error}") from error
         for name, size, limit in (("tensors", size_bytes, capacity_bytes), ("content", len(pickled), CONTENT_BYTES)):
             if size > limit:
                 raise InvalidInput(
@@ -286,36 +289,37 @@ def _fill(fd: int, size_bytes: int) -> None:
 
 
 def _available_bytes() -> float:
-    """What this machine and this process's container have left; infinite where neither says it."""
+    """What this machine and this process's containers have left; infinite where nobody says it."""
     meminfo = _numbers(Path("/proc/meminfo"))
     machine = 1024 * (meminfo["MemAvailable"] + meminfo.get("SwapFree", 0)) if "MemAvailable" in meminfo else math.inf
-    return min(machine, *map(_left, _CONTAINERS))
-
-
-class _Container(NamedTuple):
-    """Where a control group says what its processes may use, what they use, and what of that are cached files."""
-
-    limit: str
-    used: str
-    cached: str
-
-
-_CONTAINERS = (
-    _Container("memory.max", "memory.current", "inactive_file"),
-    _Container("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-)
+    return min(machine, *map(_left_in, _control_groups()))
 
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_THOSE_OF_THIS_PROCESS = Path("/proc/self/cgroup")
 
 
-def _left(container: _Container) -> float:
+def _control_groups() -> list[Path]:
+    """The folders of all groups that limit this process's memory, in either version of control groups."""
     try:
-        limit, used = (int((_CONTROL_GROUPS / name).read_text()) for name in (container.limit, container.used))
-    except (OSError, ValueError):  # another version of control groups, or no limit
-        return math.inf
-    said = _numbers((_CONTROL_GROUPS / container.used).with_name("memory.stat"))
-    return limit - used + said.get(container.cached, 0)
+        lines = [line.split(":", 2)[1:] for line in _THOSE_OF_THIS_PROCESS.read_text().splitlines()]
+    except OSError:
+        lines = []
+    paths = [Path(f"{controller}{path}") for controller, path in lines if controller in ("", "memory")]
+    # A container may see the tree from its own group on, and yet be told its place in the whole.
+    relative = {part for path in paths for part in (path, *path.parents)}
+    return [_CONTROL_GROUPS, *(_CONTROL_GROUPS / str(path).lstrip("/") for path in relative)]
+
+
+def _left_in(group: Path) -> float:
+    for limit, used, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # the other version, no limit, or out of sight
+            most, now = (int((group / name).read_text()) for name in (limit, used))
+            return most - now + _numbers(group / "memory.stat").get(cached, 0)
+    return math.inf
 
 
 def _numbers(path: Path) -> dict[str, int]:

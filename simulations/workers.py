@@ -209,6 +209,7 @@ class _Worker:
     process: BaseProcess
     connection: Connection
     is_ready: bool = False
+    false_starts: int = 0
     given: deque[_Given] = field(default_factory=deque)
     free: list[int] = field(default_factory=lambda: list(range(_SLOTS)))
 
@@ -261,7 +262,6 @@ class Workers(Executor):
         self._capacity_bytes = capacity_bytes
         self._settings = [current() for current, _ in _SETTINGS]
         self._submitted = 0
-        self._false_starts = 0
         self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
         self._pending: dict[int, _Task] = {}
         self._finished: dict[int, Result | FedError] = {}
@@ -308,13 +308,13 @@ class Workers(Executor):
 
     def close(self) -> None:  # noqa: D102
         workers, self._workers = self._workers, []
-        for worker in workers:
-            if worker.is_ready and not worker.given:
-                worker.tell(b"")
-            else:
-                worker.process.kill()
-            worker.connection.close()
         try:
+            for worker in workers:
+                if worker.is_ready and not worker.given:
+                    worker.tell(b"")
+                else:
+                    worker.process.kill()
+                worker.connection.close()
             for worker in workers:
                 stop(worker.process, _STOP_WITHIN_S)
         finally:
@@ -393,7 +393,7 @@ class Workers(Executor):
 
     def _hear(self, worker: _Worker, kind: int, slot: int, size: int) -> None:
         if kind == _READY:
-            worker.is_ready, self._false_starts = True, 0
+            worker.is_ready = True
             return
         try:
             content, tensors = worker.slots[slot].read(size)
@@ -426,12 +426,9 @@ class Workers(Executor):
         at_work = worker.given[0].task if worker.given else None
         doing = f"at {at_work.item.label}" if at_work else "idle"
         _log.warning("worker %d died, %s: %s\n%s", worker.number, doing, words, details)
-        if not worker.is_ready:
-            self._false_starts += 1
-            was_killed = code is not None and code < 0
-            if not was_killed or self._false_starts == _DEATHS:
-                self.close()
-                raise RunFailed((_NOT_MADE_TEXT if was_killed else _NO_START).format(words=words))
+        if not worker.is_ready and (code is None or code >= 0):
+            self.close()
+            raise RunFailed(_NO_START.format(words=words))
         if at_work:
             at_work.deaths += 1
         for task, slot in worker.given:
@@ -439,7 +436,21 @@ class Workers(Executor):
                 self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
             elif not worker.slots[slot].is_recalled:  # or another worker has it
                 self._enqueue(task, is_lost=True)
-        self._workers[self._workers.index(worker)] = self._hired(worker.number, worker.memory)
+        self._succeed(worker, words)
+
+    def _succeed(self, worker: _Worker, words: str) -> None:
+        """Hire another in a worker's place; after three that were killed before they began, do with one less."""
+        index = self._workers.index(worker)
+        false_starts = 0 if worker.is_ready else worker.false_starts + 1
+        if false_starts < _DEATHS:
+            self._workers[index] = self._hired(worker.number, worker.memory)
+            self._workers[index].false_starts = false_starts
+            return
+        del self._workers[index]
+        _log.warning("%d worker processes are left", len(self._workers))
+        if not self._workers:
+            self.close()
+            raise RunFailed(_NOT_MADE_TEXT.format(words=words))
 
 
 _GIVEN_UP = f"{{label}} ended {_DEATHS} worker processes; last words: {{words}}"
@@ -519,7 +530,7 @@ def _serve(
     """A worker's life."""
     os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.lseek(memory.fd, -_WORDS_BYTES, os.SEEK_END)
+    os.lseek(memory.fd, len(memory.mapped) - _WORDS_BYTES, os.SEEK_SET)
     faulthandler.enable(memory.fd)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss

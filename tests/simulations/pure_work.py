@@ -60,18 +60,18 @@ def who(*tensors: Tensor) -> tuple[tuple[int, int, str | None], Tensors]:
 
 @dataclass(frozen=True)
 class Train:
-    """Some milliseconds of steps whose order of rounding matters; the content is the seed."""
+    """Some milliseconds of steps whose order of rounding matters; the content is the seed and who did it."""
 
     seed: int
     steps: int = 50
 
-    def __call__(self, start: Tensor, data: Tensor) -> tuple[int, Tensors]:
+    def __call__(self, start: Tensor, data: Tensor) -> tuple[tuple[int, int], Tensors]:
         generator = torch.Generator().manual_seed(self.seed)
         point = start.clone()
         for _ in range(self.steps):
             batch = data[torch.randperm(len(data), generator=generator)[:8]]
             point -= 0.1 * torch.tanh(batch - point).mean(0)
-        return self.seed, (point, point.sum(), data[:0])
+        return (self.seed, os.getpid()), (point, point.sum(), data[:0])
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,15 @@ def make_that_diverges(number: int) -> NoReturn:
 
 @dataclass(frozen=True)
 class KilledInTheMaking:
-    """Makes what calls, after it was killed so many times at it."""
+    """Makes what calls, after the last of so many workers was killed so many times at it."""
 
     file: Path
     times: int
+    count: int = 1
 
     def __call__(self, number: int) -> Callable[..., tuple[Any, Tensors]]:
-        Fail(kills_itself, self.file, self.times)()
+        if number == self.count - 1:
+            Fail(kills_itself, self.file, self.times)()
         return call
 
 

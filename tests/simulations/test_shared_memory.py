@@ -85,15 +85,29 @@ def test_files_that_do_not_grow_are_said(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "memory.max").write_text("5000000\n")
-    (tmp_path / "memory.current").write_text("4000000\n")
-    (tmp_path / "memory.stat").write_text("anon 3000000\ninactive_file 500000\n")
+@pytest.mark.parametrize(
+    ("version", "place", "group"),
+    [(2, "0::/job/step", "job"), (2, "0::/outside/of/sight", "."), (1, "7:memory:/job", "memory/job")],
+)
+def test_the_limit_of_a_container_counts(
+    version: int, place: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / group
+    folder.mkdir(parents=True, exist_ok=True)
+    limit, used = [
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ("memory.max", "memory.current"),
+    ][version - 1]
+    (folder / limit).write_text("5000000\n")
+    (folder / used).write_text("4000000\n")
+    (folder / "memory.stat").write_text("anon 3000000\ninactive_file 500000\ntotal_inactive_file 500000\n")
+    (tmp_path / "groups").write_text(f"5:cpu:/else\n{place}\n")
     monkeypatch.setattr(shared_memory, "_CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(shared_memory, "_THOSE_OF_THIS_PROCESS", tmp_path / "groups")
     with pytest.raises(RunFailed, match=r"cannot have 2 MB .* \(1\.5 MB are available\)"):
         SharedMemory(2_000_000)
     assert len(SharedMemory(1_000_000).bytes_B) == 1_000_000
-    (tmp_path / "memory.max").write_text("max\n")
+    (folder / limit).write_text("max\n")
     assert len(SharedMemory(2_000_000).bytes_B) == 2_000_000
 
 

@@ -81,12 +81,12 @@ def training(count: int, steps: int = 50) -> list[Item]:
     return [Item(work.Train(seed, steps), pair, f"client {seed}") for seed, pair in enumerate(tensors)]
 
 
-def expected(items: Sequence[Item]) -> list[tuple[Any, list[list[float]]]]:
+def expected(items: Sequence[Item]) -> list[tuple[int, list[list[float]]]]:
     return [exact(*work.call(item.content, item.tensors)) for item in items]
 
 
-def exact(content: Any, tensors: Sequence[Tensor]) -> tuple[Any, list[list[float]]]:
-    return content, [tensor.double().flatten().tolist() for tensor in tensors]
+def exact(content: Any, tensors: Sequence[Tensor]) -> tuple[int, list[list[float]]]:
+    return content[0], [tensor.double().flatten().tolist() for tensor in tensors]
 
 
 def bits(tensor: Tensor) -> list[int]:
@@ -244,12 +244,18 @@ def chaos(count: int, items: int, kills: int) -> None:
     with Workers(work.caller, count, CAPACITY_BYTES) as workers:
         tickets = [workers.submit(item) for item in todo]
         done: dict[int, Any] = {}
+        begun: set[int] = set()
+        killed = 0
         for ticket, content, tensors in workers.results(tickets):
             assert ticket not in done
             done[ticket] = exact(content, tensors)
+            begun.add(content[1])
+            alive = sorted(begun.intersection(work.pids()))
             # An item whose worker was killed comes next, so that none is hit three times.
-            if len(done) % (items // (kills + 1)) == 0:
-                os.kill(generator.choice(sorted(set(work.pids()) - others)), signal.SIGKILL)
+            if alive and len(done) % (items // (kills + 1)) == 0:
+                os.kill(generator.choice(alive), signal.SIGKILL)
+                killed += 1
+    assert killed >= kills // 2
     assert [done[ticket] for ticket in tickets] == expected(todo)
     assert set(work.pids()) == others
 
@@ -395,9 +401,13 @@ def _with(make: Any, *arguments: Any, **keys: Any) -> tuple[None, list[Tensor]]:
     return None, [make(*arguments, **keys)]
 
 
-def test_an_answer_that_cannot_be_pickled_says_so(pool: Workers) -> None:
-    with pytest.raises(RunFailed, match=r"client 3 in round 5 ended 3 .*; last words: .*[Pp]ickle"):
+def test_a_content_that_cannot_be_pickled_is_refused_either_way(pool: Workers) -> None:
+    before = set(work.pids())
+    with pytest.raises(InvalidInput, match=r"^the result of client 3 in round 5: content must be picklable"):
         run(pool, work.answers_what_cannot_be_pickled)
+    with pytest.raises(InvalidInput, match=r"^client 3 in round 5: content must be picklable"):
+        run(pool, lambda: None)
+    assert set(work.pids()) == before
 
 
 # Workers that cannot begin.
@@ -427,6 +437,15 @@ def test_workers_that_are_killed_before_they_begin_are_replaced_twice(tmp_path: 
     ):
         run(workers, work.same)
     assert len(work.notes(tmp_path / "always")) == 3
+
+
+def test_a_worker_that_never_begins_is_done_without(tmp_path: Path) -> None:
+    others = set(work.pids())
+    with Workers(work.KilledInTheMaking(tmp_path / "always", 9, count=2), 2, 0) as workers:
+        work.await_that(lambda: run(workers, work.who)[0] in work.pids() and len(work.pids()) == len(others) + 1, "it")
+        assert len(work.notes(tmp_path / "always")) == 3
+        [left] = set(work.pids()) - others
+        assert settled(workers, 1) == {left}
 
 
 def test_what_cannot_be_pickled_makes_no_workers() -> None:
