@@ -80,6 +80,13 @@ def overwritten_ones(x: Tensor) -> Tensor:
     return x * ones
 
 
+def conjugates(x: Tensor) -> list[Tensor]:
+    numbers = torch.fft.fft(x)
+    conjugated = numbers.conj()
+    parts = [conjugated.imag + 1, numbers.imag + 1, conjugated.real + 1]
+    return [*parts, (numbers * conjugated).real, (numbers + conjugated).real, (conjugated * 2).imag]
+
+
 CONSTANT = torch.arange(3.0, dtype=torch.float64)
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
@@ -144,6 +151,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Sequence[Tensor]]] = {
         [x * 2, y * 1],
     ),
     "indices": lambda x, y: [x[:, torch.tensor([2, 0])], x[x.shape[0] - 1], torch.where(x > 0, x, y)],
+    "conjugates": lambda x, y: conjugates(x),
     "complex numbers": lambda x, y: [
         torch.fft.rfft(x).conj().imag + 1,
         torch.view_as_real(torch.fft.fft(y).conj().resolve_conj()),
@@ -441,6 +449,12 @@ def test_what_reads_numbers_is_refused(function: Function) -> None:
 def test_what_changes_a_shape_in_place_is_refused(change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(RuntimeError, match="shape in place"):
         record(lambda x: [change(x * 2)], numbers((3, 3)))
+
+
+def test_what_sees_memory_in_a_way_that_was_not_recorded_is_refused() -> None:
+    """Else it would be taken for a constant."""
+    with pytest.raises(RuntimeError, match="past PyTorch's operations"):
+        record(lambda x: [torch.from_numpy((x * 2).numpy()[:1]) + 1], numbers((3, 3)))
 
 
 def test_recording_needs_no_compiler() -> None:
