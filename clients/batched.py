@@ -95,6 +95,7 @@ class BatchedTrainer:
         self._plans: dict[int, Batches] = {}
         self._ordered: tuple[list[Batches], list[_Block]] | None = None
         self._stacks: dict[int, _Stack] = {}
+        self._held_to = 0
         self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
 
     def train(
@@ -219,8 +220,9 @@ class BatchedTrainer:
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
             if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in program.graph.nodes):
                 raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
-            if not self._programs:
+            if inputs.shape[1] > self._held_to:  # a batch of one shows nothing
                 self._hold_to_samples(state, inputs, targets)
+                self._held_to = inputs.shape[1]
         trained = len(self.layout.trained)
         return move_in_place(program, trained, -self._local.lr) if self._moves_in_place else program
 

@@ -6,6 +6,8 @@ a client's floating-point state; I, its integers; P, trainable parameters.
 
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -708,6 +710,15 @@ def test_a_loss_that_is_no_mean_raises_an_error(name: str) -> None:
         Task(small(), pairs, local(), loss).in_a_group()
 
 
+def test_what_a_group_of_single_samples_hides_raises_an_error_once_there_are_more() -> None:
+    for module, loss in ((UNFIT["BatchNorm of the batch"](), cross_entropy), (small(), WEIGHTED)):
+        by = Task(module.double(), [], local(), loss).group_trainer()
+        if loss is WEIGHTED:
+            Task(module, samples((1, 1)), local(), loss).in_a_group(by)
+        with pytest.raises(InvalidModel):
+            Task(module, samples((4, 4)), local(), loss).in_a_group(by)
+
+
 def test_a_loss_that_is_no_mean_would_be_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of classes would be ignored: what is refused would move by more than half as much again, elsewhere."""
     monkeypatch.setattr(BatchedTrainer, "_hold_to_samples", lambda *_: None)
@@ -743,6 +754,23 @@ def test_what_is_nearly_sure_of_its_labels_is_not_refused(likely: int, loss: Los
     module.bias.data.zero_()[likely] = 17.0
     pairs = [(inputs.float(), torch.full_like(labels, likely)) for inputs, labels in VECTORS]
     assert max(Task(module, pairs, local(), loss, own_starts=False).in_a_group().train_losses) < 1e-5
+
+
+def test_training_a_group_needs_no_compiler() -> None:
+    """Whose import takes seconds. In a process of its own, for others may have imported it here."""
+    code = """
+import sys, torch
+from fed.clients.batched import BatchedTrainer
+from fed.clients.losses import cross_entropy
+from fed.clients.models import mlp
+from fed.experiment import Local
+by = BatchedTrainer(mlp((3,), 2, (4,)), cross_entropy, Local(), None, torch.device("cpu"))
+pairs = [(torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]))] * 2
+by.train(torch.ones(by.layout.size), torch.zeros(0, dtype=torch.int64), pairs, [None, None])
+print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
 
 
 @needs_gpu

@@ -1,8 +1,6 @@
 """Programs against the functions they were recorded from, on numbers that they were not recorded on."""
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -455,18 +453,3 @@ def test_what_sees_memory_in_a_way_that_was_not_recorded_is_refused() -> None:
     """Else it would be taken for a constant."""
     with pytest.raises(RuntimeError, match="past PyTorch's operations"):
         record(lambda x: [torch.from_numpy((x * 2).numpy()[:1]) + 1], numbers((3, 3)))
-
-
-def test_recording_needs_no_compiler() -> None:
-    """Whose import takes seconds. In a process of its own, for others may have imported it here."""
-    code = """
-import sys, torch
-from fed.clients.programs import record
-def function(x):
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(torch.vmap(torch.dot)(x, x).sum(), x)
-record(function, [torch.ones(2, 3)])
-print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.strip() == "[]"
