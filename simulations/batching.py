@@ -100,6 +100,8 @@ def choose(
     if execution.batching == "auto" and trainees == 1:
         return Batching(False, 1, "a round trains one client")
     if execution.batching == "auto" and device.type == "cpu":
+        if execution.group == 1:
+            return Batching(False, 1, "simulation.group is 1")
         if group < 2:
             return Batching(False, 1, f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache")
         if (operations := _operations(module, loss, local, samples)) > _MOST_OPERATIONS:

@@ -200,16 +200,17 @@ def convolving() -> nn.Module:
     [
         ({"own": wide(200_000)}, "two clients' parameters do not fit into 2 MiB of cache"),
         ({"own": convolving, "data": pictures()}, "million operations a client, and batching pays up to"),
+        ({"simulation": {"group": 1}}, "simulation.group is 1"),
         ({"rounds": {"cohort": 1}}, "a round trains one client"),
         ({"algorithm": {"kind": "centralized"}}, "a round trains one client"),
     ],
-    ids=["parameters", "operations", "cohort", "centralized"],
+    ids=["parameters", "operations", "group", "cohort", "centralized"],
 )
 def test_what_does_not_pay_is_left_out_unless_it_is_asked_for(given: dict[str, Any], reason: str) -> None:
     found = chosen(**given)
     assert (found.is_batched, found.group) == (False, 1)
     assert reason in found.reason
-    assert chosen(**given, simulation={"batching": "on"}).is_batched
+    assert chosen(**{**given, "simulation": {**given.get("simulation", {}), "batching": "on"}}).is_batched
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU memory decides")
