@@ -235,6 +235,78 @@ def test_show_prints_every_value_in_force_as_yaml(run: Run) -> None:
     assert yaml.parse(run("show", "two.yaml").out)["compare"][1]["local"]["lr"] == 0.5
 
 
+def comments(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("#")]
+
+
+def test_show_ends_with_how_clients_train_and_why(run: Run) -> None:
+    ways = {
+        (): "batched: up to 32 clients train as one computation, as simulation.group=32 says",
+        ("simulation.group=7",): "batched: up to 7 clients train as one computation, as simulation.group=7 says",
+        ("simulation.batching=off",): "one client at a time: simulation.batching is off",
+        ("rounds.cohort=1",): "one client at a time: a round trains one client",
+        ("local.precision=float16",): ("one client at a time: float16 scales each client's loss by its own gradients"),
+    }
+    for settings, way in ways.items():
+        code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+        assert (code, err) == (0, "")
+        assert comments(out) == [f"# simulation: {way}"] == out.splitlines()[-1:]
+
+
+def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
+    text = COMPARISON.replace("local: {lr: 0.5}", "simulation: {batching: off}")
+    (folder / "two.yaml").write_text(text.replace("]", ", {name: alone, rounds.cohort: 1}]"), encoding="utf-8")
+    code, out, err = run("show", "two.yaml")
+    assert (code, err) == (0, "")
+    assert comments(out) == [
+        "# FedAvg: batched: up to 32 clients train as one computation, as simulation.group=32 says",
+        "# fast: one client at a time: simulation.batching is off",
+        "# alone: one client at a time: a round trains one client",
+    ]
+    assert yaml.parse(out)["compare"][1]["simulation"]["batching"] == "off"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("data={kind: npz, path: gone.npz}",), "gone.npz"),
+        (("data=null",), "data: null needs data given in Python"),
+        (("data.clients=2000",), "clients"),
+        (("simulation.batching=on", "local.precision=float16"), "simulation.batching must be auto or off here, got on"),
+    ],
+)
+def test_show_prints_the_values_where_nobody_can_know_how_clients_train(
+    run: Run, settings: tuple[str, ...], why: str
+) -> None:
+    code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+    assert (code, err) == (0, "")
+    (said,) = comments(out)
+    assert said.startswith("# simulation: how clients will train is not known: ")
+    assert why in said
+    shown = yaml.parse(out)
+    assert shown == fed.Experiment(**shown).dump()
+
+
+def test_batching_that_cannot_be_is_refused_in_a_sentence_before_anything_is_written(run: Run, folder: Path) -> None:
+    settings = ("--set", "simulation.batching=on", "--set", "local.precision=float16")
+    code, out, err = run("simulate", "tiny.yaml", *settings)
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: simulation.batching must be auto or off here, got on: float16 scales each client's loss by its own "
+        "gradients\n"
+    )
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_says_in_its_folder_how_it_was_computed_and_runs_again_from_there(run: Run, folder: Path) -> None:
+    assert run("simulate", "tiny.yaml", "--set", "simulation.workers=0", "--output", "first").code == 0
+    kept = fed.Experiment.load(folder / "first/experiment.yaml")
+    assert kept.dump()["simulation"] == {"batching": "on", "group": 32, "workers": 0}
+    assert run("simulate", "first/experiment.yaml", "--output", "again").code == 0
+    first, again = ((folder / name / "model.safetensors").read_bytes() for name in ("first", "again"))
+    assert first == again
+
+
 def test_data_draws_who_holds_what(run: Run, folder: Path) -> None:
     code, out, err = run("data", "tiny.yaml", "--picture", "picture.svg")
     assert (code, err) == (0, "")

@@ -1,5 +1,6 @@
 """The command line as a process: signals, pipes, a terminal, and what it loads before it is asked for anything."""
 
+import contextlib
 import json
 import os
 import pty
@@ -48,9 +49,10 @@ def start(folder: Path) -> Iterator[Start]:
     """Starts ``fed`` in the folder; whatever becomes of the test, no process is left."""
     processes = []
 
-    def start(*arguments: str, stderr: int = subprocess.PIPE, **more: str) -> Process:
+    def start(*arguments: str, stderr: int = subprocess.PIPE, start_new_session: bool = False, **more: str) -> Process:
         command = [sys.executable, "-m", "fed", *arguments]
         given: dict[str, Any] = {"cwd": folder, "env": environment(**more), "text": True, "encoding": "utf-8"}
+        given["start_new_session"] = start_new_session
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, **given))
         return processes[-1]
 
@@ -95,6 +97,51 @@ def test_interrupted_run_is_kept_and_exits_with_130(start: Start, folder: Path) 
     assert summary["status"] == "interrupted"
     # The signal may come between the end of a round and its line.
     assert 0 <= summary["rounds"] - len(metrics.read_text(encoding="utf-8").splitlines()) <= 1
+    assert (folder / "runs/tiny/model.safetensors").is_file()
+
+
+def members(session: int) -> list[Path]:
+    """The processes of a session that are not dead yet."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, _, its = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+            found += [process] if int(its) == session and state not in "ZX" else []
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks at processes as Linux shows them")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_run_with_workers_that_is_ended_leaves_no_process_and_no_file(
+    start: Start, folder: Path, sent: signal.Signals
+) -> None:
+    settings = (ENDLESS, "simulation.workers=2", "simulation.group=1")
+    arguments = (part for setting in settings for part in ("--set", setting))
+    process = start("simulate", "tiny.yaml", *arguments, "--json", start_new_session=True)
+    metrics = folder / "runs/tiny/metrics.jsonl"
+    wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 0, process)
+    alive = members(process.pid)
+    assert len(alive) >= 3, "the workers"
+    assert [place for place in alive if "/dev/shm/" in (place / "maps").read_text(encoding="utf-8")] == []
+    if sent == signal.SIGINT:  # as a terminal does
+        os.killpg(process.pid, sent)
+    else:
+        process.send_signal(sent)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    until = time.monotonic() + PATIENCE_S
+    while members(process.pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert "Traceback" not in err
+    if sent == signal.SIGKILL:
+        assert process.returncode == -sent
+        return
+    assert process.returncode == 130
+    assert err.splitlines()[-1].endswith("what was done is kept in runs/tiny")
+    summary = json.loads(out)
+    lines = metrics.read_text(encoding="utf-8").splitlines()
+    assert summary["status"] == "interrupted"
+    assert 0 <= summary["rounds"] - len(lines) <= 1
     assert (folder / "runs/tiny/model.safetensors").is_file()
 
 

@@ -110,6 +110,9 @@ over_mean = st.one_of(
 over_mix = kind("dpsgd", order=st.sampled_from(["combine_then_adapt", "adapt_then_combine"]))
 topologies = st.none() | st.one_of(kind("ring"), kind("complete"), kind("exponential"))
 rounds = kind("synchronous", count=counts, cohort=counts | st.just("all"), evaluate_every=counts)
+executions = section(
+    {}, batching=st.sampled_from(["auto", "on", "off"]), group=counts, workers=st.integers(0, 64) | st.just("auto")
+)
 others = {
     "name": names,
     "seed": st.integers(0, 2**70),
@@ -117,6 +120,7 @@ others = {
     "model": st.none() | models,
     "local": locals_,
     "rounds": rounds,
+    "simulation": executions,
 }
 experiments = st.one_of(
     section({}, algorithm=over_mean, topology=st.none(), **others),
@@ -166,6 +170,7 @@ def test_every_section_may_be_left_out_and_dump_shows_what_is_in_force() -> None
         "algorithm": {"kind": "fedavg"},
         "topology": None,
         "rounds": {"kind": "synchronous", "count": 50, "cohort": "all", "evaluate_every": 1},
+        "simulation": {"batching": "auto", "group": 32, "workers": "auto"},
     }
 
 
@@ -326,6 +331,7 @@ SECTIONS: list[tuple[tuple[str, ...], str, str]] = [
     (("algorithm",), "nu", "mu"),
     (("topology",), "knd", "kind"),
     (("rounds",), "cuont", "count"),
+    (("simulation",), "worker", "workers"),
 ]
 
 
@@ -338,7 +344,7 @@ def test_an_unknown_key_names_the_nearest_and_all_that_are_known(
         keys |= {"algorithm": {"kind": "dpsgd"}, "topology": {"kind": "ring"}}
     inner = keys
     for name in place:
-        inner = inner[name]
+        inner = inner.setdefault(name, {})
     inner[wrong] = 5
     path = tmp_path / "experiment.yaml"
     path.write_text(yaml.dump(keys))
@@ -351,9 +357,8 @@ def test_an_unknown_key_names_the_nearest_and_all_that_are_known(
 
 
 def test_a_key_like_none_is_refused_without_a_guess() -> None:
-    assert problems(zzz={"a": 1}) == [
-        "zzz: unknown key; known: name, seed, data, model, local, algorithm, topology, rounds (value: {'a': 1})"
-    ]
+    known = "name, seed, data, model, local, algorithm, topology, rounds, simulation"
+    assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
     assert problems(local={"{braces}": 1})[0].startswith("local.{braces}: unknown key; known: optimizer, lr,")
 
 
@@ -402,6 +407,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": {"kind": "csv"}}, "data.path: missing key"),
     ({"rounds": {"count": 5.0}}, "rounds.count must be an integer, got 5.0"),
     ({"rounds": {"evaluate_every": 0}}, "rounds.evaluate_every must be greater than 0, got 0"),
+    ({"simulation": {"batching": True}}, "simulation.batching must be 'auto', 'on' or 'off', got True"),
+    ({"simulation": {"batching": "yes"}}, "simulation.batching must be 'auto', 'on' or 'off', got 'yes'"),
+    ({"simulation": {"group": 0}}, "simulation.group must be greater than 0, got 0"),
+    ({"simulation": {"group": "auto"}}, "simulation.group must be an integer, got 'auto'"),
+    ({"simulation": {"workers": -1}}, "simulation.workers must be greater than or equal to 0 or 'auto', got -1"),
+    ({"simulation": {"workers": "two"}}, "simulation.workers must be an integer or 'auto', got 'two'"),
+    ({"simulation": {"workers": 1.5}}, "simulation.workers must be an integer or 'auto', got 1.5"),
+    ({"simulation": {"workers": None}}, "simulation.workers must be an integer or 'auto', got None"),
+    ({"simulation": 2}, "simulation must be a mapping of keys to values, got 2"),
 ]
 
 
@@ -416,6 +430,17 @@ def test_a_cohort_is_a_number_or_all() -> None:
         assert any(
             line.startswith("rounds.cohort") and f"got {wrong!r}" in line for line in problems(rounds={"cohort": wrong})
         )
+
+
+def test_on_and_off_are_words_in_a_file_too(tmp_path: Path) -> None:
+    """As other YAML readers take them for true and false."""
+    for word in ("on", "off", "auto"):
+        path = tmp_path / f"{word}.yaml"
+        path.write_text(f"simulation: {{batching: {word}, workers: 2}}")
+        loaded = Experiment.load(path)
+        assert loaded.simulation.batching == word
+        path.write_text(yaml.dump(loaded.dump()))
+        assert Experiment.load(path) == loaded
 
 
 def test_every_wrong_value_has_a_line_that_begins_with_the_file(tmp_path: Path) -> None:
