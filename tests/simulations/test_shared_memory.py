@@ -16,6 +16,7 @@ from fed.simulations.workers import Item, Workers
 from tests.simulations import pure_work as work
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no such memory")
+on_linux = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="asks what Linux says of itself")
 
 
 def write(memory: SharedMemory, tensor: SharedTensor) -> None:
@@ -67,6 +68,7 @@ def test_joined_tensors_lie_one_after_the_other() -> None:
     assert torch.equal(joined, torch.cat(parts))
 
 
+@on_linux
 def test_what_cannot_be_had_is_said_in_one_sentence() -> None:
     with pytest.raises(
         RunFailed, match=r"^cannot have 1 PB of memory that processes share \(.* available\): use fewer workers"
@@ -74,6 +76,7 @@ def test_what_cannot_be_had_is_said_in_one_sentence() -> None:
         SharedMemory(10**15)
 
 
+@on_linux
 def test_files_that_do_not_grow_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, begin: int, size: int) -> None:
         raise OSError(28, "No space left on device")
@@ -111,6 +114,7 @@ def test_the_limit_of_a_container_counts(
     assert len(SharedMemory(2_000_000).bytes_B) == 2_000_000
 
 
+@on_linux
 def test_memory_is_given_back() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
