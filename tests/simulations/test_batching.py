@@ -246,7 +246,7 @@ def test_whole_runs_agree_with_those_of_clients_one_by_one(algorithm: str, local
         simulation={"batching": "on", "group": 4, "workers": 0},
     )  # fmt: skip
     runs = [
-        simulate(run, data=parts.unequal(torch.float64), model=lambda: parts.small().double())
+        simulate(run, data=parts.unequal(torch.float64), model=parts.double)
         for run in (keys, keys.override({"simulation.batching": "off"}))
     ]
     assert [run.experiment.simulation.batching for run in runs] == ["on", "off"]

@@ -15,7 +15,7 @@ from fed.simulations.groups import Groups
 from fed.simulations.simulation import Simulation
 from fed.simulations.work import Train
 from fed.simulations.workers import InProcess
-from tests.simulations.users_parts import small, unequal
+from tests.simulations.users_parts import double, small, unequal
 
 SIZES = st.lists(st.integers(1, 60), max_size=40)
 LOCALS = st.builds(
@@ -69,7 +69,7 @@ def test_the_mean_of_groups_means_is_the_weighted_mean_of_the_clients(group: int
 def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     """What a fleet answers to a task for everybody, as (mean update, samples)."""
     experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
-    simulation = Simulation(experiment, unequal(torch.float64), lambda: small().double())
+    simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(simulation.recipe)
     fleet = SimulatedFleet(simulation.data, simulation.groups, executor, Device(), reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import fed
 from fed.clients.evaluation import accuracy, evaluate
@@ -65,17 +64,13 @@ def experiment(algorithm: str = "fedavg", **keys: Any) -> fed.Experiment:
     return fed.Experiment(algorithm={"kind": algorithm}, rounds=rounds, **keys)
 
 
-def double() -> nn.Module:
-    return parts.small().double()
-
-
 @pytest.mark.parametrize("batching", ["on", "off"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd", "local"])
 def test_scores_of_shards_are_those_of_the_whole_test_set(algorithm: str, batching: str, late: list[Late]) -> None:
     """In float64: within 1e-12, the rounding of a sum of some thousand terms."""
     data = parts.unequal(torch.float64, test=SAMPLES)
     assert data.test is not None
-    run = simulate(experiment(algorithm, simulation={"batching": batching}), data=data, model=double)
+    run = simulate(experiment(algorithm, simulation={"batching": batching}), data=data, model=parts.double)
     whole = {
         client: evaluate(module, cross_entropy, accuracy, data.test, CPU)
         for client, module in {"": run.model, **run.models}.items()

@@ -93,6 +93,10 @@ def small(*between: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), *between, nn.Tanh(), nn.Linear(6, 3))
 
 
+def double() -> nn.Module:
+    return small().double()
+
+
 def with_dropout() -> nn.Module:
     return small(nn.Dropout(0.5))
 
