@@ -78,6 +78,11 @@ def weighted(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output, target, weight=torch.tensor([1.0, 2.0, 5.0]))
 
 
+def steered(output: Tensor, target: Tensor) -> Tensor:
+    """Is a mean over samples, and its gradient is not."""
+    return nn.functional.cross_entropy(output, target) + (output.sum() - output.sum().detach())
+
+
 def of_one_class(samples: int) -> fed.FederatedData:
     """The first client holds a single class, so that it shows nothing of what weighs others."""
     inputs, _ = parts.samples(samples, 0)
@@ -124,6 +129,7 @@ OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
     "weights, one sample": ({"loss": weighted, "data": of_one_class(1)}, "its loss is no mean over samples"),
     "sum": ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "mean of its samples' losses"),
     "sum, one sample": ({"loss": nn.CrossEntropyLoss(reduction="sum"), "data": of_one_class(1)}, "no mean"),
+    "gradient": ({"loss": steered, "local": {"lr": 1e-12}}, "a group's gradients differ from those of its clients"),
     "gru": ({"own": None, "data": letters(), "model": {"kind": "char_gru"}}, "PyTorch cannot compute gru"),
     "float16": ({"local": {"precision": "float16"}}, "float16 scales each client's loss"),
 }
@@ -169,6 +175,18 @@ def test_what_can_be_batched_is(given: dict[str, Any]) -> None:
     found = chosen(**given)
     assert (found.is_batched, found.group) == (True, 32), found.reason
     assert found.reason == "up to 32 clients train as one computation, as simulation.group=32 says"
+
+
+def test_rounding_in_half_precision_tells_nothing_against_batching() -> None:
+    """A single sample's gradient is off by a quarter here, one by one."""
+    generator = torch.Generator().manual_seed(0)
+
+    def pictures(count: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(count, 1, 14, 14, generator=generator), torch.randint(3, (count,), generator=generator)
+
+    data = fed.FederatedData({number: pictures(7 + 5 * number) for number in range(3)})
+    model = {"kind": "cnn", "channels": [4, 8], "hidden": 16}
+    assert chosen(data, None, model=model, local={"batch_size": 8, "precision": "bfloat16"}).is_batched
 
 
 def test_samples_so_large_that_every_route_overflows_tell_nothing_against_batching() -> None:
