@@ -232,7 +232,7 @@ def test_of_groups_integer_buffers_the_largest_is_taken() -> None:
         ids = (first, first + 1)
         return lambda task: [GroupReply(ids, 1, ids, update_V, integers_I + batches, (1, 1), (0.1, 0.1))]
 
-    scripts = [counted(0, 4), counted(2, 9), silent, silent]
+    scripts = [counted(0, 9), counted(2, 4), silent, silent]
     moves = Coordinator(FedAvg(), Scripted(scripts), counting, start_V, integers_I, Streams(0))
     exchange = moves.exchange(1, [0, 1, 2, 3])
     assert moves.model()[1].tolist() == [9]
