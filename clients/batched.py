@@ -121,7 +121,7 @@ class BatchedTrainer:
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
         """
-        plans = [self._plan(len(targets)) for _, targets in samples]
+        plans = [self._plan(targets.shape[0]) for _, targets in samples]
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         stack = self._stack(len(rows))

@@ -20,6 +20,7 @@ __all__ = ["WeightedMean"]
 
 _LANE_BITS = 32  # of the 53 bits of a lane, 21 are left for carries
 _LOWEST = -3  # the lowest lane's unit is 2^(32·-3): it rounds to nearest, by 2^-97 at most
+_LOWEST_EXPONENT = _LANE_BITS * _LOWEST
 _LARGEST = 2.0**800
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
@@ -52,6 +53,7 @@ class WeightedMean:
         self.atoms = 0
         self.weight = Fraction(0)
         self._lanes: dict[int, Tensor] = {}
+        self._only_P: Tensor | None = None  # the product of a single vector, which needs no lanes
 
     def add(self, vector_P: Tensor, weight: float) -> None:
         """Count a vector with a weight.
@@ -67,13 +69,16 @@ class WeightedMean:
             raise FedError(f"a weight must be positive and finite, got {weight}")
         if vector_P.shape != (self.size,):
             raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
-        pieces = [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
+        if self.atoms == 0 and self.size:
+            _highest_lane(vector_P, weight)
+            self._count(1, Fraction(weight))
+            self._only_P = vector_P.to(torch.float64, copy=True).mul_(weight)
+            return
+        pieces = self._pieces(vector_P)
         highest = [_highest_lane(piece_p, weight) for _, piece_p in pieces]
         self._count(1, Fraction(weight))
-        scratch_2p = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
-        for (start, piece_p), lane in zip(pieces, highest, strict=True):
-            rest_p, cut_p = scratch_2p[:, : len(piece_p)]
-            self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start, lane)
+        self._cut_first()
+        self._cut(pieces, highest, weight)
 
     def merge(self, other: "WeightedMean") -> None:
         """Count all that another sum has counted.
@@ -84,6 +89,10 @@ class WeightedMean:
         if other.size != self.size:
             raise FedError(f"means of one length can be merged, got {self.size} and {other.size}")
         self._count(other.atoms, other.weight)
+        self._cut_first()
+        if other._only_P is not None:
+            pieces = self._pieces(other._only_P)
+            self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
 
@@ -95,6 +104,9 @@ class WeightedMean:
         """
         if not self.weight:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
+        if self._only_P is not None:  # on the grid's last line, as lanes would leave it; + 0 makes −0 to 0
+            units_P = (self._only_P * 2.0**-_LOWEST_EXPONENT).round_()
+            return units_P.mul_(2.0**_LOWEST_EXPONENT).add_(0.0).div_(float(self.weight))
         sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for start in range(0, self.size, _PIECE):
             self._sum_piece(sum_P[start : start + _PIECE], start)
@@ -107,6 +119,21 @@ class WeightedMean:
             )
         self.atoms += atoms
         self.weight += weight
+
+    def _pieces(self, vector_P: Tensor) -> list[tuple[int, Tensor]]:
+        return [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
+
+    def _cut_first(self) -> None:
+        """Cut into lanes what has stood alone until now."""
+        if self._only_P is not None:
+            pieces, self._only_P = self._pieces(self._only_P), None
+            self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)
+
+    def _cut(self, pieces: list[tuple[int, Tensor]], highest: list[int], weight: float) -> None:
+        scratch_2p = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
+        for (start, piece_p), lane in zip(pieces, highest, strict=True):
+            rest_p, cut_p = scratch_2p[:, : len(piece_p)]
+            self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start, lane)
 
     def _add_piece(self, rest_p: Tensor, cut_p: Tensor, start: int, highest: int) -> None:
         """Cut a piece into lanes, from the highest that it reaches to the lowest, or until nothing is left."""

@@ -87,6 +87,7 @@ class Coordinator:
             )
         self._averaged_B = vector_V[layout.parameters :].double()
         self._integers_I = integers_I
+        self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -102,7 +103,8 @@ class Coordinator:
         """
         nodes = self.fleet.nodes()
         chosen = self.streams.generator("cohort", number).choice(len(nodes), size=cohort, replace=False)
-        return [nodes[index] for index in sorted(chosen)]
+        chosen.sort()
+        return [nodes[index] for index in chosen.tolist()]
 
     def exchange(self, number: int, clients: Sequence[int | str]) -> Exchange:
         """Send the model to clients, gather their models, and move ours by the mean of their updates.
@@ -122,7 +124,7 @@ class Coordinator:
             first + index: Task(first + index, number, client, start_V, self._integers_I)
             for index, client in enumerate(clients)
         }
-        bytes_down = sum(task.size_bytes() for task in tasks.values())
+        bytes_down = sum(task.size_bytes() for task in list(tasks.values())[:1]) * len(tasks)
         self.fleet.dispatch(tasks.values())
         gathered = _Gathered(start_V, self._integers_I, self._layout.size_bytes())
         gathered.count(self.fleet.collect(), tasks)
@@ -146,7 +148,11 @@ class Coordinator:
         self._state, self._averaged_B, self._integers_I = state, averaged_B, gathered.integers_I
 
     def _vector(self, params_P: Tensor) -> Tensor:
-        return torch.cat([params_P, self._averaged_B]).to(self._layout.dtype)
+        """The whole vector as it travels; of the same parameters the same one."""
+        if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._averaged_B:
+            vector_V = torch.cat([params_P, self._averaged_B]).to(self._layout.dtype)
+            self._kept = params_P, self._averaged_B, vector_V
+        return self._kept[2]
 
 
 class _Gathered:
@@ -157,7 +163,7 @@ class _Gathered:
         self.integers_I = integers_I
         self.losses: list[tuple[float, int]] = []
         self.bytes_up = 0
-        self._start_V = start_V.double()
+        self._start_V = start_V
         self._message_bytes = message_bytes
 
     def count(self, answers: Iterable[Reply | GroupReply | Failure], tasks: dict[int, Task]) -> None:
@@ -188,7 +194,9 @@ class _Gathered:
             _log.warning("round %d: refused client %r: %s", reply.round, reply.client, reason)
             return
         del open_tasks[reply.task]
-        self._count(reply.vector_V.double() - self._start_V, reply.integers_I, (reply.train_loss,), (reply.samples,))
+        self._count(
+            reply.vector_V.double() - self._start_V.double(), reply.integers_I, (reply.train_loss,), (reply.samples,)
+        )
 
     def _add_group(self, reply: GroupReply, open_tasks: dict[int, Task]) -> None:
         self.bytes_up += self._message_bytes * len(reply.tasks)

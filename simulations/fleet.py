@@ -46,9 +46,12 @@ class SimulatedFleet:
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
+        bytes_of: dict[int, int] = {}  # of tasks that share their tensors, as those of a round do
         for task in tasks:
             samples = self._data.size_of(task.client)
-            heapq.heappush(self._due, (self.clock + self._takes_s(task, samples), task.id, task, samples))
+            if (size_bytes := bytes_of.get(id(task.vector_V))) is None:
+                size_bytes = bytes_of[id(task.vector_V)] = task.size_bytes()
+            heapq.heappush(self._due, (self.clock + self._takes_s(task, size_bytes, samples), task.id, task, samples))
 
     def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
         """Train all clients whose answers are due, those together that started from one model."""
@@ -67,10 +70,10 @@ class SimulatedFleet:
             for _, answer, tensors in self._executor.results([ticket]):
                 yield from self._answers(members, answer, tensors)
 
-    def _takes_s(self, task: Task, samples: int) -> float:
+    def _takes_s(self, task: Task, size_bytes: int, samples: int) -> float:
         seen = self._groups.batches(samples).seen
         answer_bytes = task.vector_V.nbytes + task.integers_I.nbytes
-        return self._device.exchange_s(bytes_down=task.size_bytes(), samples=seen, bytes_up=answer_bytes)
+        return self._device.exchange_s(bytes_down=size_bytes, samples=seen, bytes_up=answer_bytes)
 
     def _item(self, tasks: list[Task], seen: int) -> Item:
         first = tasks[0]

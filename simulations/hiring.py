@@ -24,6 +24,9 @@ __all__ = ["hired", "leave_rerun"]
 
 _log = logging.getLogger(__name__)
 
+_SMALL_BYTES = 2**18
+"""A model of this size, and the steps of a few clients on it, take less time than sending them to a worker and back."""
+
 _WORTH_WORKERS_S = 20.0
 """Workers take seconds to start: a run must take this long in one process to be worth it."""
 
@@ -81,7 +84,7 @@ def _workers(simulation: Simulation, count: int, stack: contextlib.ExitStack) ->
     item_bytes = models * (simulation.layout.size + simulation.layout.integer_count) * 8 + 4096
     try:
         if not problem:
-            workers = stack.enter_context(Workers(_shared(simulation), count, item_bytes))
+            workers = stack.enter_context(Workers(_shared(simulation), count, item_bytes, _SMALL_BYTES))
             if asked == "auto":  # only now is it known whether processes can start
                 list(workers.results([workers.submit(Item(Begin(), (), "the beginning"))]))
             return workers

@@ -244,6 +244,8 @@ class Workers(Executor):
         count: how many processes, at least 1.
         capacity_bytes: what the tensors of one item take at most, either way, each rounded up to 64 bytes. A worker
             has twice this memory for them, beside its own.
+        small_bytes: an item whose tensors take less, and whose result alone is waited for, is done in this process:
+            sending it takes longer than doing it. Such items are begun when their results are asked for.
 
     Raises:
         InvalidInput: if there cannot be such workers.
@@ -255,11 +257,14 @@ class Workers(Executor):
 
     is_parallel = True
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int) -> None:
+    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int = 0) -> None:
         if count < 1:
             raise InvalidInput(f"there must be at least 1 worker, got {count}")
         self._make = make
         self._capacity_bytes = capacity_bytes
+        self._small_bytes = small_bytes
+        self._small: dict[int, Item] = {}
+        self._work_here: Work | None = None
         self._settings = [current() for current, _ in _SETTINGS]
         self._submitted = 0
         self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
@@ -277,16 +282,45 @@ class Workers(Executor):
 
     def submit(self, item: Item) -> int:  # noqa: D102
         self._check_open()
-        parcel = Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
         self._submitted += 1
-        task = self._pending[self._submitted] = _Task(self._submitted, item, parcel)
+        if item.priority == 0 and sum(tensor.nbytes for tensor in item.tensors) < self._small_bytes:
+            self._small[self._submitted] = item
+        else:
+            self._send(self._submitted, item)
+        return self._submitted
+
+    def _send(self, ticket: int, item: Item) -> None:
+        parcel = Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
+        task = self._pending[ticket] = _Task(ticket, item, parcel)
         self._enqueue(task)
         self._listen(0)
         self._hand_out(1)
-        return task.ticket
+
+    def _done_here(self, ticket: int) -> Result | None:
+        """What becomes of a small item that is alone; None if it is one for workers, which may die of it."""
+        item = self._small.pop(ticket)
+        try:
+            self._work_here = self._work_here or self._make(0)
+            content, tensors = self._work_here(item.content, item.tensors)
+        except FedError:
+            raise
+        except Exception:
+            _log.warning("%s failed in this process, and is given to workers", item.label, exc_info=True)
+            self._work_here = None  # its state may be half changed
+            self._small[ticket] = item
+            return None
+        return Result(ticket, content, [tensor.detach() for tensor in tensors])
 
     def results(self, tickets: Iterable[int]) -> Iterator[Result]:  # noqa: D102
         wanted = set(tickets)
+        if len(wanted) == 1 and wanted == self._small.keys():
+            self._check_open()
+            (ticket,) = wanted
+            if (result := self._done_here(ticket)) is not None:
+                yield result
+                return
+        for ticket in sorted(wanted & self._small.keys()):
+            self._send(ticket, self._small.pop(ticket))
         try:
             while wanted:
                 self._check_open()
@@ -321,6 +355,7 @@ class Workers(Executor):
             for worker in workers:
                 worker.process.kill()
             self._selector.close()
+            self._small.clear()
             self._queue.clear()
             self._pending.clear()
             self._finished.clear()

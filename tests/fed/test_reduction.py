@@ -223,3 +223,14 @@ def test_memory_does_not_grow_with_the_number_of_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
     mean = mean_of([torch.randn(100, generator=generator) for _ in range(500)], [1] * 500)
     assert 1 <= len(mean._lanes) <= 4
+
+
+@given(
+    st.lists(st.floats(-1e30, 1e30) | st.floats(-1e-27, 1e-27) | st.just(-0.0), min_size=1, max_size=6),
+    st.integers(1, 2**40),
+)
+def test_a_vector_alone_is_what_its_lanes_would_leave(numbers: list[float], weight: int) -> None:
+    alone, cut = WeightedMean(len(numbers)), WeightedMean(len(numbers))
+    alone.add(torch.tensor(numbers, dtype=torch.float64), weight)
+    cut.merge(alone)  # which adds to lanes
+    assert alone.finish().numpy().tobytes() == cut.finish().numpy().tobytes()

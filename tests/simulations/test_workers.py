@@ -553,3 +553,17 @@ def test_a_program_without_main_guard_is_told_so(tmp_path: Path) -> None:
     assert parent.returncode == 1
     assert "RunFailed: a worker process could not start (ended with exit code 1): a program that uses workers" in said
     assert "under if __name__ == '__main__':, or use workers: 0" in said
+
+
+def test_a_small_item_alone_is_done_here_and_others_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+    """One whose work fails here is given to workers: it may succeed, or end them as any other does."""
+    with Workers(work.caller, 1, 1 << 16, small_bytes=1 << 10) as workers:
+        here = run(workers, work.who)[0]
+        tickets = [workers.submit(Item(work.who, (), "small")) for _ in range(2)]
+        there = {content[0] for _, content, _ in workers.results(tickets)}
+        (large,) = workers.results([workers.submit(Item(work.same, (torch.ones(999),), "large"))])
+        assert here == os.getpid()
+        assert here not in there
+        assert torch.equal(large.tensors[0], torch.ones(999))
+        with caplog.at_level(logging.CRITICAL), pytest.raises(RunFailed, match="client 3 in round 5"):
+            run(workers, work.raises)
