@@ -95,11 +95,11 @@ def simulate(
         folder = RunFolder(Path(output), overwrite=overwrite) if output is not None else None
         simulation = Simulation(experiment, data, model, loss, metric)
         expectation = expect(simulation) if observer is not None else None
-        if folder is not None:
-            folder.begin(simulation.experiment)
-        if observer is not None and expectation is not None:
-            observer.begin(expectation)
         with hired(simulation, expectation) as executor:
+            if folder is not None:
+                folder.begin(simulation.experiment)
+            if observer is not None and expectation is not None:
+                observer.begin(expectation)
             return _Recording(simulation, executor, folder, observer).run()
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import fed
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
 from fed.simulations import hiring
-from fed.simulations.expectation import Expectation
+from fed.simulations.expectation import Expectation, expect
 from fed.simulations.shared_memory import packed
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
@@ -34,7 +34,7 @@ class Crew(InProcess):
     hired: list[tuple[int, int]]
     fails: FedError | None = None
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int) -> None:
+    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int) -> None:
         def fits(worker: int) -> Work:
             work = make(worker)
 
@@ -98,15 +98,31 @@ def test_a_run_that_nobody_has_timed_is_timed_where_that_decides(
 ) -> None:
     timed: list[Simulation] = []
 
-    def expect(simulation: Simulation) -> Expectation:
+    def noted(simulation: Simulation) -> Expectation:
         timed.append(simulation)
         return LONG
 
-    monkeypatch.setattr(hiring, "expect", expect)
+    monkeypatch.setattr(hiring, "expect", noted)
     for workers, group, expected in ((0, 2, 0), (3, 2, 0), ("auto", 9, 0), ("auto", 2, 1)):
         with hiring.hired(simulation(workers, group=group)):
             assert len(timed) == expected
     assert [count for count, _ in hired] == [3, 5]
+
+
+@pytest.mark.parametrize("says_sizes", [True, False])
+def test_to_expect_a_time_reads_no_client_that_the_run_may_never_ask(says_sizes: bool) -> None:
+    reads: list[int] = []
+
+    def make(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        reads.append(client)
+        return parts.samples(5 + client, client)
+
+    train = fed.ClientsOnDemand(range(40), make, (lambda client: 5 + client) if says_sizes else None)
+    found = simulation("auto", fed.FederatedData(train, parts.samples(9, 99), classes=3))
+    expected = expect(found)
+    assert set(reads) == {0}
+    assert expected.wall_s > 0
+    assert expected.rounds == 50
 
 
 def test_auto_takes_none_within_one_of_several_processes(
@@ -149,11 +165,12 @@ def without_pickle(part: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("part", ["model", "loss", "metric", "data"])
 def test_what_cannot_go_to_another_process_is_one_sentence_with_the_way_out_and_keeps_auto_here(
-    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = fed.Experiment(simulation={"group": 2, "workers": 2}, rounds={"count": 1, "cohort": 6})
     with pytest.raises(InvalidExperiment, match=rf"simulation\.workers must be 0 here, got 2: the {part} ") as caught:
-        simulate(keys, **without_pickle(part))
+        simulate(keys, output=tmp_path / "run", **without_pickle(part))
+    assert not (tmp_path / "run").exists()
     assert "define it at the top of a module" in str(caught.value)
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(hiring, "_WORTH_WORKERS_S", 0.0)
@@ -261,7 +278,7 @@ def test_a_program_without_main_guard_ends_with_one_clear_sentence_or_trains_alo
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     # Each of two workers runs the script again, up to the simulation, and not once more.
     assert 2 <= done.stdout.count("begun") <= 3
-    assert "if __name__ == '__main__':" in done.stderr.splitlines()[-1]
+    assert "if __name__ == '__main__':" in done.stderr
     assert "bootstrapping" not in done.stderr
     if workers == "auto":
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "finished"), done.stderr
