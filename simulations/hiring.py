@@ -85,8 +85,8 @@ def _workers(simulation: Simulation, count: int, stack: contextlib.ExitStack) ->
     try:
         if not problem:
             workers = stack.enter_context(Workers(_shared(simulation), count, item_bytes, _SMALL_BYTES))
-            if asked == "auto":  # only now is it known whether processes can start
-                list(workers.results([workers.submit(Item(Begin(), (), "the beginning"))]))
+            if asked == "auto":  # only now is it known whether processes can start; those of a priority are for them
+                list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
             return workers
     except (InvalidInput, RunFailed) as error:
         if asked != "auto":
