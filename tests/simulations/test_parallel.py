@@ -52,7 +52,7 @@ def in_workers(keys: fed.Experiment, workers: int = 2) -> fed.Experiment:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Workers]:
-    with Workers(parts.lend, 2, 1 << 20) as workers:
+    with Workers(parts.lend, 2, 1 << 20, hiring._SMALL_BYTES) as workers:
         yield workers
 
 
@@ -82,6 +82,14 @@ def test_workers_change_nothing(algorithm: str, batching: str, borrowed: list[in
     assert borrowed == [7]
     assert parts.outcome(alone) == parts.outcome(apart)
     assert alone.experiment.simulation.batching == batching
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_workers_change_nothing_where_one_group_is_all_there_is(algorithm: str, borrowed: list[int]) -> None:
+    keys = experiment(algorithm).override({"simulation.group": 32})
+    alone, apart = (simulate(run, data=parts.unequal(), model=parts.small) for run in (keys, in_workers(keys)))
+    assert borrowed == [2]
+    assert parts.outcome(alone) == parts.outcome(apart)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
