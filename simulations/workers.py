@@ -319,7 +319,7 @@ class Workers(Executor):
             if (result := self._done_here(ticket)) is not None:
                 yield result
                 return
-        for ticket in sorted(wanted & self._small.keys()):
+        for ticket in sorted(self._small) if wanted & self._small.keys() else ():
             self._send(ticket, self._small.pop(ticket))
         try:
             while wanted:

@@ -560,7 +560,7 @@ def test_a_small_item_alone_is_done_here_and_others_are_sent(caplog: pytest.LogC
     with Workers(work.caller, 1, 1 << 16, small_bytes=1 << 10) as workers:
         here = run(workers, work.who)[0]
         tickets = [workers.submit(Item(work.who, (), "small")) for _ in range(2)]
-        there = {content[0] for _, content, _ in workers.results(tickets)}
+        there = {content[0] for ticket in tickets for _, content, _ in workers.results([ticket])}
         (large,) = workers.results([workers.submit(Item(work.same, (torch.ones(999),), "large"))])
         assert here == os.getpid()
         assert here not in there
