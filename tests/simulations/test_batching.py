@@ -169,7 +169,20 @@ def test_what_cannot_be_batched_is_found_and_trains_one_by_one_or_is_refused(obs
         {"algorithm": {"kind": "fedprox", "mu": 1.0}},
         {"data": fed.FederatedData({0: parts.samples(8, 0), 1: parts.samples(5, 1)})},
     ],
-    ids="plain model smoothing brier squared one-class tiny-steps huge-steps adam bfloat16 fedprox few-samples".split(),
+    ids=[
+        "plain",
+        "model",
+        "smoothing",
+        "brier",
+        "squared",
+        "one-class",
+        "tiny-steps",
+        "huge-steps",
+        "adam",
+        "bfloat16",
+        "fedprox",
+        "few-samples",
+    ],
 )
 def test_what_can_be_batched_is(given: dict[str, Any]) -> None:
     found = chosen(**given)
