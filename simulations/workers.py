@@ -283,7 +283,7 @@ class Workers(Executor):
     def submit(self, item: Item) -> int:  # noqa: D102
         self._check_open()
         self._submitted += 1
-        if item.priority == 0 and sum(tensor.nbytes for tensor in item.tensors) < self._small_bytes:
+        if item.priority == 0 and sum(part.numel() * part.element_size() for part in item.tensors) < self._small_bytes:
             self._small[self._submitted] = item
         else:
             self._send(self._submitted, item)
