@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,7 +19,7 @@ import fed
 from fed.errors import Diverged, InvalidData, RunFailed
 from fed.simulations import hiring
 from fed.simulations.simulate import simulate
-from fed.simulations.workers import Make, Workers
+from fed.simulations.workers import InProcess, Make, Result, Workers
 from tests.simulations import users_parts as parts
 
 pytestmark = pytest.mark.xdist_group("parallel")  # so that processes are lent from test to test
@@ -252,6 +252,24 @@ def test_divergence_is_the_same_error_and_leaves_the_same_folder(
     alone, apart = map(parts.kept, said)
     assert alone == apart
     assert borrowed == [2]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_of_several_errors_the_same_one_is_raised_in_whatever_order_work_is_done(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Backwards(InProcess):
+        def results(self, tickets: Iterable[int]) -> Iterator[Result]:
+            for ticket in sorted(tickets, reverse=True):
+                yield from super().results([ticket])
+
+    keys, said = experiment(algorithm, rounds={"count": 1}), []
+    for executor in (InProcess, Backwards):
+        monkeypatch.setattr(hiring, "InProcess", executor)
+        with pytest.raises(InvalidData, match=r"client \d+ must be in 0 … 2") as caught:
+            simulate(keys, data=parts.on_demand(bad=(2, 5, 9)), model=parts.small)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "local"])

@@ -39,12 +39,17 @@ def unequal(dtype: torch.dtype = torch.float32, test: int = 40) -> fed.Federated
 
 
 def on_demand(bad: Sequence[int] = ()) -> fed.FederatedData:
-    """Twelve clients; the data of some cannot be used, which is found when they are read."""
-    return fed.FederatedData(fed.ClientsOnDemand(range(12), partial(_made, bad=bad)), samples(20, 99), classes=3)
+    """Twelve clients; the data of some cannot be used, which is found where they are read to be trained on."""
+    train = fed.ClientsOnDemand(range(12), partial(_made, bad=bad), _size)
+    return fed.FederatedData(train, samples(20, 99), classes=3)
+
+
+def _size(client: int) -> int:
+    return 4 + 3 * client
 
 
 def _made(client: int, bad: Sequence[int]) -> Pair:
-    inputs, labels = samples(4 + 3 * client, client)
+    inputs, labels = samples(_size(client), client)
     return inputs, labels + 7 * (client in bad)
 
 
