@@ -4,6 +4,7 @@ Shapes: N samples; B, those of a batch; C classes; K models; V, a model's floati
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -38,7 +39,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
         output: [B, C, ...], scores of C classes.
         target: [B, ...], labels.
     """
-    return (output.argmax(1) == target).to(torch.float64).mean()
+    return (output.argmax(1) == target.long()).to(torch.float64).mean()  # some integers cannot be compared with others
 
 
 def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair, device: torch.device) -> Score:
@@ -94,7 +95,9 @@ class BatchedEvaluator:
     def _outputs(self, states: list[Tensor], inputs: Tensor) -> Tensor:
         key = len(states[0]), inputs.shape
         if key not in self._programs:
-            self._programs[key] = record(self._forward, [*states, inputs])
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")  # of what vmap takes one by one
+                self._programs[key] = record(self._forward, [*states, inputs])
         outputs_KB: Tensor = self._programs[key].forward(*states, inputs)[0]
         return outputs_KB
 

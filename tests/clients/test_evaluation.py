@@ -148,6 +148,12 @@ def test_many_models_are_scored_as_each_alone(make: Callable[[], nn.Module], cou
     assert len({score.loss for score in scores}) == 5
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int16, torch.bool])
+def test_accuracy_takes_labels_of_any_integers(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    assert accuracy(scores, torch.tensor([1, 1, 1, 0]).to(dtype)) == 0.5
+
+
 def test_nothing_of_a_graph_is_built() -> None:
     seen = []
 
