@@ -86,8 +86,9 @@ def batching(document: "Experiment | Comparison") -> Iterator[str]:
     for name, experiment in variants.items():
         try:
             chosen = Simulation(experiment).batching
-        except InvalidInput as error:
-            yield f"{name or 'simulation'}: how clients will train is not known: {error}".splitlines()[0]
+        except Exception as error:  # whatever a user's model or data raise: the values are shown all the same
+            reason = str(error) if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
+            yield f"{name or 'simulation'}: how clients will train is not known: {reason}".splitlines()[0]
             continue
         how = "batched" if chosen.is_batched else "one client at a time"
         yield f"{name or 'simulation'}: {how}: {chosen.reason}"

@@ -392,3 +392,15 @@ def test_compare_finds_what_cannot_be_run_before_it_runs_anything(run: Run, fold
     assert err.startswith("error: FedAvg: ")
     assert len(err.splitlines()) == 1
     assert not (folder / "runs").exists()
+
+
+def test_show_prints_values_though_a_users_model_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_model.py").write_text(
+        "def make():\n    raise RuntimeError('no model today')\n", encoding="utf-8"
+    )
+    (tmp_path / "e.yaml").write_text("model: {kind: 'python:broken_model:make'}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["show", str(tmp_path / "e.yaml")]) == 0
+    assert capsys.readouterr().out.endswith("is not known: RuntimeError: no model today\n")
