@@ -5,13 +5,15 @@ message; N, simulated peers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from torch import Tensor
+from pydantic import PositiveInt
+from torch import Tensor, nn
 
+from fed.experiment import Local
 from fed.hyperparameters import Hyperparameters
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "LocalRule",
     "Mix",
     "PeerRule",
+    "Phase",
     "Reduced",
     "Report",
+    "local_rule_of",
 ]
 
 Descend: TypeAlias = Callable[[Tensor], Tensor]
@@ -120,17 +124,50 @@ class Reduced:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of a client's local training; the next one goes on from where it ends, with an optimizer of its own.
+
+    Args:
+        rule: a correction of the gradient of the shared parameters, or a term of the loss, or None.
+        trains: which parameters move: all, or those alone that are shared or private.
+        epochs: passes over the client's data, in place of what the section local says.
+        is_personal: whether it trains the model that a client keeps for itself, not the one that it reports. Before its
+            first task that is the model that comes with it.
+    """
+
+    rule: "LocalRule | ContrastiveRule | None" = None
+    trains: Literal["all", "shared", "private"] = "all"
+    epochs: PositiveInt | None = None
+    is_personal: bool = False
+
+    def local(self, local: Local) -> Local:
+        """The section of the experiment as it holds here."""
+        return local if self.epochs is None else local.model_copy(update={"epochs": self.epochs, "steps": None})
+
+    def steps(self, steps: int | None) -> int | None:
+        """How many optimizer steps a task takes here that says so many in all; None: as :meth:`local` says."""
+        return steps if self.epochs is None else None
+
+    def moves(self, shared: int) -> slice:
+        """Which numbers of a row move, whose first are the shared parameters."""
+        return {"all": slice(None), "shared": slice(shared), "private": slice(shared, None)}[self.trains]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Aggregator(Hyperparameters, ABC):
     """An algorithm over ``mean``: what clients say, and how the mean of it moves the model.
 
     A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of float64 tensors whose field
     ``model_P`` is the model that users evaluate. Only :meth:`init` and :meth:`apply` must be written; what a client
-    does beyond plain training is :meth:`begin`, :meth:`report` and, in its local steps, :class:`LocalRule`.
+    does beyond plain training is :meth:`begin`, :meth:`report`, :meth:`phases` and, in its local steps,
+    :class:`LocalRule`. Of a model with private parts all of these see the shared parameters alone.
     """
 
     primitive: ClassVar[str] = "mean"
     linear: ClassVar[bool] = True
     """Whether the mean of the messages is all it needs, so that groups of clients may be reduced where they train."""
+    personal: ClassVar[bool] = False
+    """Whether clients have models of their own, which only they can evaluate."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" and "gradient" of x on the client's own data; its "place"."""
 
@@ -154,6 +191,18 @@ class Aggregator(Hyperparameters, ABC):
     def init_client(self, params_P: Tensor) -> Any:
         """What a client keeps before its first task: a named tuple of tensors of one dimension; None: nothing."""
         return None
+
+    def private(self, module: nn.Module) -> Collection[str]:
+        """The names of a model's parameters and buffers that never leave a client.
+
+        Raises:
+            InvalidModel: if the model has nothing of the kind.
+        """
+        return ()
+
+    def phases(self) -> tuple[Phase, ...]:
+        """What a client's local training consists of."""
+        return (Phase(rule=local_rule_of(self)),)
 
     def begin(self, anchor_P: Tensor, client_state: Any) -> Tensor:
         """Where a client's steps begin: x, or of K clients [K, P] a row each."""
@@ -244,3 +293,8 @@ class ContrastiveRule(Protocol):
             previous_BF: of the model that the client keeps.
         """
         ...
+
+
+def local_rule_of(algorithm: object) -> LocalRule | ContrastiveRule | None:
+    """The algorithm itself where it has a say in local steps."""
+    return algorithm if isinstance(algorithm, LocalRule | ContrastiveRule) else None

@@ -7,7 +7,7 @@ samples in a batch, n = K · B in those of all clients.
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
-from fed.aggregators.contracts import LocalRule
+from fed.aggregators.contracts import LocalRule, Phase
 from fed.clients.data import Pair
+from fed.clients.given import Given
 from fed.clients.group_steps import Block, GroupSteps
 from fed.clients.losses import Loss, of_each_sample
 from fed.clients.optimizers import is_plain_descent, optimizer_for
@@ -30,6 +31,7 @@ from fed.layout import Layout
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 
+_NOTHING = Given()
 _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
 
 
@@ -69,28 +71,38 @@ class BatchedTrainer:
         module: the model; it is only read.
         loss: (output, target) → scalar.
         local: the experiment's section of that name; its precision is not float16.
-        rule: a correction of the gradient, or None.
+        phase: what is trained, and by which rule; not by one that adds a term to the loss.
         device: where to compute.
+        private: the names of what the model does not share.
 
     Raises:
         InvalidModel: if the precision is float16.
     """
 
     def __init__(
-        self, module: nn.Module, loss: Loss, local: Local, rule: LocalRule | None, device: torch.device
+        self,
+        module: nn.Module,
+        loss: Loss,
+        local: Local,
+        phase: Phase,
+        device: torch.device,
+        private: Collection[str] = (),
     ) -> None:
         if local.precision == "float16":
             raise _unfit("local.precision must be float32 or bfloat16, got float16")
-        self.layout = Layout.of(module)
+        assert phase.rule is None or isinstance(phase.rule, LocalRule)
+        self.layout = Layout.of(module, private)
         self._module = module.to(device).train()
         self._loss = loss
-        self._local = local
+        self._local = local = phase.local(local)
         self._lr = local.lr
-        self._rule = rule
+        self._phase = phase
+        self._rule = phase.rule
         self._device = device
         self._names = [part.name for part in self.layout.parts]
         self._constants = {name: part for name, part in module.named_buffers() if name not in self._names}
-        self._moves_in_place = rule is None and local.accumulate == 1 and is_plain_descent(local)
+        is_plain = phase.rule is None and phase.trains == "all" and is_plain_descent(local)
+        self._moves_in_place = is_plain and local.accumulate == 1
         self._steps = GroupSteps(local, device, self.layout.trained[0].dtype)
         self._stacks: dict[int, StackedStates] = {}
         self._held_to = 0
@@ -102,11 +114,7 @@ class BatchedTrainer:
         integers_I: Tensor,
         samples: Sequence[Pair],
         orders: Sequence[Callable[[], np.random.Generator]],
-        client_state: Any = None,
-        broadcast: tuple[Tensor, ...] = (),
-        anchor_P: Tensor | None = None,
-        lr: float | None = None,
-        steps: int | None = None,
+        given: Given = _NOTHING,
     ) -> TrainedGroup:
         """Train a group.
 
@@ -115,11 +123,7 @@ class BatchedTrainer:
             integers_I: the integer buffers to start with; or [K, I].
             samples: each client's (inputs, targets).
             orders: each client's stream that shuffles them, made when something is drawn.
-            client_state: what the clients keep for the rule: a named tuple of tensors with a row each, or None.
-            broadcast: what the rule sent along.
-            anchor_P: the model that the rule calls x, if it is not where training starts.
-            lr: the step size, if it is not the section's.
-            steps: how many each client takes, if it is not as the section says.
+            given: what comes with the tasks beside the model.
 
         Returns:
             What training leaves, on the CPU.
@@ -127,19 +131,18 @@ class BatchedTrainer:
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
         """
-        plans = [self._steps.plan(targets.shape[0], steps) for _, targets in samples]
+        plans = [self._steps.plan(targets.shape[0], self._phase.steps(given.steps)) for _, targets in samples]
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         stack = self._stack(len(rows))
         stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
         inputs_N, targets_N = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
-        if client_state is not None and back is not None:
-            client_state = type(client_state)(*(part[rows] for part in client_state))
-        self._set_lr(self._local.lr if lr is None else lr)
+        if back is not None:
+            given = given._replace(client_state=_rows_of(given.client_state, rows))
+        self._set_lr(self._local.lr if given.lr is None else given.lr)
         with torch.no_grad():
-            given = client_state, broadcast, anchor_P
-            sums_K = self._run(stack, (inputs_N, targets_N), blocks, *given).cpu()
+            sums_K = self._run(stack, (inputs_N, targets_N), blocks, given).cpu()
         vectors_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
             sums_K, vectors_KV, integers_KI = sums_K[back], vectors_KV[back], integers_KI[back]
@@ -158,23 +161,16 @@ class BatchedTrainer:
             self._stacks[rows] = StackedStates(self.layout, rows, self._device, in_rows=not self._moves_in_place)
         return self._stacks[rows]
 
-    def _run(
-        self,
-        stack: StackedStates,
-        group: Pair,
-        blocks: Iterable[Block],
-        client_state: Any,
-        broadcast: tuple[Tensor, ...],
-        anchor_P: Tensor | None,
-    ) -> Tensor:
+    def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], given: Given) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
         sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
-        spread: tuple[Tensor, ...] = ()
-        anchor_KQ = stack.x_KQ
+        began_KQ = anchor_KQ = stack.x_KQ[:, : stack.shared]
         if self._rule is not None:
-            spread = tuple(stack.spread(part) for part in broadcast)
-            client_state = client_state and type(client_state)(*(stack.spread(part) for part in client_state))
-            anchor_KQ = anchor_KQ.clone() if anchor_P is None else stack.spread(anchor_P).expand_as(anchor_KQ)
+            state = given.client_state and type(given.client_state)(*map(stack.spread, given.client_state))
+            given = given._replace(client_state=state, broadcast=tuple(map(stack.spread, given.broadcast)))
+            anchor_P = given.anchor_P
+            anchor_KQ = began_KQ.clone() if anchor_P is None else stack.spread(anchor_P).expand_as(began_KQ)
+        moves = self._phase.moves(stack.shared)
         optimizer, running = optimizer_for(self._local, self._lr), stack.rows
         for block in blocks:
             step = 0
@@ -191,9 +187,10 @@ class BatchedTrainer:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
                         x_KQ, gradient_KQ = stack.x_KQ[:active], gradient_KQ[:active]
                         if self._rule is not None:
-                            kept = client_state and type(client_state)(*(part[:active] for part in client_state))
-                            gradient_KQ = self._rule.correct(gradient_KQ, x_KQ, anchor_KQ[:active], kept, spread)
-                        optimizer.step(x_KQ, gradient_KQ)
+                            kept = _rows_of(given.client_state, slice(active))
+                            of_active = given._replace(client_state=kept, anchor_P=anchor_KQ[:active])
+                            gradient_KQ = of_active.corrected(self._rule, gradient_KQ, x_KQ, stack.shared)
+                        optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
                     losses.append(losses_K)
                     running = active
                 sizes_SK = block.sizes_SK[step : (step := step + len(losses)), :rows]
@@ -292,6 +289,11 @@ def _bucket(active: int, rows: int) -> int:
     while active <= (half := -(-rows // 2)) < rows:
         rows = half
     return rows
+
+
+def _rows_of(state: Any, rows: Any) -> Any:
+    """Some rows of each tensor of a named tuple, or None."""
+    return state and type(state)(*(part[rows] for part in state))
 
 
 def _largest(numbers: Tensor) -> float:

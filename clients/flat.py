@@ -30,6 +30,10 @@ class FlatParameters:
         module: whose parameters' data are replaced.
         layout: the module's.
 
+    Attributes:
+        x_Q: the vector.
+        shared: how many of its numbers, the first, are those of parameters that clients share.
+
     Example:
         >>> module = nn.Linear(3, 1)
         >>> flat = FlatParameters(module, Layout.of(module))
@@ -43,6 +47,8 @@ class FlatParameters:
         self._parameters = tuple(named[part.name] for part in layout.trained)
         self._parts = _aligned(layout.trained, self._parameters[0].itemsize)
         ends = [0, *(part.offset + part.size for part in self._parts)]
+        self._size = layout.parameters
+        self.shared = ends[len(layout.shared.trained)]
         gaps = [part.offset - end for part, end in zip(self._parts, ends, strict=False)]
         self._gaps = [self._parameters[0].new_zeros(gap) if gap else None for gap in gaps]
         convolutions = _weights_of_convolutions(module)
@@ -95,9 +101,10 @@ class FlatParameters:
                 view.add_(part, alpha=-lr)
 
     def spread(self, vector_P: Tensor) -> Tensor:
-        """A vector [P] with the gaps between parameters, [Q]."""
-        parts = vector_P.split_with_sizes([part.size for part in self._parts])
-        return self._joined([vector.view(part.shape) for vector, part in zip(parts, self._parts, strict=True)])
+        """A vector of all parameters, or of the shared ones, with the gaps between them."""
+        parts = [part for part in self._parts if part.offset < self.shared or len(vector_P) == self._size]
+        pieces = vector_P.split_with_sizes([part.size for part in parts])
+        return self._joined([piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
 
     def gathered(self, vector_Q: Tensor) -> Tensor:
         """The reverse of :meth:`spread`: [P]."""
@@ -105,9 +112,10 @@ class FlatParameters:
         return torch.cat([_view(part, vector_Q, channels_last).reshape(-1) for part, channels_last in places])
 
     def named(self, vector_Q: Tensor) -> dict[str, Tensor]:
-        """The module's trainable parameters as another vector [Q] has them, by name."""
+        """The trainable parameters that another vector [Q] holds, or the first numbers of one, by name."""
         places = zip(self._parts, self._channels_last, strict=True)
-        return {part.name: _view(part, vector_Q, channels_last) for part, channels_last in places}
+        held = [(part, channels_last) for part, channels_last in places if part.offset < len(vector_Q)]
+        return {part.name: _view(part, vector_Q, channels_last) for part, channels_last in held}
 
     def _gradients(self, loss: Tensor, keep_graph: bool) -> list[Tensor | None]:
         if loss.ndim or not loss.is_cpu:
@@ -121,7 +129,7 @@ class FlatParameters:
     def _joined(self, parts: list[Tensor]) -> Tensor:
         """Tensors in the parameters' shapes as one vector [Q]."""
         pieces = []
-        for gap, channels_last, part in zip(self._gaps, self._channels_last, parts, strict=True):
+        for gap, channels_last, part in zip(self._gaps, self._channels_last, parts, strict=False):  # or the first ones
             if gap is not None:
                 pieces.append(gap.to(part.dtype))
             pieces.append((part.permute(0, 2, 3, 1) if channels_last else part).reshape(-1))

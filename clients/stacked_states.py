@@ -28,6 +28,7 @@ class StackedStates:
 
     Attributes:
         rows: how many clients.
+        shared: how many numbers of a row of ``x_KQ``, the first, are those of parameters that clients share.
         x_KQ: those vectors where ``in_rows``, else of no width.
 
     Example:
@@ -46,6 +47,7 @@ class StackedStates:
         dtype = layout.trained[0].dtype
         unit = _ALIGNMENT_BYTES // dtype.itemsize
         widths = [-(-part.size // unit) * unit for part in layout.trained]
+        self.shared = sum(widths[: len(layout.shared.trained)])
         self.x_KQ = torch.zeros(rows, sum(widths) if in_rows else 0, dtype=dtype, device=device)
         pieces = self.x_KQ.split_with_sizes(widths, 1) if in_rows else ()
         self._gaps = [piece[:, part.size :].clone() for piece, part in zip(pieces, layout.trained, strict=False)]
@@ -91,14 +93,15 @@ class StackedStates:
     def joined(self, gradients: Sequence[Tensor]) -> Tensor:
         """Gradients of the trainable tensors as they stand ``in_rows``: [K, Q]."""
         rows = len(gradients[0])
-        pairs = zip(gradients, self._gaps, strict=True)
+        pairs = zip(gradients, self._gaps, strict=False)  # or of the first ones
         return torch.cat([part for gradient, gap in pairs for part in (gradient.reshape(rows, -1), gap[:rows])], 1)
 
     def spread(self, vectors: Tensor) -> Tensor:
-        """Vectors [P] or [K, P] with the gaps of a row, [Q] or [K, Q]; any other tensor as it is."""
+        """Vectors of the shared parameters, one or one a client, as they stand in a row; any other tensor as it is."""
         vectors = vectors.to(self.x_KQ.device, self.x_KQ.dtype)
-        if vectors.shape[-1:] != (self._layout.parameters,):
+        shared = self._layout.shared
+        if vectors.shape[-1:] != (shared.parameters,):
             return vectors
-        rows = vectors.reshape(-1, self._layout.parameters)
-        spread_KQ = self.joined(rows.split_with_sizes([part.size for part in self._layout.trained], 1))
+        rows = vectors.reshape(-1, shared.parameters)
+        spread_KQ = self.joined(rows.split_with_sizes([part.size for part in shared.trained], 1))
         return spread_KQ if vectors.ndim > 1 else spread_KQ[0]

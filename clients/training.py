@@ -7,22 +7,22 @@ accumulates one or more.
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fed.aggregators.contracts import ContrastiveRule, LocalRule
+from fed.aggregators.contracts import ContrastiveRule, LocalRule, Phase
 from fed.clients.batches import Batches
 from fed.clients.contrast import Contrast
 from fed.clients.data import Pair
 from fed.clients.flat import FlatParameters
+from fed.clients.given import Given
 from fed.clients.losses import Loss
 from fed.clients.optimizers import is_plain_descent, optimizer_for
 from fed.experiment import Local
@@ -34,6 +34,7 @@ __all__ = ["Trained", "Trainer"]
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOSSES_AT_ONCE = 1024
 _SAMPLES_AT_ONCE = 128  # where no step is taken
+_NOTHING = Given()
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Trainer:
         module: the model; the trainer takes it over.
         loss: (output, target) → scalar.
         local: the experiment's section of that name.
-        rule: a correction of the gradient or a term of the loss, or None.
+        phase: what is trained, and by which rule.
         device: where to compute.
+        private: the names of what the model does not share.
 
     Raises:
         InvalidModel: if a term of the loss compares representations, and the model has no linear layer.
@@ -71,16 +73,19 @@ class Trainer:
         module: nn.Module,
         loss: Loss,
         local: Local,
-        rule: LocalRule | ContrastiveRule | None,
+        phase: Phase,
         device: torch.device,
+        private: Collection[str] = (),
     ) -> None:
         self.module = module.to(device)
-        self.layout = Layout.of(self.module)
+        self.layout = Layout.of(self.module, private)
         self.device = device
         self._loss = loss
-        self._local = local
-        self._rule = rule
+        self._local = phase.local(local)
+        self._phase = phase
+        self._rule = rule = phase.rule
         self._flat = FlatParameters(self.module, self.layout)
+        self._moves = phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
         self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
@@ -88,7 +93,7 @@ class Trainer:
         half = _HALF.get(local.precision)
         self._precision = torch.autocast(device.type, dtype=half) if half else nullcontext()
         self._is_scaled = half is torch.float16
-        self._is_plain = is_plain_descent(local) and rule is None and not self._is_scaled
+        self._is_plain = is_plain_descent(local) and rule is None and phase.trains == "all" and not self._is_scaled
         is_full = half is None and self.layout.dtype.itemsize >= 4  # else normalising by groups becomes much slower
         self._tries_channels_last = (
             device.type == "cpu" and is_full and self._flat.has_convolutions and not _normalises_channels(self.module)
@@ -97,9 +102,10 @@ class Trainer:
         self._in_usual_order: set[torch.Size] = set()  # the shapes of clients' inputs with which it has failed
 
     def steps_of(self, samples: int, steps: int | None = None) -> int:
-        """How many optimizer steps a task of a client with so many samples takes; arguments as of :meth:`train`."""
+        """How many optimizer steps a client with so many samples takes of a task that says so many, or nothing."""
         if (samples, steps) not in self._step_counts:
-            self._step_counts[samples, steps] = Batches(self._local, samples, self._normalises_batches, steps).steps
+            batches = Batches(self._local, samples, self._normalises_batches, self._phase.steps(steps))
+            self._step_counts[samples, steps] = batches.steps
         return self._step_counts[samples, steps]
 
     def load(self, vector_V: Tensor, integers_I: Tensor) -> nn.Module:
@@ -123,11 +129,7 @@ class Trainer:
         *,
         order: np.random.Generator,
         seed: int,
-        client_state: Any = None,
-        broadcast: tuple[Tensor, ...] = (),
-        anchor_P: Tensor | None = None,
-        lr: float | None = None,
-        steps: int | None = None,
+        given: Given = _NOTHING,
     ) -> Trained:
         """Train from a state on a client's samples.
 
@@ -137,53 +139,37 @@ class Trainer:
             samples: the client's (inputs, targets).
             order: the stream that shuffles them.
             seed: for what the module itself draws, as dropout does.
-            client_state: what this client keeps for the rule: a named tuple of tensors, or None.
-            broadcast: what the rule sent along.
-            anchor_P: the model that the rule calls x, if it is not where training starts.
-            lr: the step size, if it is not the section's.
-            steps: how many are taken, if it is not as the section says.
+            given: what comes with the task beside the model.
 
         Returns:
             What training leaves, on the CPU.
         """
-        given = client_state, broadcast, anchor_P, self._local.lr if lr is None else lr, steps
         shape = samples[0].shape  # with the number of samples: whether a view fails depends on it
         if self._tries_channels_last and shape not in self._in_usual_order:
             began = order.bit_generator.state
             try:
                 self._load(vector_V, integers_I, channels_last=True)
-                return self._train(samples, order, seed, *given)
+                return self._train(samples, order, seed, given)
             except RuntimeError as error:
                 if "view size is not compatible" not in str(error):
                     raise
             self._in_usual_order.add(shape)
             order.bit_generator.state = began
         self._load(vector_V, integers_I, channels_last=False)
-        return self._train(samples, order, seed, *given)
+        return self._train(samples, order, seed, given)
 
-    def _train(
-        self,
-        samples: Pair,
-        order: np.random.Generator,
-        seed: int,
-        client_state: Any,
-        broadcast: tuple[Tensor, ...],
-        anchor_P: Tensor | None,
-        lr: float,
-        steps: int | None,
-    ) -> Trained:
+    def _train(self, samples: Pair, order: np.random.Generator, seed: int, given: Given) -> Trained:
         """Train from the state that is loaded."""
         self.module.train()
-        x_Q = self._flat.x_Q
-        anchor_Q = x_Q
+        x_Q, shared = self._flat.x_Q, self._flat.shared
         if self._rule is not None:
-            anchor_Q = x_Q.clone() if anchor_P is None else self._spread(anchor_P)
-            broadcast = tuple(map(self._spread, broadcast))
-            client_state = client_state and type(client_state)(*map(self._spread, client_state))
+            given = self._spread(given)
         if self._contrast is not None:
-            self._contrast.hold(self._flat.named(anchor_Q), self._flat.named(client_state.previous_P))
+            assert given.anchor_P is not None
+            self._contrast.hold(self._flat.named(given.anchor_P), self._flat.named(given.client_state.previous_P))
+        lr = self._local.lr if given.lr is None else given.lr
         optimizer, scaler, losses = optimizer_for(self._local, lr), _LossScale(), _MeanLoss()
-        batches = Batches(self._local, len(samples[0]), self._normalises_batches, steps)
+        batches = Batches(self._local, len(samples[0]), self._normalises_batches, self._phase.steps(given.steps))
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order):
                 if self._is_plain and len(step) == 1:
@@ -192,15 +178,22 @@ class Trainer:
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
                 if isinstance(self._rule, LocalRule):
-                    gradient_Q = self._rule.correct(gradient_Q, x_Q, anchor_Q, client_state, broadcast)
-                optimizer.step(x_Q, gradient_Q)
+                    gradient_Q = given.corrected(self._rule, gradient_Q, x_Q, shared)
+                optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)
         return Trained(vector_V.cpu(), integers_I.cpu(), losses.mean(), batches.seen)
 
-    def _spread(self, part: Tensor) -> Tensor:
-        """A vector [P] as it is computed with, [Q]; any other as it is."""
-        part = part.to(self.device, self._flat.x_Q.dtype)
-        return self._flat.spread(part) if part.shape == (self.layout.parameters,) else part
+    def _spread(self, given: Given) -> Given:
+        """With vectors of the shared parameters as they are computed with, the anchor among them."""
+
+        def spread(part: Tensor) -> Tensor:
+            part = part.to(self.device, self._flat.x_Q.dtype)
+            return self._flat.spread(part) if part.shape == (self.layout.shared.parameters,) else part
+
+        state = given.client_state and type(given.client_state)(*map(spread, given.client_state))
+        began_Q = self._flat.x_Q[: self._flat.shared]
+        anchor_Q = began_Q.clone() if given.anchor_P is None else spread(given.anchor_P)
+        return given._replace(client_state=state, broadcast=tuple(map(spread, given.broadcast)), anchor_P=anchor_Q)
 
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool

@@ -5,16 +5,16 @@ integers; K states.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, nn
 
 from fed.errors import InvalidModel
 
-__all__ = ["Layout", "Part"]
+__all__ = ["Layout", "Part", "names_held_by"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Layout:
     Trainable parameters come first: rules act on ``vector[:parameters]``. Float buffers (a BatchNorm's running
     statistics) and frozen parameters follow: they take the plain weighted mean. Integer buffers (a count of batches)
     are a vector of their own, of which the largest of the clients' values counts. Tied weights stand once. Buffers that
-    the module does not save are no state.
+    the module does not save are no state. Of each of the three kinds, what is private and never leaves a client comes
+    last.
 
     Args:
         parameters: P, the number of trainable parameters.
@@ -52,11 +53,15 @@ class Layout:
         trained: the trainable parameters' places.
         averaged: the places of all other floating-point state.
         integers: the places of integer and boolean buffers, in an int64 vector of their own.
+        private: the names of those tensors that never leave a client.
 
     Example:
         >>> layout = Layout.of(nn.BatchNorm1d(3))
         >>> layout.parameters, layout.size, [part.name for part in layout.averaged]
         (6, 12, ['running_mean', 'running_var'])
+        >>> layout = Layout.of(nn.Linear(3, 1), private={"weight"})
+        >>> [part.name for part in layout.trained], layout.shared.parameters
+        (['bias', 'weight'], 1)
     """
 
     parameters: int
@@ -65,6 +70,7 @@ class Layout:
     trained: tuple[Part, ...]
     averaged: tuple[Part, ...]
     integers: tuple[Part, ...]
+    private: frozenset[str] = frozenset()
 
     @property
     def integer_count(self) -> int:
@@ -72,11 +78,16 @@ class Layout:
         return sum(part.size for part in self.integers)
 
     @classmethod
-    def of(cls, module: nn.Module) -> "Layout":
+    def of(cls, module: nn.Module, private: Collection[str] = ()) -> "Layout":
         """The layout of a module.
 
+        Args:
+            module: the model.
+            private: the names of parameters and buffers that never leave a client.
+
         Raises:
-            InvalidModel: if it has no trainable parameters, they are of several types, or the state is complex.
+            InvalidModel: if it has no trainable parameters, they are of several types, or the state is complex; if
+                something private is none of its state, or nothing trainable is shared.
         """
         saved = set(module.state_dict().keys())
         buffers = {name: tensor for name, tensor in module.named_buffers() if name in saved}
@@ -91,19 +102,56 @@ class Layout:
         state = {**trained, **frozen, **buffers}
         if any(tensor.is_complex() for tensor in state.values()):
             raise InvalidModel("a model's state must be real, got complex numbers: keep real and imaginary parts apart")
-        trained_parts, parameters = _places(trained.items(), 0)
+        if unknown := sorted(set(private) - state.keys()):
+            raise InvalidModel(
+                f"what is private must be parameters or saved buffers of the model, got {unknown[0]!r}; known: "
+                f"{', '.join(state)}"
+            )
+        if trained.keys() <= set(private):
+            raise InvalidModel(
+                f"a model must have trainable parameters to share, got private ones alone: {', '.join(trained)}"
+            )
+        trained_parts, parameters = _places(trained, private, 0)
         others = {name: tensor for name, tensor in {**frozen, **buffers}.items() if tensor.is_floating_point()}
-        averaged_parts, size = _places(others.items(), parameters)
+        averaged_parts, size = _places(others, private, parameters)
         whole = {name: tensor for name, tensor in {**frozen, **buffers}.items() if not tensor.is_floating_point()}
-        floating = [*dtypes, *(tensor.dtype for tensor in others.values())]
-        return cls(
-            parameters,
-            size,
-            reduce(torch.promote_types, floating),
-            trained_parts,
-            averaged_parts,
-            _places(whole.items(), 0)[0],
-        )
+        dtype = reduce(torch.promote_types, [*dtypes, *(tensor.dtype for tensor in others.values())])
+        integers = _places(whole, private, 0)[0]
+        return cls(parameters, size, dtype, trained_parts, averaged_parts, integers, frozenset(private))
+
+    @cached_property
+    def shared(self) -> "Layout":
+        """The layout of what leaves a client."""
+        if not self.private:
+            return self
+        kinds = self.trained, self.averaged, self.integers
+        trained, averaged, integers = ([part for part in kind if part.name not in self.private] for kind in kinds)
+        parameters = sum(part.size for part in trained)
+        moved = [replace(part, offset=part.offset - self.parameters + parameters) for part in averaged]
+        size = parameters + sum(part.size for part in moved)
+        return Layout(parameters, size, self.dtype, tuple(trained), tuple(moved), tuple(integers))
+
+    def split(self, vectors: Tensor, integers: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """What is shared of one state or of K, and what is private: vectors [..., ·] and integers [..., ·] each."""
+        if not self.private:
+            return (vectors, integers), (vectors[..., :0], integers[..., :0])
+        shared, count = self.shared, self.shared.integer_count
+        of_trained, of_averaged = vectors[..., : self.parameters], vectors[..., self.parameters :]
+        cuts = (of_trained, shared.parameters), (of_averaged, shared.size - shared.parameters)
+        vector = torch.cat([part[..., :cut] for part, cut in cuts], -1)
+        own = torch.cat([part[..., cut:] for part, cut in cuts], -1)
+        return (vector, integers[..., :count]), (own, integers[..., count:])
+
+    def joined(self, shared: tuple[Tensor, Tensor], private: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The reverse of :meth:`split`; of K private parts and one that is shared, K states."""
+        if not self.private:
+            return shared
+        (vectors, integers), (own, own_integers) = shared, private
+        rows = own.shape[:-1]
+        vectors, integers = vectors.expand(*rows, -1), integers.expand(*rows, -1)
+        cut, own_cut = self.shared.parameters, self.parameters - self.shared.parameters
+        parts = vectors[..., :cut], own[..., :own_cut], vectors[..., cut:], own[..., own_cut:]
+        return torch.cat(parts, -1), torch.cat([integers, own_integers], -1)
 
     def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """A module's state as (vector [V], integers [I]), on the device of its parameters."""
@@ -143,9 +191,24 @@ class Layout:
         return self.size * self.dtype.itemsize + self.integer_count * torch.int64.itemsize
 
 
-def _places(tensors: Iterable[tuple[str, Tensor]], offset: int) -> tuple[tuple[Part, ...], int]:
+def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:
+    """The names of a module's parameters and saved buffers that some of its modules hold themselves.
+
+    Example:
+        >>> module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))
+        >>> names_held_by([module[1]], module)
+        ['1.running_mean', '1.running_var', '1.num_batches_tracked']
+    """
+    held = {id(tensor) for part in parts for tensor in (*part.parameters(False), *part.buffers(False))}
+    saved = module.state_dict().keys()
+    buffers = [(name, tensor) for name, tensor in module.named_buffers() if name in saved]
+    return [name for name, tensor in (*module.named_parameters(), *buffers) if id(tensor) in held]
+
+
+def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
+    """One after another, private ones last; and where they end."""
     parts = []
-    for name, tensor in tensors:
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[0] in private):
         parts.append(Part(name, tensor.shape, offset, tensor.dtype))
         offset += math.prod(tensor.shape)
     return tuple(parts), offset

@@ -8,8 +8,8 @@ import copy
 import random
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -20,10 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fed.aggregators.contracts import ContrastiveRule, LocalRule
+from fed.aggregators.contracts import ContrastiveRule, Phase
 from fed.clients.batched import BatchedTrainer
 from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
+from fed.clients.given import Given
 from fed.clients.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training import Trainer
 from fed.errors import InvalidExperiment
@@ -66,7 +67,8 @@ def choose(
     module: nn.Module,
     loss: Loss,
     local: Local,
-    rule: LocalRule | ContrastiveRule | None,
+    phases: Sequence[Phase],
+    private: Collection[str],
     beside: tuple[Any, tuple[Tensor, ...]],
     samples: Pair,
     may_ignore: bool,
@@ -84,8 +86,9 @@ def choose(
         module: the model; it is only read.
         loss: (output, target) → scalar.
         local: the experiment's section of that name.
-        rule: a correction of the gradient or a term of the loss, or None.
-        beside: what a client keeps for it before its first task, and what comes with that beside the model.
+        phases: what local training consists of.
+        private: the names of what the model does not share.
+        beside: what a client keeps for its rules before its first task, and what comes with that beside the model.
         samples: some client's.
         may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
         trainees: how many clients train in a round.
@@ -114,10 +117,12 @@ def choose(
             return Batching(False, 1, _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6))
     with seeded_torch(0, device):  # whose generators are the user's
         problem, taken_bytes = cast("str | None", _IGNORES), 0.0
-        if isinstance(rule, ContrastiveRule):
+        if any(isinstance(phase.rule, ContrastiveRule) for phase in phases):
             problem = "its algorithm compares three models' representations"
         elif not may_ignore:
-            problem, taken_bytes = _tried(module, loss, local, rule, beside, samples, device)
+            tried = [_tried(module, loss, local, phase, private, beside, samples, device) for phase in phases]
+            problem = next((problem for problem, _ in tried if problem is not None), None)
+            taken_bytes = max(taken_bytes for _, taken_bytes in tried)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
@@ -165,7 +170,8 @@ def _tried(
     module: nn.Module,
     loss: Loss,
     local: Local,
-    rule: LocalRule | None,
+    phase: Phase,
+    private: Collection[str],
     beside: tuple[Any, tuple[Tensor, ...]],
     samples: Pair,
     device: torch.device,
@@ -180,16 +186,17 @@ def _tried(
     inputs, targets = (part[:_PROBE_SAMPLES] for part in samples)
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), -(-len(targets) // 2), 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, -(-len(targets) // 2))})
-    state = Layout.of(module).pack(module)
+    state = Layout.of(module, private).pack(module)
+    parts = replace(phase, epochs=None), device, private
     try:
         with _memory(device) as used_bytes:
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs, *beside)
+            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, *beside)
         if local.precision != "float32":  # whose rounding may be as large as what is looked for
             probe = probe.model_copy(update={"precision": "float32"})
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs, *beside)
+            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, *beside)
     except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
         return _plainly(error), 0
-    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, rule, device), state, pairs, *beside)
+    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, *beside)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
     if _is_no_mean(module, loss, (inputs, targets), device):
@@ -259,16 +266,16 @@ def _probed(
 ) -> tuple[Tensor, Tensor]:
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = kept and type(kept)(*(part.expand(len(pairs), -1) for part in kept))
-    trained = trainer.train(*state, pairs, orders, kept, broadcast)
+    trained = trainer.train(*state, pairs, orders, Given(kept, broadcast))
     return trained.vectors_KV - state[0], torch.tensor(trained.train_losses)
 
 
 def _probed_one_by_one(
     trainer: Trainer, state: _State, pairs: list[Pair], kept: Any, broadcast: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    given = {"client_state": kept, "broadcast": broadcast}
+    given = Given(kept, broadcast)
     trained = [
-        trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, **given)
+        trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, given=given)
         for number, pair in enumerate(pairs)
     ]
     moved_KV = torch.stack([one.vector_V for one in trained]) - state[0]

@@ -3,6 +3,7 @@
 import statistics
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData
 from fed.clients.data.describe import looked_at
@@ -51,15 +52,16 @@ def _task_s(simulation: Simulation) -> float:
         largest = [simulation.data.clients[0]] * count
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
     held = {client: simulation.data.read(client) for client in set(largest)}
-    work = Work(replace(simulation.recipe, local=local, read=held.__getitem__), simulation.device)
+    phases = tuple(replace(phase, epochs=None) for phase in simulation.recipe.phases)
+    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), worker=0)
     task, tensors = simulation.first_task(largest)
     times_s = []
     for _ in range(2):  # the first also pays for what happens once
         began = time.perf_counter()
         work(task, tensors)
         times_s.append(time.perf_counter() - began)
-    steps = statistics.fmean(groups.batches(size).steps for size in sizes.values())
-    return times_s[-1] / _PROBE_STEPS / len(largest) * steps
+    steps = statistics.fmean(groups.steps(size) for size in sizes.values())
+    return times_s[-1] / (_PROBE_STEPS * len(phases)) / len(largest) * steps
 
 
 def _sizes(data: FederatedData) -> dict[ClientId, int]:
@@ -72,7 +74,7 @@ def _sizes(data: FederatedData) -> dict[ClientId, int]:
 
 
 def _evaluation_s(simulation: Simulation) -> float:
-    executor = InProcess(simulation.recipe)
+    executor = InProcess(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     began = time.perf_counter()
     Scoring(simulation, federation, executor).line()

@@ -12,6 +12,7 @@ from torch import Tensor
 from fed.clients.data import ClientId
 from fed.server.coordinator import Coordinator, Exchange
 from fed.server.synchronous import Synchronous
+from fed.simulations.client_states import ClientStates
 
 __all__ = ["Coordinated", "Federation", "State"]
 
@@ -46,12 +47,14 @@ class Coordinated:
     Args:
         policy: who trains when.
         coordinator: over the simulated fleet.
+        states: what the clients keep.
         sends: whether models travel.
     """
 
-    def __init__(self, policy: Synchronous, coordinator: Coordinator, sends: bool) -> None:
+    def __init__(self, policy: Synchronous, coordinator: Coordinator, states: ClientStates, sends: bool) -> None:
         self._policy = policy
         self._coordinator = coordinator
+        self._states = states
         self._sends = sends
 
     @property
@@ -65,9 +68,9 @@ class Coordinated:
         return exchange if self._sends else replace(exchange, bytes_up=0, bytes_down=0)
 
     def model(self) -> State:
-        """The coordinator's model."""
-        return self._coordinator.model()
+        """The coordinator's model, with the first model's private parts where there are any."""
+        return self._states.whole(self._coordinator.model())
 
     def models(self) -> Mapping[ClientId, State]:
-        """None: clients keep no models of their own."""
-        return {}
+        """Each client's own, where it has private parts of a model, or a whole one."""
+        return self._states.models(self._coordinator.model())

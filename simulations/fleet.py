@@ -5,15 +5,15 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, FederatedData
 from fed.messages import Failure, GroupReply, Task
+from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import Device
 from fed.simulations.executor import Executor, Item
 from fed.simulations.groups import Groups
-from fed.simulations.work import Train, Trained, label_of
+from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
 
@@ -28,7 +28,7 @@ class SimulatedFleet:
         groups: who trains together.
         executor: does the work.
         device: every client's.
-        first_state: what every client keeps before its first task.
+        states: what the clients keep.
         answer_bytes: of a client's message with its integers.
         reduces: whether the mean of a group's messages is all that is wanted; else each client's comes by itself.
         places: whether clients are told their numbers.
@@ -41,7 +41,7 @@ class SimulatedFleet:
         executor: Executor,
         device: Device,
         *,
-        first_state: tuple[Tensor, ...],
+        states: ClientStates,
         answer_bytes: int,
         reduces: bool,
         places: bool = False,
@@ -51,11 +51,10 @@ class SimulatedFleet:
         self._groups = groups
         self._executor = executor
         self._device = device
-        self._first_state = first_state
+        self._states = states
         self._answer_bytes = answer_bytes
         self._reduces = reduces
         self._places = {client: place for place, client in enumerate(data.clients)} if places else {}
-        self._states: dict[ClientId, tuple[Tensor, ...]] = {}
         self._due: list[tuple[float, int, Task, int]] = []
 
     def nodes(self) -> Sequence[ClientId]:
@@ -85,7 +84,7 @@ class SimulatedFleet:
         for due in versions.values():
             tasks, sizes = zip(*due, strict=True)
             for group in self._groups.of(sizes):
-                seen = sum(self._groups.batches(sizes[place], tasks[place].steps).seen for place in group)
+                seen = sum(self._groups.seen(sizes[place], tasks[place].steps) for place in group)
                 members = [tasks[place] for place in group]
                 items[self._executor.submit(self._item(members, seen))] = members
         for ticket, members in items.items():  # in turn, so that of several errors the same one is raised everywhere
@@ -93,7 +92,7 @@ class SimulatedFleet:
                 yield from self._answers(members, answer, tensors)
 
     def _takes_s(self, task: Task, size_bytes: int, samples: int) -> float:
-        seen = self._groups.batches(samples, task.steps).seen
+        seen = self._groups.seen(samples, task.steps)
         return self._device.exchange_s(bytes_down=size_bytes, samples=seen, bytes_up=self._answer_bytes)
 
     def _item(self, tasks: list[Task], seen: int) -> Item:
@@ -104,9 +103,8 @@ class SimulatedFleet:
         train = Train(
             clients, first.round, wants, first.lr, first.steps, len(first.broadcast), len(self._data.clients), places
         )
-        kept = [self._states.get(client, self._first_state) for client in clients]
-        states = [torch.stack(parts) for parts in zip(*kept, strict=True)]
-        tensors = (first.vector_V, first.integers_I, *first.broadcast, *states)
+        model = first.vector_V, first.integers_I
+        tensors = (*model, *first.broadcast, *self._states.stacked(clients, model))
         return Item(train, tensors, label_of(train), cost=seen)
 
     def _answers(
@@ -119,8 +117,7 @@ class SimulatedFleet:
             yield Failure(id_, number, client, reason, diverged=True)
             return
         messages, integers, *states = tensors
-        for row, task in enumerate(tasks if states else ()):
-            self._states[task.client] = tuple(part[row].clone() for part in states)
+        self._states.keep([task.client for task in tasks], states)
         parts = [slice(None)] if self._reduces else [slice(row, row + 1) for row in range(len(tasks))]
         for part in parts:
             yield GroupReply(

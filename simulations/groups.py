@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fed.aggregators.contracts import Phase
 from fed.clients.batches import Batches
 from fed.experiment import Local
 
@@ -15,6 +16,7 @@ class Groups:
         local: the experiment's section of that name.
         size: the most clients of a group.
         never_single: no step has a single sample, as BatchNorm needs it.
+        phases: what a task consists of.
 
     Example:
         >>> groups = Groups(Local(batch_size=10), size=2)
@@ -22,17 +24,31 @@ class Groups:
         [[1], [4, 2], [0, 3]]
     """
 
-    def __init__(self, local: Local, size: int, never_single: bool = False) -> None:
+    def __init__(
+        self, local: Local, size: int, never_single: bool = False, phases: Sequence[Phase] = (Phase(),)
+    ) -> None:
         self.size = size
         self._local = local
         self._never_single = never_single
-        self._batches: dict[tuple[int, int | None], Batches] = {}
+        self._phases = phases
+        self._work: dict[tuple[int, int | None], tuple[int, int]] = {}
 
-    def batches(self, samples: int, steps: int | None = None) -> Batches:
-        """How so many samples are cut into steps; so many where that is not as the section says."""
-        if (samples, steps) not in self._batches:
-            self._batches[samples, steps] = Batches(self._local, samples, self._never_single, steps)
-        return self._batches[samples, steps]
+    def steps(self, samples: int, steps: int | None = None) -> int:
+        """How many optimizer steps so many samples are trained in; of a task that says how many, in all phases."""
+        return self._of_task(samples, steps)[0]
+
+    def seen(self, samples: int, steps: int | None = None) -> int:
+        """How many samples those steps see, each as often as it is seen."""
+        return self._of_task(samples, steps)[1]
+
+    def _of_task(self, samples: int, steps: int | None) -> tuple[int, int]:
+        if (samples, steps) not in self._work:
+            phases = [
+                Batches(phase.local(self._local), samples, self._never_single, phase.steps(steps))
+                for phase in self._phases
+            ]
+            self._work[samples, steps] = sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
+        return self._work[samples, steps]
 
     def of(self, samples: Sequence[int]) -> list[list[int]]:
         """Groups of as many tasks, give or take one, as few as there can be.
@@ -43,6 +59,6 @@ class Groups:
         Returns:
             Places in ``samples``, group by group; of equal steps those in order.
         """
-        order = sorted(range(len(samples)), key=lambda place: -self.batches(samples[place]).steps)
+        order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place]))
         count = -(-len(order) // self.size)
         return [order[number * len(order) // count : (number + 1) * len(order) // count] for number in range(count)]

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from fed.simulations.expectation import Expectation, expect
 from fed.simulations.scoring import MODELS_AT_ONCE
 from fed.simulations.shared_memory import SharedTensor, shared
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Begin, Recipe
+from fed.simulations.tasks import Begin, Recipe
+from fed.simulations.work import Work
 from fed.simulations.workers import Workers
 
 __all__ = ["hired", "leave_rerun"]
@@ -55,7 +57,7 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Ite
         )
     count = _worthwhile(simulation, expectation) if asked == "auto" else asked
     with contextlib.ExitStack() as stack:
-        yield _workers_if_possible(simulation, count, stack) if count else InProcess(simulation.recipe)
+        yield _workers_if_possible(simulation, count, stack) if count else InProcess(partial(Work, simulation.recipe))
 
 
 def leave_rerun() -> None:
@@ -96,7 +98,7 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
     try:
         if not problem:
-            workers = stack.enter_context(Workers(_shared(simulation), count, item_bytes, _SMALL_BYTES))
+            workers = stack.enter_context(Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES))
             if asked == "auto":  # only now is it known whether processes can start; those of a priority are for them
                 list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
             return workers
@@ -105,13 +107,13 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
             raise
         problem = str(error)
     _log.warning("training in this process alone: %s", problem)
-    return InProcess(simulation.recipe)
+    return InProcess(partial(Work, simulation.recipe))
 
 
 def _stays_here(recipe: Recipe, data: FederatedData) -> str | None:
     """What cannot go to another process, and why; None where all can."""
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
-    parts |= {"algorithm": recipe.aggregator or recipe.rule, "data": data.train if data.is_on_demand else None}
+    parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data.train if data.is_on_demand else None}
     for name, part in parts.items():
         try:
             pickle.dumps(part)

@@ -18,7 +18,7 @@ from fed.server.coordinator import Exchange
 from fed.simulations.devices import Device
 from fed.simulations.executor import Executor, Item
 from fed.simulations.groups import Groups
-from fed.simulations.work import Train, label_of
+from fed.simulations.tasks import Train, label_of
 
 __all__ = ["SimulatedPeers", "degrees"]
 
@@ -157,7 +157,7 @@ class _Round:
 
     def _submit(self, rows: list[int], start_NV: Tensor) -> int:
         train = Train(tuple(self.crew.clients[row] for row in rows), self.number, wants="models", lr=self.lr)
-        seen = sum(self.crew.groups.batches(self.crew.sizes[row]).seen for row in rows)
+        seen = sum(self.crew.groups.seen(self.crew.sizes[row]) for row in rows)
         return self.crew.executor.submit(
             Item(train, (start_NV[rows], self.integers_NI[rows]), label_of(train), cost=seen)
         )

@@ -13,7 +13,7 @@ import torch
 from fed.simulations.executor import Executor, Item
 from fed.simulations.federation import Federation, State
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Evaluate, Evaluated
+from fed.simulations.tasks import Evaluate, Evaluated
 
 __all__ = ["MODELS_AT_ONCE", "Scoring"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.centralized import Centralized
-from fed.aggregators.contracts import Aggregator, ContrastiveRule, LocalRule, PeerRule
+from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
 from fed.aggregators.reporting import message_sizes, state_of
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Metric, accuracy
@@ -33,13 +33,15 @@ from fed.simulations.checks import (
     check_state,
     own_copy,
 )
+from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import Device
 from fed.simulations.executor import Executor
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.peers import SimulatedPeers, degrees
-from fed.simulations.work import Recipe, Train, device_of, on_device
+from fed.simulations.tasks import Recipe, Train
+from fed.simulations.work import device_of, on_device
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation"]
@@ -73,30 +75,30 @@ class Simulation:
         self.policy = experiment.rounds.make()
         self.policy.check(len(self.data.clients))
         module = self._module(experiment, model, loss)
-        self.layout = Layout.of(module)
         self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
+        self.phases, self.layout = self._local_training(module)
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.trainees)
         self._adversaries = self._recruited(experiment)
         if isinstance(self.algorithm, Centralized):
             self.data = self.data.pooled()
-        rule = self.algorithm if isinstance(self.algorithm, LocalRule | ContrastiveRule) else None
         metric = metric or (None if loss else accuracy)
         loss_on_device = on_device(loss or cross_entropy, self.device)
         some = self.data.read(self.data.clients[0])
         may_ignore = loss is not None and self.data.may_hold_negative_labels()
-        beside = self._beside(*self.layout.pack(module))
-        parts = loss_on_device, experiment.local, rule, beside, some, may_ignore
+        beside = self._beside(module)
+        parts = loss_on_device, experiment.local, self.phases, self.layout.private, beside, some, may_ignore
         self.batching = choose(experiment.simulation, module, *parts, self.trainees, self.device)
         self.experiment = _resolved(experiment, data, model, self.batching)
-        self.groups = Groups(experiment.local, self.batching.group, never_single=_normalises_batches(module))
+        self.groups = Groups(experiment.local, self.batching.group, _normalises_batches(module), self.phases)
         self.recipe = Recipe(
             module,
             loss or cross_entropy,
             metric,
             experiment.local,
             self.algorithm if isinstance(self.algorithm, Aggregator) else None,
-            rule,
+            self.phases,
+            self.layout.private,
             self.batching.is_batched,
             self.data.read,
             self.data.test,
@@ -124,9 +126,9 @@ class Simulation:
         """How many floating-point numbers a client answers; among peers the model's."""
         if self.has_peers:
             return self.layout.size
-        params_P = torch.zeros(self.layout.parameters, dtype=torch.float64)
-        buffers = self.layout.size - self.layout.parameters
-        return sum(message_sizes(self.algorithm, params_P, self.population)) + buffers
+        shared = self.layout.shared
+        params_P = torch.zeros(shared.parameters, dtype=torch.float64)
+        return sum(message_sizes(self.algorithm, params_P, self.population)) + shared.size - shared.parameters
 
     @property
     def bytes_up(self) -> int:
@@ -140,30 +142,37 @@ class Simulation:
         """What a round sends to clients."""
         if self.has_peers or isinstance(self.algorithm, Centralized):
             return self.bytes_up
-        beside = sum(part.numel() for part in self._beside(*self.layout.pack(self.recipe.module))[1])
-        return self.trainees * self._bytes_of(self.layout.size + beside)
+        beside = sum(part.numel() for part in self._beside(self.recipe.module)[1])
+        return self.trainees * self._bytes_of(self.layout.shared.size + beside)
 
     def _bytes_of(self, numbers: int) -> int:
-        return numbers * self.layout.dtype.itemsize + self.layout.integer_count * torch.int64.itemsize
+        return numbers * self.layout.dtype.itemsize + self.layout.shared.integer_count * torch.int64.itemsize
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
         """What these clients would be asked in the first round, as one group."""
-        first = self.layout.pack(self.recipe.module)
+        first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
-        state, broadcast = self._beside(*first)
+        broadcast = self._beside(self.recipe.module)[1]
         places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
         train = Train(tuple(clients), 1, "mean", None, None, len(broadcast), self.population, places)
-        rows = [part.expand(len(clients), -1) for part in state or ()]
-        return train, (*first, *broadcast, *rows)
+        return train, (*first, *broadcast, *self._client_states().stacked(clients, first))
 
-    def _beside(self, vector_V: Tensor, integers_I: Tensor) -> tuple[Any, tuple[Tensor, ...]]:
-        """What a client keeps, and what goes out beside the model, in the first round from this one."""
+    def _beside(self, module: nn.Module) -> tuple[Any, tuple[Tensor, ...]]:
+        """What the algorithm has a client keep, and what goes out beside the model, in the first round."""
         if self.has_peers:
             return None, ()
-        state = self.algorithm.init(vector_V[: self.layout.parameters].double())
-        broadcast = tuple(part.to(self.layout.dtype) for part in self.algorithm.broadcast(state))
-        return state_of(self.algorithm, self.layout, vector_V), broadcast
+        shared = self.layout.shared
+        vector_V, _ = shared.pack(module)
+        state = self.algorithm.init(vector_V[: shared.parameters].double())
+        broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
+        return state_of(self.algorithm, shared, vector_V), broadcast
+
+    def _client_states(self) -> ClientStates:
+        module = self.recipe.module
+        keeps_models = any(phase.is_personal for phase in self.phases)
+        state = self._beside(module)[0] or ()
+        return ClientStates(self.data.clients, self.layout, self.layout.pack(module), state, keeps_models)
 
     def federation(self, executor: Executor) -> Federation:
         """The clients and whoever leads them, before the first round.
@@ -171,25 +180,25 @@ class Simulation:
         Args:
             executor: of ``recipe``; it does the clients' work.
         """
-        vector_V, integers_I = self.layout.pack(self.recipe.module)
         work = self.data, self.groups, executor
         if self.has_peers:
-            model = self.layout, vector_V, integers_I
+            model = self.layout, *self.layout.pack(self.recipe.module)
             return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, Device(), lr_in=self._lr_in)
         is_pooled = isinstance(self.algorithm, Centralized)
         device = Device.without_network() if is_pooled else Device()
+        states = self._client_states()
         fleet = SimulatedFleet(
             *work,
             device,
-            first_state=self._beside(vector_V, integers_I)[0] or (),
+            states=states,
             answer_bytes=self._bytes_of(self.message_size),
             reduces=self.algorithm.linear and not self._is_forged,
             places="place" in self.algorithm.asks,
         )
-        coordinator = Coordinator(
-            self.algorithm, self._attacked(fleet), self.layout, vector_V, integers_I, self.streams, self._lr_in
-        )
-        return Coordinated(self.policy, coordinator, sends=not is_pooled)
+        shared = self.layout.shared
+        model = shared, *shared.pack(self.recipe.module)
+        coordinator = Coordinator(self.algorithm, self._attacked(fleet), *model, self.streams, self._lr_in)
+        return Coordinated(self.policy, coordinator, states, sends=not is_pooled)
 
     @property
     def _is_forged(self) -> bool:
@@ -198,7 +207,7 @@ class Simulation:
     def _attacked(self, fleet: SimulatedFleet) -> SimulatedFleet | AdversarialFleet:
         if self._adversaries is None or not self._is_forged:
             return fleet
-        params_P = torch.zeros(self.layout.parameters, dtype=torch.float64)
+        params_P = torch.zeros(self.layout.shared.parameters, dtype=torch.float64)
         update, *_ = message_sizes(self.algorithm, params_P, self.population)
         return AdversarialFleet(fleet, *self._adversaries, self.streams, update)
 
@@ -210,6 +219,19 @@ class Simulation:
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)
         return module
+
+    def _local_training(self, module: nn.Module) -> tuple[tuple[Phase, ...], Layout]:
+        """What a client's training consists of, and the layout with what it does not share."""
+        if not isinstance(self.algorithm, Aggregator):
+            return (Phase(rule=local_rule_of(self.algorithm)),), Layout.of(module)
+        phases, layout = self.algorithm.phases(), Layout.of(module, self.algorithm.private(module))
+        has_own = any(phase.is_personal for phase in phases)
+        if all(phase.is_personal for phase in phases) or (has_own and layout.private):
+            raise InvalidExperiment(
+                f"{type(self.algorithm).__name__}'s clients must train a model that they report, and keep either "
+                f"private parts of it or a whole model of their own, got {phases}: see fed.aggregators.ditto"
+            )
+        return phases, layout
 
     def _recruited(self, experiment: Experiment) -> tuple[Attack, frozenset[ClientId]] | None:
         """The attack and who takes part in it; their data are changed where that is the attack."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.aggregators.contracts import LocalRule
+from fed.aggregators.contracts import LocalRule, Phase
 from fed.aggregators.fedprox import FedProx
 from fed.clients import group_steps
 from fed.clients.batched import BatchedTrainer, TrainedGroup
+from fed.clients.given import Given
 from fed.clients.losses import Loss, cross_entropy
 from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
 from fed.clients.training import Trainer
@@ -77,10 +78,15 @@ class Task:
     broadcast: tuple[Tensor, ...] = ()
     own_starts: bool = True
     seed: int = 0
+    trains: Literal["all", "shared", "private"] = "all"
+    private: tuple[str, ...] = ()
+
+    def phase(self) -> Phase:
+        return Phase(rule=self.rule, trains=self.trains)
 
     def starts(self) -> tuple[Tensor, Tensor]:
         """One state for all; or each client's own, a little away from the others'."""
-        start_V, integers_I = Layout.of(self.module).pack(self.module)
+        start_V, integers_I = Layout.of(self.module, self.private).pack(self.module)
         if not self.own_starts:
             return start_V, integers_I
         clients = len(self.pairs)
@@ -92,18 +98,18 @@ class Task:
         """Trained as one computation."""
         by = by or self.group_trainer()
         orders = [partial(np.random.default_rng, [self.seed, number]) for number in range(len(self.pairs))]
-        return by.train(*self.starts(), self.pairs, orders, broadcast=self.broadcast)
+        return by.train(*self.starts(), self.pairs, orders, Given(broadcast=self.broadcast))
 
     def group_trainer(self, device: torch.device = CPU) -> BatchedTrainer:
         """A trainer of groups, with a module of its own."""
-        return BatchedTrainer(copy.deepcopy(self.module), self.loss, self.local, self.rule, device)
+        return BatchedTrainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), device, self.private)
 
     def one_by_one(self) -> TrainedGroup:
         """Trained one client after another."""
-        by = Trainer(copy.deepcopy(self.module), self.loss, self.local, self.rule, CPU)
+        by = Trainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), CPU, self.private)
         rows = zip(*(part.expand(len(self.pairs), -1) for part in self.starts()), self.pairs, strict=True)
         trained = [
-            by.train(start_V, integers_I, pair, order=order, seed=0, broadcast=self.broadcast)
+            by.train(start_V, integers_I, pair, order=order, seed=0, given=Given(broadcast=self.broadcast))
             for number, (start_V, integers_I, pair) in enumerate(rows)
             for order in [np.random.default_rng([self.seed, number])]
         ]
@@ -374,15 +380,18 @@ tasks = st.fixed_dictionaries(
             optional={"epochs": st.integers(1, 3), "steps": st.integers(1, 9)},
         ).filter(lambda keys: len(keys) == 3),
         "own_starts": st.booleans(),
+        "trains": st.sampled_from(["all", "shared", "private"]),
+        "private": st.sampled_from([(), ("2.weight", "2.bias"), ("0.bias", "2.weight")]),
         "seed": st.integers(0, 99),
     }
-)
+).filter(lambda task: task["private"] or task["trains"] != "private")
 
 
 def assert_random_task(task: dict[str, Any]) -> None:
     torch.manual_seed(task["seed"])
     module = nn.Sequential(nn.Linear(2, task["width"]), nn.Tanh(), nn.Linear(task["width"], 3)).double()
-    sent = tuple(torch.rand(2, Layout.of(module).parameters, dtype=torch.float64) / 10)
+    shared = Layout.of(module, task["private"]).shared.parameters
+    sent = tuple(torch.rand(2, shared, dtype=torch.float64) / 10)
     pairs = samples(task["counts"], (2,), seed=task["seed"])
     keys = {"epochs": None, **OPTIMIZERS[task["optimizer"]], **task["keys"]}
     both_ways = Task(
@@ -392,6 +401,8 @@ def assert_random_task(task: dict[str, Any]) -> None:
         rule=RULES[task["rule"]],
         broadcast=sent,
         own_starts=task["own_starts"],
+        trains=task["trains"],
+        private=task["private"],
         seed=task["seed"],
     )
     assert_trains_alike(both_ways)
@@ -762,11 +773,12 @@ def test_training_a_group_needs_no_compiler() -> None:
     """Whose import takes seconds. In a process of its own, for others may have imported it here."""
     code = """
 import sys, torch
+from fed.aggregators.contracts import Phase
 from fed.clients.batched import BatchedTrainer
 from fed.clients.losses import cross_entropy
 from fed.clients.models import mlp
 from fed.experiment import Local
-by = BatchedTrainer(mlp((3,), 2, (4,)), cross_entropy, Local(), None, torch.device("cpu"))
+by = BatchedTrainer(mlp((3,), 2, (4,)), cross_entropy, Local(), Phase(), torch.device("cpu"))
 pairs = [(torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]))] * 2
 by.train(torch.ones(by.layout.size), torch.zeros(0, dtype=torch.int64), pairs, [None, None])
 print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))

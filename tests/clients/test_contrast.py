@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import fed
+from fed.aggregators.contracts import Phase
 from fed.aggregators.moon import MOON, ClientState
+from fed.clients.given import Given
 from fed.clients.training import Trainer
 from fed.errors import InvalidModel
 from fed.experiment import Local
@@ -54,11 +56,11 @@ def test_training_is_a_loop_by_hand_over_three_models() -> None:
     first, inputs, labels = module(), torch.linspace(-1, 1, 20).double().view(5, 4), torch.tensor([0, 1, 2, 1, 0])
     rule, previous = MOON(mu=2.0), moved(first, 0.3)
     local = Local(lr=0.2, batch_size=5, steps=4)
-    trainer = Trainer(copy.deepcopy(first), cross_entropy, local, rule, CPU)
+    trainer = Trainer(copy.deepcopy(first), cross_entropy, local, Phase(rule=rule), CPU)
     state = trainer.layout.pack(first)
     kept = ClientState(flat(previous))
     order = np.random.default_rng(0)
-    trained = trainer.train(*state, (inputs, labels), order=order, seed=0, client_state=kept)
+    trained = trainer.train(*state, (inputs, labels), order=order, seed=0, given=Given(client_state=kept))
     mine, losses = copy.deepcopy(first), []
     for _ in range(4):
         z, anchor, past = (part[1](part[0](inputs)) for part in (mine, first, previous))  # type: ignore[index]
@@ -98,4 +100,4 @@ def test_without_the_term_it_is_fedavg_and_with_it_it_is_not() -> None:
 
 def test_a_model_without_a_linear_layer_is_refused() -> None:
     with pytest.raises(InvalidModel, match=r"must have a torch\.nn\.Linear for MOON"):
-        Trainer(nn.Sequential(nn.Conv1d(1, 1, 1)), cross_entropy, Local(), MOON(), CPU)
+        Trainer(nn.Sequential(nn.Conv1d(1, 1, 1)), cross_entropy, Local(), Phase(rule=MOON()), CPU)

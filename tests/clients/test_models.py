@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fed.aggregators.contracts import Phase
 from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
 from fed.clients.training import Trainer
 from fed.errors import InvalidModel
@@ -90,7 +91,7 @@ def test_every_parameter_is_used_and_can_learn(name: str) -> None:
     module, batch = make(), inputs(12)
     targets = torch.randint(5, (12, 6) if name.startswith("char") else (12,))
     local = Local(optimizer="adam", lr=0.02, steps=30, batch_size=12)
-    trainer = Trainer(module, functional.cross_entropy, local, None, torch.device("cpu"))
+    trainer = Trainer(module, functional.cross_entropy, local, Phase(), torch.device("cpu"))
     start_V, integers_I = trainer.layout.pack(module)
     before = functional.cross_entropy(module(batch), targets).item()
     trained = trainer.train(start_V, integers_I, (batch, targets), order=Streams(0).generator("order"), seed=0)

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fed.aggregators.contracts import Phase
 from fed.aggregators.fedprox import FedProx
 from fed.clients.batches import Batches
 from fed.clients.flat import FlatParameters
+from fed.clients.given import Given
 from fed.clients.training import Trained, Trainer, _LossScale
 from fed.experiment import Local
 from fed.layout import Layout
@@ -52,7 +54,7 @@ def local(**keys: Any) -> Local:
 
 
 def trainer(module: nn.Module, loss: Any = functional.cross_entropy, rule: Any = None, **keys: Any) -> Trainer:
-    return Trainer(copy.deepcopy(module), loss, local(**keys), rule, CPU)
+    return Trainer(copy.deepcopy(module), loss, local(**keys), Phase(rule=rule), CPU)
 
 
 def train(by: Trainer, start: nn.Module, on: Pair, *, order: int = 5, seed: int = 0, **more: Any) -> Trained:
@@ -271,7 +273,9 @@ def test_a_correction_sees_gradient_model_anchor_state_and_broadcast() -> None:
 
     module, inputs = Point(), torch.zeros(4, 2, dtype=torch.float64)
     by = trainer(module, half_square, Rule(), lr=0.1, steps=3, batch_size=4)
-    trained = train(by, module, (inputs, torch.ones(4, 2, dtype=torch.float64)), client_state=kept, broadcast=sent)
+    trained = train(
+        by, module, (inputs, torch.ones(4, 2, dtype=torch.float64)), given=Given(client_state=kept, broadcast=sent)
+    )
     x_P = module.y.detach()
     for gradient_P, at_P, anchor_P in seen:
         torch.testing.assert_close(gradient_P, x_P)  # of ½ y² at b = 0
@@ -528,7 +532,7 @@ def test_rules_and_what_they_send_meet_convolutions_number_by_number() -> None:
     module, on = convolutional(), images()
     by = trainer(module, rule=Pulling(mu=0.5), lr=0.2, epochs=2, batch_size=4)
     sent_P = torch.randn(by.layout.parameters, dtype=torch.float64)
-    trained = train(by, module, on, broadcast=(sent_P,))
+    trained = train(by, module, on, given=Given(broadcast=(sent_P,)))
     expected = copy.deepcopy(module).train()
     anchors = [part.detach().clone() for part in expected.parameters()]
     for chosen in steps_by_hand(20, 4, 2):
@@ -655,7 +659,7 @@ def test_a_gpu_trains_what_a_cpu_trains(precision: str) -> None:
         copy.deepcopy(module),
         functional.cross_entropy,
         local(lr=0.1, epochs=2, precision=precision),
-        None,
+        Phase(),
         torch.device("cuda"),
     )
     start_V, integers_I = trainer(module).layout.pack(module)

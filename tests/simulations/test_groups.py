@@ -1,5 +1,7 @@
 """Groups: a function of the experiment and of who holds how much, so that nothing else can change a result."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +16,8 @@ from fed.simulations.executor import InProcess
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Train
+from fed.simulations.tasks import Train
+from fed.simulations.work import Work
 from tests.simulations.users_parts import double, small, unequal
 
 SIZES = st.lists(st.integers(1, 60), max_size=40)
@@ -70,7 +73,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     """What a fleet answers to a task for everybody, as (mean update, samples)."""
     experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
     simulation = Simulation(experiment, unequal(torch.float64), double)
-    executor = InProcess(simulation.recipe)
+    executor = InProcess(partial(Work, simulation.recipe))
     parts = simulation.data, simulation.groups, executor, Device()
     fleet = SimulatedFleet(*parts, first_state=(), answer_bytes=0, reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
@@ -86,7 +89,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
 def test_the_update_of_a_single_client_is_its_own_to_the_bit() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on", "group": 1}), unequal(), small)
     state = simulation.layout.pack(simulation.recipe.module)
-    work = simulation.recipe(0)
+    work = Work(simulation.recipe, 0)
     _, (mean_V, _) = work(Train(("c1",), 1, wants="mean"), state)
     _, (trained_KV, _) = work(Train(("c1",), 1, wants="models"), state)
     assert torch.equal(mean_V, trained_KV[0].double() - state[0].double())

@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from fed.simulations.executor import InProcess, Item, Make, Result
 from fed.simulations.scoring import MODELS_AT_ONCE, Scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Evaluate
+from fed.simulations.tasks import Evaluate
+from fed.simulations.work import Work
 from tests.simulations import users_parts as parts
 
 CPU = torch.device("cpu")
@@ -52,7 +54,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
 
     @contextmanager
     def hired(simulation: Simulation, expectation: object) -> Iterator[Late]:
-        executors.append(Late(simulation.recipe))
+        executors.append(Late(partial(Work, simulation.recipe)))
         yield executors[-1]
 
     monkeypatch.setattr("fed.simulations.simulate.hired", hired)
@@ -186,7 +188,7 @@ def test_an_observer_that_fails_is_told_nothing_twice(late: list[Late], tmp_path
 def test_a_federation_may_go_on_while_its_models_are_scored() -> None:
     """What is scored is what was there when it was asked for."""
     simulation = Simulation(experiment("dpsgd"), parts.unequal(), parts.small)
-    executor = Late(simulation.recipe)
+    executor = Late(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     federation.round(1)
     now, then = Scoring(simulation, federation, executor).line(), Scoring(simulation, federation, executor)

@@ -4,6 +4,7 @@ import json
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fed.simulations.groups import Groups
 from fed.simulations.scoring import Scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from fed.simulations.work import Work
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
@@ -411,7 +413,7 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
 
     device = Device()
     vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
-    parts = simulation.data, Groups(simulation.experiment.local, 4), Watched(simulation.recipe), device
+    parts = simulation.data, Groups(simulation.experiment.local, 4), Watched(partial(Work, simulation.recipe)), device
     fleet = SimulatedFleet(*parts, first_state=(), answer_bytes=simulation.layout.size_bytes(), reduces=True)
     tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
     fleet.dispatch(tasks[:6])

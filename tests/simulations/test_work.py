@@ -14,7 +14,8 @@ from fed.clients.evaluation import accuracy, evaluate
 from fed.clients.losses import cross_entropy
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Begin, Evaluate, Evaluated, Train, Trained, label_of
+from fed.simulations.tasks import Begin, Evaluate, Evaluated, Train, Trained, label_of
+from fed.simulations.work import Work
 from tests.simulations import users_parts as parts
 
 
@@ -48,7 +49,7 @@ def test_every_client_and_round_and_seed_has_streams_of_its_own(draws: bool) -> 
     for seed in (0, 0, 1):
         data = twins()
         simulation = Simulation(keys.override({"seed": seed}), data, lambda: Watching(draws))
-        work, state = simulation.recipe(0), simulation.layout.pack(simulation.recipe.module)
+        work, state = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
         Watching.batches.clear()
         for number in (1, 2):
             for client in data.clients:
@@ -75,7 +76,7 @@ def test_twins_in_a_group_part_ways_and_keep_them_in_any_group() -> None:
 
 def test_work_does_what_it_is_asked_and_says_who_asked() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on"}), parts.unequal(), parts.small)
-    work, (start_V, integers_I) = simulation.recipe(0), simulation.layout.pack(simulation.recipe.module)
+    work, (start_V, integers_I) = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
     assert work(Begin(), ()) == (Begin(), ())
     trained, (update_V, _) = work(Train(("c3", "c4"), 1, wants="mean"), (start_V, integers_I))
     assert isinstance(trained, Trained)
@@ -102,7 +103,7 @@ def test_divergence_is_an_answer_that_names_the_client(
     data = fed.FederatedData({"good": of_points(1.0), "bad": of_points(1e25), "worse": of_points(1e30)})
     keys = fed.Experiment(local={"steps": 3}, simulation={"batching": batching})
     simulation = Simulation(keys, data, lambda: nn.Linear(4, 3), parts.squared)
-    work, state = simulation.recipe(0), simulation.layout.pack(simulation.recipe.module)
+    work, state = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
     trained, tensors = work(Train(("good", "bad", "worse"), 1, wants), state)
     assert isinstance(trained, Trained)
     assert trained.diverged is not None
@@ -130,6 +131,6 @@ def test_a_plain_report_is_the_same_to_the_bit_whether_it_is_asked_for_or_known(
     simulation = Simulation(keys, parts.unequal(), parts.small)
     recipes = [replace(simulation.recipe, aggregator=aggregator) for aggregator in (FedAvg(), Told())]
     state = simulation.layout.pack(simulation.recipe.module)
-    known, told = (recipe(0)(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
+    known, told = (Work(recipe, 0)(Train(("c1", "c3", "c4"), 1, wants), state) for recipe in recipes)
     assert known[0] == told[0]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(known[1], told[1], strict=True))

@@ -1,0 +1,137 @@
+"""What there is to do for a process that works for a simulation, and what came of it.
+
+Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; M, numbers of a message.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from fed.aggregators.contracts import Aggregator, Phase
+from fed.clients.data import ClientId, Pair
+from fed.clients.evaluation import Metric
+from fed.clients.losses import Loss
+from fed.experiment import Local
+from fed.randomness import Streams
+
+__all__ = ["Begin", "Evaluate", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+
+_Reader: TypeAlias = Callable[[ClientId], Pair]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Nothing: whoever gives it back has begun."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a group from (start [V] or [K, V], integers [I] or [K, I], broadcast …, what the clients keep [K, ·] …).
+
+    Clients keep the algorithm's state, and a vector and integers of their own where the recipe says so.
+
+    Answered by :class:`Trained`, with what is wanted of the group in float64, its integers, and what the clients keep
+    from now on [K, ·] …: of "models" the trained vectors [K, V], in the model's type, and integers [K, I]; of
+    "messages" each client's parts and its float buffers' update [K, M], and integers [K, I]; of the "mean" that of the
+    messages [M], and the largest integers [I].
+
+    Args:
+        clients: the group.
+        round: with the client it names the random streams.
+        wants: what is to be sent back.
+        lr: the step size; None: the experiment's.
+        steps: how many optimizer steps; None: as many as the experiment says.
+        broadcasts: how many tensors the algorithm sends beside the model.
+        population: how many clients there are.
+        places: each client's number among them, where the algorithm asks for it.
+    """
+
+    clients: tuple[ClientId, ...]
+    round: int
+    wants: Literal["models", "messages", "mean"]
+    lr: float | None = None
+    steps: int | None = None
+    broadcasts: int = 0
+    population: int = 1
+    places: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a group.
+
+    Args:
+        samples: how many each client holds.
+        seen: how many each was trained on, as often as it was.
+        train_losses: each client's mean over those.
+        weights: of each client in the mean.
+        diverged: which client's loss or model is not finite any more, with a sentence; nobody's where None.
+    """
+
+    samples: tuple[int, ...]
+    seen: tuple[int, ...]
+    train_losses: tuple[float, ...]
+    weights: tuple[float, ...] = ()
+    diverged: tuple[ClientId, str] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Each model's mean loss and mean metric (None without one) over those samples."""
+
+    losses: tuple[float, ...]
+    metrics: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a process needs to do its part of the work; it can be pickled if the user's parts can.
+
+    Args:
+        module: the model.
+        loss: (output, target) → scalar.
+        metric: (output, target) → number, or None.
+        local: the experiment's section of that name.
+        aggregator: what clients report to; None where there is no coordinator.
+        phases: what local training consists of.
+        private: the names of what the model does not share.
+        is_batched: whether groups train as one computation.
+        read: a client's samples.
+        test: (inputs, targets) of the test set, or None.
+        streams: the run's random streams; a client's are named by client and round.
+    """
+
+    module: nn.Module
+    loss: Loss
+    metric: Metric | None
+    local: Local
+    aggregator: Aggregator | None
+    phases: tuple[Phase, ...]
+    private: frozenset[str]
+    is_batched: bool
+    read: _Reader
+    test: Iterable[Tensor] | None
+    streams: Streams
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether clients keep the private parts of the model, or else models of their own."""
+        return bool(self.private) or any(phase.is_personal for phase in self.phases)
+
+
+def label_of(task: Train) -> str:
+    """What people call a group in a round."""
+    names = [repr(client) for client in task.clients[:8]]
+    names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
+    who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"
+    return f"{who} of round {task.round}"
