@@ -31,21 +31,22 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return mlp(input_shape, classes, hidden=())
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,)) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), batch_norm: bool = False) -> nn.Module:
     """A perceptron with ReLU between its layers, on the flattened input.
 
     Args:
         input_shape: of one sample.
         classes: C.
         hidden: widths of the hidden layers.
+        batch_norm: BatchNorm before each ReLU.
 
     Returns:
         A module [B, *input_shape] → [B, C].
     """
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise((math.prod(input_shape), *hidden, classes)):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+        layers += [nn.Linear(inputs, outputs), *([nn.BatchNorm1d(outputs)] if batch_norm else []), nn.ReLU()]
+    return nn.Sequential(*layers[: -2 if batch_norm else -1])
 
 
 def cnn(
@@ -53,6 +54,7 @@ def cnn(
     classes: int,
     channels: _Widths = (16, 32),
     hidden: PositiveInt = 128,
+    batch_norm: bool = False,
 ) -> nn.Module:
     """Blocks of 3×3 convolution, GroupNorm, ReLU and 2×2 pooling, then one hidden layer.
 
@@ -64,6 +66,7 @@ def cnn(
         classes: C.
         channels: of each block.
         hidden: width of the layer before the classes.
+        batch_norm: BatchNorm in the place of GroupNorm.
 
     Returns:
         A module [B, *input_shape] → [B, C].
@@ -82,8 +85,8 @@ def cnn(
     layers: list[nn.Module] = [] if depth else [nn.Unflatten(1, (1, height))]
     for inputs, outputs in pairwise((depth[0] if depth else 1, *channels)):
         groups = outputs // 8 if outputs % 8 == 0 else 1
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(groups, outputs)]
-        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+        norm = nn.BatchNorm2d(outputs) if batch_norm else nn.GroupNorm(groups, outputs)
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU(), nn.MaxPool2d(2)]
     area = (height >> len(channels)) * (width >> len(channels))
     layers += [nn.Flatten(), nn.Linear((channels or (depth or [1]))[-1] * area, hidden), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(hidden, classes))

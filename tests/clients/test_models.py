@@ -150,6 +150,28 @@ def test_a_cnn_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "widths"),
+    [
+        (lambda: mlp((2, 3), 4, hidden=(5, 7), batch_norm=True), [5, 7]),
+        (lambda: cnn((6, 6), 4, channels=(3, 8), hidden=5, batch_norm=True), [3, 8]),
+    ],
+    ids=["mlp", "cnn"],
+)
+def test_batch_norm_stands_before_each_relu_that_follows_weights_of_a_block(
+    make: Callable[[], nn.Module], widths: list[int]
+) -> None:
+    module = make()
+    assert isinstance(module, nn.Sequential)
+    parts = [part for part in module if not isinstance(part, nn.MaxPool2d | nn.Flatten | nn.Unflatten)]
+    normed = [place for place, part in enumerate(parts) if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)]
+    assert [parts[place].num_features for place in normed] == widths
+    assert all(isinstance(parts[place - 1], nn.Linear | nn.Conv2d) for place in normed)
+    assert all(isinstance(parts[place + 1], nn.ReLU) for place in normed)
+    assert isinstance(parts[-1], nn.Linear)
+    assert not any(isinstance(part, nn.GroupNorm) for part in parts)
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda: char_gru(7, embedding=4, hidden=8, layers=2),
