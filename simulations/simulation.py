@@ -156,7 +156,7 @@ class Simulation:
         broadcast = self._beside(self.recipe.module)[1]
         places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
         train = Train(tuple(clients), 1, "mean", None, None, len(broadcast), self.population, places)
-        return train, (*first, *broadcast, *self._client_states().stacked(clients, first))
+        return train, (*first, *broadcast, *self.client_states().stacked(clients, first))
 
     def _beside(self, module: nn.Module) -> tuple[Any, tuple[Tensor, ...]]:
         """What the algorithm has a client keep, and what goes out beside the model, in the first round."""
@@ -168,7 +168,8 @@ class Simulation:
         broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
         return state_of(self.algorithm, shared, vector_V), broadcast
 
-    def _client_states(self) -> ClientStates:
+    def client_states(self) -> ClientStates:
+        """What clients keep, before the first round."""
         module = self.recipe.module
         keeps_models = any(phase.is_personal for phase in self.phases)
         state = self._beside(module)[0] or ()
@@ -186,7 +187,7 @@ class Simulation:
             return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, Device(), lr_in=self._lr_in)
         is_pooled = isinstance(self.algorithm, Centralized)
         device = Device.without_network() if is_pooled else Device()
-        states = self._client_states()
+        states = self.client_states()
         fleet = SimulatedFleet(
             *work,
             device,

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fed
+from fed.aggregators.contracts import Phase
+from fed.clients.batches import Batches
 from fed.experiment import Local
 from fed.messages import GroupReply, Task
 from fed.simulations.devices import Device
@@ -41,9 +43,9 @@ def test_groups_hold_everybody_once_the_longest_first_and_are_of_one_size_but_fo
     lengths = [len(group) for group in found]
     assert max(lengths, default=1) <= size
     assert max(lengths, default=0) - min(lengths, default=0) <= 1
-    steps = [groups.batches(samples[place]).steps for place in in_order]
+    steps = [groups.steps(samples[place]) for place in in_order]
     assert steps == sorted(steps, reverse=True)
-    assert in_order == sorted(in_order, key=lambda place: (-groups.batches(samples[place]).steps, place))
+    assert in_order == sorted(in_order, key=lambda place: (-groups.steps(samples[place]), place))
 
 
 @given(SIZES, st.integers(1, 9), LOCALS)
@@ -52,6 +54,16 @@ def test_groups_do_not_depend_on_what_was_grouped_before(samples: list[int], siz
     for begin in range(3):
         used.of(samples[begin:])
     assert used.of(samples) == Groups(local, size).of(samples)
+
+
+@given(SIZES, LOCALS, st.none() | st.integers(1, 5))
+def test_the_work_of_a_task_is_that_of_all_its_phases(samples: list[int], local: Local, steps: int | None) -> None:
+    """A phase with epochs of its own takes those, whatever number of steps the task says."""
+    alone, twice = Groups(local, 1), Groups(local, 1, phases=(Phase(), Phase(epochs=2)))
+    for count in samples:
+        of_epochs = Batches(local.model_copy(update={"epochs": 2}), count)
+        assert twice.steps(count, steps) == alone.steps(count, steps) + of_epochs.steps
+        assert twice.seen(count, steps) == alone.seen(count, steps) + 2 * count
 
 
 def test_clients_of_a_group_take_about_as_many_steps_as_each_other() -> None:
@@ -75,7 +87,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe))
     parts = simulation.data, simulation.groups, executor, Device()
-    fleet = SimulatedFleet(*parts, first_state=(), answer_bytes=0, reduces=reduces)
+    fleet = SimulatedFleet(*parts, states=simulation.client_states(), answer_bytes=0, reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
     fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.nodes()))
     found = []
