@@ -1,4 +1,4 @@
-"""What simulated clients do, as a process does it: train in groups, and evaluate models on the test set.
+"""What simulated clients do, as a process does it: train in groups, and evaluate models.
 
 Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; P, trainable parameters.
 """
@@ -26,7 +26,19 @@ from fed.experiment import Local
 from fed.machine import keep_freed_memory
 from fed.randomness import Streams, seeded_torch
 
-__all__ = ["Begin", "Evaluate", "Evaluated", "Recipe", "Train", "Trained", "Work", "device_of", "label_of", "on_device"]
+__all__ = [
+    "Begin",
+    "Evaluate",
+    "EvaluateByClients",
+    "Evaluated",
+    "Recipe",
+    "Train",
+    "Trained",
+    "Work",
+    "device_of",
+    "label_of",
+    "on_device",
+]
 
 _Reader: TypeAlias = Callable[[ClientId], Pair]
 _Given: TypeAlias = tuple[Any, tuple[Tensor, ...], Tensor | None]
@@ -96,11 +108,27 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class EvaluateByClients:
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on what these hold out."""
+
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True)
 class Evaluated:
-    """Each model's mean loss and mean metric (None without one) over those samples."""
+    """Each model's mean loss and mean metric (None without one) over so many samples.
+
+    By clients there is a score for each that holds samples out, in their order.
+    """
 
     losses: tuple[float, ...]
     metrics: tuple[float | None, ...]
+    samples: tuple[int, ...]
+
+    @classmethod
+    def of(cls, scores: Sequence[Score], samples: Sequence[int]) -> "Evaluated":
+        """These scores, in order."""
+        return cls(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores), tuple(samples))
 
 
 @dataclass(frozen=True)
@@ -118,6 +146,7 @@ class Recipe:
         read: a client's samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
+        held_out: the samples that a client scores models on, where clients do.
     """
 
     module: nn.Module
@@ -130,6 +159,7 @@ class Recipe:
     read: _Reader
     test: Iterable[Tensor] | None
     streams: Streams
+    held_out: _Reader | None = None
 
     def __call__(self, worker: int) -> "Work":
         """The work of one process, on its share of the GPUs."""
@@ -179,12 +209,16 @@ class Work:
         self._evaluator = BatchedEvaluator(recipe.module, self._loss, self._metric, device)
 
     def __call__(
-        self, task: Begin | Train | Evaluate, tensors: Sequence[Tensor]
+        self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
     ) -> tuple[Begin | Trained | Evaluated, Sequence[Tensor]]:
         """Do it; the answer's tensors are on the CPU."""
         if isinstance(task, Begin):
             return task, ()
-        return self._train(task, *tensors) if isinstance(task, Train) else (self._evaluate(task, *tensors), ())
+        if isinstance(task, Train):
+            return self._train(task, *tensors)
+        if isinstance(task, Evaluate):
+            return self._evaluate(task, *tensors), ()
+        return self._evaluate_by_clients(task, *tensors), ()
 
     def _train(self, task: Train, start: Tensor, integers: Tensor, *others: Tensor) -> tuple[Trained, Sequence[Tensor]]:
         pairs = [_dense(self._recipe.read(client)) for client in task.clients]
@@ -312,7 +346,19 @@ class Work:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
             else:
                 scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
-        return Evaluated(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores))
+        return Evaluated.of(scores, [len(targets)] * len(scores))
+
+    def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
+        assert self._recipe.held_out is not None
+        rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
+        scores, samples = [], []
+        for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
+            pair = _dense(self._recipe.held_out(client))
+            if count := len(pair[1]):
+                with seeded_torch(self._recipe.streams.torch_seed("evaluation", client), self._device):
+                    scores.append(self._score(vector_V, integers_I, pair))
+                samples.append(count)
+        return Evaluated.of(scores, samples)
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
         module = self.trainer.load(vector_V, integers_I)
