@@ -179,7 +179,7 @@ class Experiment(Document):
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
     evaluation: Annotated[Component, EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
-    """Who scores models; clients where the algorithm is for models of their own, unless given."""
+    """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
     adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None
     """Simulated clients that attack, and how; null for none."""
     simulation: Execution = Execution()
