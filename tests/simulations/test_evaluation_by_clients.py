@@ -339,7 +339,7 @@ def test_a_kind_of_a_users_own_is_one_of_the_two() -> None:
 
 
 def test_a_comparison_shows_the_worst_tenth(tmp_path: Path) -> None:
-    compare = [{"name": "A"}, {"name": "B", "algorithm": {"kind": "dpsgd"}}]
+    compare: list[Any] = [{"name": "A"}, {"name": "B", "algorithm": {"kind": "dpsgd"}}]
     base = {"rounds": {"count": 2}, "evaluation": "clients", "data": {"clients": 12}, "simulation": {"workers": 0}}
     result = fed.compare(fed.Comparison(base=base, compare=compare), output=tmp_path / "both")
     for row in result.rows:
