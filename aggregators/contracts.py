@@ -167,7 +167,7 @@ class Aggregator(Hyperparameters, ABC):
     linear: ClassVar[bool] = True
     """Whether the mean of the messages is all it needs, so that groups of clients may be reduced where they train."""
     personal: ClassVar[bool] = False
-    """Whether clients have models of their own, which only they can evaluate."""
+    """Whether what it is for are models of the clients' own, each to be scored on its client's data."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" and "gradient" of x on the client's own data; its "place"."""
 

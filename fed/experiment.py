@@ -20,6 +20,7 @@ from fed.families import (
     ADVERSARIES,
     ALGORITHMS,
     DATA,
+    EVALUATIONS,
     MODELS,
     ROUNDS,
     SCHEDULES,
@@ -132,6 +133,14 @@ def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     return TOPOLOGIES.validate({}) if _mixes(values["algorithm"]) else None
 
 
+def _is_personal(algorithm: Component) -> bool:
+    return bool(getattr(algorithm.target, "personal", False))
+
+
+def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
+    return EVALUATIONS.make("clients" if _is_personal(values["algorithm"]) else "coordinator")
+
+
 def _default(key: str) -> Any:
     return Local.model_fields[key].get_default()
 
@@ -169,6 +178,8 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
+    evaluation: Annotated[Component, EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
+    """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
     adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None
     """Simulated clients that attack, and how; null for none."""
     simulation: Execution = Execution()
@@ -184,6 +195,11 @@ class Experiment(Document):
             raise ValueError(
                 f"topology has no meaning for {self.algorithm.kind}, whose clients do not exchange models with "
                 f"neighbours, got {self.topology.kind}: remove it, or choose an algorithm over mix such as dpsgd"
+            )
+        if self.evaluation.kind == "coordinator" and _is_personal(self.algorithm):
+            raise ValueError(
+                f"evaluation by the coordinator has no meaning for {self.algorithm.kind}, whose clients use models of "
+                f"their own, each on its own data, got {self.evaluation.kind}: remove it, or write clients"
             )
         if self.adversaries is not None and getattr(self.algorithm.target, "primitive", "mean") != "mean":
             raise ValueError(

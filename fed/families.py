@@ -10,6 +10,7 @@ __all__ = [
     "ADVERSARIES",
     "ALGORITHMS",
     "DATA",
+    "EVALUATIONS",
     "MODELS",
     "PARTITIONS",
     "ROUNDS",
@@ -199,3 +200,10 @@ SAMPLINGS = Family(
 )
 
 ROUNDS = Family("rounds", Component, {"synchronous": "fed.server.synchronous:Synchronous"}, default="synchronous")
+
+EVALUATIONS = Family(
+    "evaluation",
+    Component,
+    {"coordinator": "fed.evaluation:ByCoordinator", "clients": "fed.evaluation:ByClients"},
+    short=True,
+)

@@ -1,15 +1,18 @@
 """How long a run will take and how much it will send, found from a few steps before it begins."""
 
+import itertools
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from fed.clients.data import ClientId, ClientsOnDemand, FederatedData
+from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.describe import looked_at
 from fed.simulations.executor import InProcess
-from fed.simulations.scoring import Scoring
+from fed.simulations.scoring import CLIENTS_AT_ONCE, begin_scoring
 from fed.simulations.simulation import Simulation
+from fed.simulations.tasks import EvaluateByClients
 from fed.simulations.work import Work
 
 __all__ = ["Expectation", "expect"]
@@ -74,8 +77,19 @@ def _sizes(data: FederatedData) -> dict[ClientId, int]:
 
 
 def _evaluation_s(simulation: Simulation) -> float:
+    if simulation.held_out is not None:
+        return _evaluation_by_clients_s(simulation, simulation.held_out)
     executor = InProcess(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     began = time.perf_counter()
-    Scoring(simulation, federation, executor).line()
+    begin_scoring(simulation, federation, executor).line()
     return time.perf_counter() - began
+
+
+def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:
+    """That of some clients, times how many more there are; on demand of the first, as for a task."""
+    some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
+    work = Work(simulation.recipe, worker=0)
+    began = time.perf_counter()
+    work(EvaluateByClients(some), simulation.layout.pack(simulation.recipe.module))
+    return (time.perf_counter() - began) * len(held_out) / len(some)

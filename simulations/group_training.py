@@ -18,6 +18,7 @@ from fed.aggregators.contracts import Aggregator, ContrastiveRule
 from fed.aggregators.reporting import began, messages, sends_updates
 from fed.clients.batched import BatchedTrainer, TrainedGroup
 from fed.clients.data import ClientId, Pair
+from fed.clients.data.pairs import dense
 from fed.clients.given import Given
 from fed.clients.losses import Loss
 from fed.clients.training import Trainer
@@ -73,7 +74,7 @@ class GroupTraining:
 
     def __call__(self, task: Train, tensors: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
         """Train, and answer as :class:`fed.simulations.tasks.Train` says; the answer's tensors are on the CPU."""
-        pairs = [_dense(self._recipe.read(client)) for client in task.clients]
+        pairs = [dense(self._recipe.read(client)) for client in task.clients]
         try:
             return self._answer(self._sent(task, pairs, *tensors))
         except Exception as error:
@@ -213,12 +214,6 @@ class _PhaseTraining:
 def _rows(states: _States, count: int) -> list[Tensor]:
     """Of states that are one for all, or each client's own, so many rows."""
     return [part.expand(count, -1) for part in states]
-
-
-def _dense(pair: Pair) -> Pair:
-    """As it lies in memory that processes share: kernels may round otherwise where strides are others."""
-    inputs_N, targets_N = pair
-    return inputs_N.contiguous(), targets_N.contiguous()
 
 
 def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:

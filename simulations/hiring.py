@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fed.clients.data import ClientId, FederatedData, Pair
+from fed.clients.data import ClientId, Pair
 from fed.errors import InvalidExperiment, InvalidInput, RunFailed
 from fed.machine import usable_cores
 from fed.simulations.executor import Executor, InProcess, Item
@@ -88,11 +88,11 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
 def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.ExitStack) -> Executor:
     """So many workers; where nobody asked for them and there can be none, this process."""
     asked = simulation.experiment.simulation.workers
-    problem = _stays_here(simulation.recipe, simulation.data)
+    problem = _stays_here(simulation)
     if problem and asked != "auto":
         raise InvalidExperiment(f"simulation.workers must be 0 here, got {asked}: {problem}")
     reduces = not simulation.has_peers and simulation.algorithm.linear
-    travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.has_peers else 1)
+    travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.keeps_models else 1)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
     model_size = max(simulation.message_size, simulation.layout.size) + simulation.layout.integer_count
     item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
@@ -110,10 +110,12 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     return InProcess(partial(Work, simulation.recipe))
 
 
-def _stays_here(recipe: Recipe, data: FederatedData) -> str | None:
+def _stays_here(simulation: Simulation) -> str | None:
     """What cannot go to another process, and why; None where all can."""
+    recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
-    parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data.train if data.is_on_demand else None}
+    data = [part for part in read if not _in_memory(part)]
+    parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data}
     for name, part in parts.items():
         try:
             pickle.dumps(part)
@@ -125,9 +127,17 @@ def _stays_here(recipe: Recipe, data: FederatedData) -> str | None:
 
 def _shared(simulation: Simulation) -> Recipe:
     """The recipe with data in shared memory; data on demand are made or read by whoever needs them."""
-    data, test = simulation.data, simulation.recipe.test
-    read = data.read if data.is_on_demand else _Arena.of(data.train).read
-    return replace(simulation.recipe, read=read, test=None if test is None else _SharedPair(*map(shared, test)))
+    recipe, train, held_out = simulation.recipe, simulation.data.train, simulation.held_out
+    return replace(
+        recipe,
+        read=_Arena.of(train).read if _in_memory(train) else recipe.read,
+        test=None if recipe.test is None else _SharedPair(*map(shared, recipe.test)),
+        held_out=_Arena.of(held_out).read if held_out and _in_memory(held_out) else recipe.held_out,
+    )
+
+
+def _in_memory(clients: object) -> bool:
+    return isinstance(clients, dict)
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def row_of(
         deviation (None for a single seed) of ``final_test_accuracy`` and ``final_test_loss``; ``rounds_to_target``,
         ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that reach it; the means of
         ``bytes_up``, ``bytes_down``, ``wall_s`` and ``virtual_s``; the means of the last measured
-        ``client_accuracy_mean`` and ``client_accuracy_std``; ``status`` (finished, failed if any run failed, or
-        interrupted if one is missing) and ``reason``.
+        ``client_accuracy_mean``, ``client_accuracy_std`` and ``client_accuracy_worst_decile``; ``status`` (finished,
+        failed if any run failed, or interrupted if one is missing) and ``reason``.
     """
     finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run["summary"])}
     reasons = [f"seed {seed}: {run['summary']['reason']}" for seed, run in sorted(runs.items()) if seed not in finished]
@@ -81,7 +81,7 @@ def row_of(
         },
         **{
             key: spread(last_measured(run["metrics"], key) for run in finished.values())[0]
-            for key in ("client_accuracy_mean", "client_accuracy_std")
+            for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile")
         },
         "status": "failed" if reasons else "finished" if len(finished) == len(seeds) else "interrupted",
         "reason": "; ".join(reasons) or None,

@@ -4,7 +4,7 @@ Shapes: K clients, C classes.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +24,19 @@ if TYPE_CHECKING:
     from fed.clients.data import FederatedData
 
 __all__ = ["Figure", "Page", "comparison_report", "comparison_svg", "run_report"]
+
+_NOTE = (
+    "Means over seeds, ± their sample standard deviation; of clients' own accuracy and of the mean of clients, ± the "
+    "standard deviation over clients. To the target: through the first evaluated round whose test accuracy is at least "
+    "the target, in the mean over the seeds that reach it; – where none does. Bytes are those of all clients in all "
+    "rounds."
+)
+_BY_CLIENTS = (
+    "Where clients evaluate, each does so on samples of its own that it does not train on: its own model where it "
+    "keeps one, otherwise the coordinator's. The test accuracy is then the mean weighted by these samples."
+)
+_OVER_CLIENTS = "client_accuracy_mean", "client_accuracy_std"
+_WORST = "Worst tenth of clients: the mean over those with the lowest accuracies, rounded up to a whole client."
 
 
 @dataclass(frozen=True)
@@ -47,6 +60,7 @@ class Page:
     settings: str
     warning: str = ""
     table: Sequence[Column] = ()
+    note: str = ""
     looks: Sequence[charts.Style] = ()
     failures: Sequence[str] = ()
     changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -80,10 +94,11 @@ def comparison_report(result: ComparisonResult, partitions: "Mapping[str, Federa
         subject="comparison",
         finding=finding(result),
         facts=_facts_of_comparison(result),
-        figures=[*_curve_figures(result, look), *_partition_figures(partitions)],
+        figures=[*_curve_figures(result, look), *_partition_figures(partitions, "holds")],
         settings=yaml.dump({key: value for key, value in reference.dump().items() if key not in ("name", "seed")}),
         warning=" ".join(warnings),
         table=columns(result),
+        note=f"{_NOTE} {_BY_CLIENTS} {_WORST}" if _where_clients_evaluate(result.runs) else _NOTE,
         looks=list(look.values()),
         failures=failures(result),
         changes={name: _differences(reference, variant) for name, variant in variants.items()},
@@ -105,6 +120,7 @@ def run_report(run: Run, data: "FederatedData") -> str:
     """
     summary, kind = run.summary, run.experiment.algorithm.kind
     accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
+    worst = summary.get("final_client_accuracy_worst_decile")
     measured = f"a test accuracy of {accuracy:.4f}" if accuracy is not None else None
     measured = measured or (f"a test loss of {loss:.4g}" if loss is not None else "nothing measured on test data")
     return Page(
@@ -117,17 +133,24 @@ def run_report(run: Run, data: "FederatedData") -> str:
             "seed": str(summary["seed"]),
             "bytes up": bytes_text(summary["bytes_up"]),
             "bytes down": bytes_text(summary["bytes_down"]),
+            **({"worst tenth of clients": f"{worst:.4f}"} if worst is not None else {}),
             "wall time": duration_text(summary["wall_s"]),
         },
-        figures=[*_run_figures(run), *_partition_figures({"Who holds what": data})],
+        figures=[*_run_figures(run), *_partition_figures({"Who holds what": data}, "trains on")],
         settings=yaml.dump(run.experiment.dump()),
         warning="" if has_finished(summary) else f"Status: {summary['status']}. {summary.get('reason') or ''}",
     ).html()
 
 
 def _run_figures(run: Run) -> Iterator[Figure]:
+    by_clients = _clients_evaluate(run.metrics)
+    own = "mean of clients" if by_clients else "clients' own models"
     measures = {
-        "accuracy": {"test accuracy": "test_accuracy", "clients' own models": "client_accuracy_mean"},
+        "accuracy": {
+            "test accuracy": "test_accuracy",
+            own: "client_accuracy_mean",
+            "worst tenth of clients": "client_accuracy_worst_decile",
+        },
         "loss": {"test loss": "test_loss", "training loss": "train_loss"},
     }
     panels: dict[str, dict[str, charts.Curve]] = {}
@@ -138,9 +161,11 @@ def _run_figures(run: Run) -> Iterator[Figure]:
             if curve is not None:
                 panels.setdefault(label, {})[name] = curve
     if panels:
-        has_own = any("clients' own models" in lines for lines in panels.values())
-        caption = "Clients' own models: mean over clients; band: one standard deviation." if has_own else ""
-        yield Figure("Round by round", charts.by_round(panels), caption)
+        captions = [_BY_CLIENTS] if by_clients else []
+        if any(own in lines for lines in panels.values()):
+            captions.append(f"{own.capitalize()}: mean over clients; band: one standard deviation.")
+            captions += [_WORST] if by_clients else []
+        yield Figure("Round by round", charts.by_round(panels), " ".join(captions))
 
 
 def _look(result: ComparisonResult) -> dict[str, charts.Style]:
@@ -151,6 +176,8 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -
     target, seeds = result.comparison.target_accuracy, len(result.comparison.seeds)
     of_seeds = f"Line: mean over {seeds} seeds; band: one standard deviation. " if seeds > 1 else "One seed. "
     level = "What sends nothing is a level line at its final value in the right panel."
+    by_clients = _where_clients_evaluate(result.runs)
+    level += f" {_BY_CLIENTS}" if by_clients else ""
     accuracy = _lines(result.runs, "test_accuracy")
     loss = {} if accuracy else _lines(result.runs, "test_loss")
     if accuracy:
@@ -159,11 +186,30 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -
     elif loss:
         svg = charts.curves(loss, look, label="test loss")
         yield Figure("Loss against rounds and bytes", svg, of_seeds + level)
-    own = _lines(result.runs, "client_accuracy_mean", within="client_accuracy_std")
+    within = "Line: mean over clients; band: one standard deviation."
+    own = _lines({name: runs for name, runs in result.runs.items() if name not in by_clients}, *_OVER_CLIENTS)
     if own:
         svg = charts.curves(own, look, label="accuracy of clients' own models")
-        caption = "Each client's model on the whole test set. Line: mean over clients; band: one standard deviation."
-        yield Figure("Clients' own models", svg, caption)
+        yield Figure("Clients' own models", svg, f"Each client's model on the whole test set. {within}")
+    if theirs := _lines(by_clients, *_OVER_CLIENTS):
+        svg = charts.curves(theirs, look, label="mean accuracy of clients")
+        yield Figure("Clients on samples of their own", svg, f"Each counts alike. {within}")
+    if worst := _lines(by_clients, "client_accuracy_worst_decile"):
+        svg = charts.curves(worst, look, label="accuracy of the worst tenth")
+        yield Figure("Worst tenth of clients", svg, f"{_WORST} {of_seeds}")
+
+
+def _where_clients_evaluate(runs: Runs) -> Runs:
+    """The variants of which that is so."""
+    return {
+        name: by_seed
+        for name, by_seed in runs.items()
+        if any(_clients_evaluate(run["metrics"]) for run in by_seed.values())
+    }
+
+
+def _clients_evaluate(metrics: Iterable[Mapping[str, Any]]) -> bool:
+    return any("client_accuracy_worst_decile" in line for line in metrics)
 
 
 def _lines(runs: Runs, measure: str, within: str | None = None) -> dict[str, charts.Curve]:
@@ -175,7 +221,7 @@ def _lines(runs: Runs, measure: str, within: str | None = None) -> dict[str, cha
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
-def _partition_figures(partitions: "Mapping[str, FederatedData]") -> Iterator[Figure]:
+def _partition_figures(partitions: "Mapping[str, FederatedData]", does: str) -> Iterator[Figure]:
     from fed.clients.data.describe import class_counts
 
     for heading, data in partitions.items():
@@ -187,7 +233,7 @@ def _partition_figures(partitions: "Mapping[str, FederatedData]") -> Iterator[Fi
             continue  # a client that cannot be read is the business of the round that reads it, if any does
         some = f" of {len(ids)}, evenly spaced among {len(data.clients):,}," if len(ids) < len(data.clients) else ""
         by_class = "Below, how many of each class; an empty cell is none." if counts_KC.shape[1] > 1 else ""
-        caption = f"Samples that each client{some} trains on. {by_class}"
+        caption = f"Samples that each client{some} {does}. {by_class}"
         yield Figure(heading, charts.partition(ids, counts_KC), caption)
 
 

@@ -22,7 +22,7 @@ from fed.simulations.expectation import Expectation, expect
 from fed.simulations.federation import State
 from fed.simulations.hiring import hired, leave_rerun
 from fed.simulations.report import run_report
-from fed.simulations.scoring import Scoring
+from fed.simulations.scoring import Scoring, begin_scoring
 from fed.simulations.simulation import Simulation
 
 __all__ = ["Observer", "simulate"]
@@ -144,7 +144,7 @@ class _Recording:
         line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
         self._record_pending()
         evaluates = self._simulation.policy.evaluates(number)
-        scoring = Scoring(self._simulation, self._federation, self._executor) if evaluates else None
+        scoring = begin_scoring(self._simulation, self._federation, self._executor) if evaluates else None
         self._pending = _Round(line, exchange, scoring, (self._federation.model(), self._federation.models()))
         if not self._executor.is_parallel:
             self._record_pending()

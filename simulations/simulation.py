@@ -4,7 +4,7 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fed.aggregators.centralized import Centralized
 from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
 from fed.aggregators.reporting import message_sizes, state_of
-from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
 from fed.clients.losses import Loss, cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
+from fed.evaluation import ByClients, ByCoordinator
 from fed.experiment import Experiment
 from fed.kinds import Component
 from fed.layout import Layout
@@ -75,6 +76,8 @@ class Simulation:
         self.policy = experiment.rounds.make()
         self.policy.check(len(self.data.clients))
         module = self._module(experiment, model, loss)
+        self.held_out = self._held_out(experiment.evaluation)
+        check_batch_norm(module, self.data, experiment.local.batch_size)
         self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
         self.phases, self.layout = self._local_training(module)
         if isinstance(self.algorithm, Aggregator):
@@ -101,8 +104,9 @@ class Simulation:
             self.layout.private,
             self.batching.is_batched,
             self.data.read,
-            self.data.test,
+            self.data.test if self.held_out is None else None,
             self.streams,
+            None if self.held_out is None else self.held_out.__getitem__,
         )
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
 
@@ -110,6 +114,11 @@ class Simulation:
     def has_peers(self) -> bool:
         """Whether clients keep models of their own and no coordinator has one."""
         return isinstance(self.algorithm, PeerRule)
+
+    @property
+    def keeps_models(self) -> bool:
+        """Whether clients may keep whole models of their own, of which some travel together to be scored."""
+        return self.has_peers or getattr(self.algorithm, "personal", False)
 
     @property
     def population(self) -> int:
@@ -234,6 +243,19 @@ class Simulation:
             )
         return phases, layout
 
+    def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
+        """What clients hold out to score models on, if they do; the data become what is left to train on."""
+        evaluation = section.make()
+        if isinstance(evaluation, ByClients):
+            self.data, pairs = held_out.for_each(self.data, evaluation.fraction, self.streams)
+            return pairs
+        if not isinstance(evaluation, ByCoordinator):
+            raise InvalidExperiment(
+                f"evaluation {section.kind} must make a fed.evaluation.ByClients or ByCoordinator, got "
+                f"{type(evaluation).__name__}: derive it from one of them"
+            )
+        return None
+
     def _recruited(self, experiment: Experiment) -> tuple[Attack, frozenset[ClientId]] | None:
         """The attack and who takes part in it; their data are changed where that is the attack."""
         if experiment.adversaries is None:
@@ -252,7 +274,6 @@ class Simulation:
         if loss is None:
             self.data = check_labels(self.data, classes)
         check_state(module, experiment.local.precision)
-        check_batch_norm(module, self.data, experiment.local.batch_size)
         return module
 
     def _built_in(self, experiment: Experiment) -> nn.Module:

@@ -1,6 +1,7 @@
 """The table of a comparison: the same columns in a terminal and in a report."""
 
 import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,13 +48,27 @@ def columns(result: ComparisonResult) -> list[Column]:
         Column("bytes up", [_or_dash(row["bytes_up"], bytes_text) for row in rows]),
         Column("bytes down", [_or_dash(row["bytes_down"], bytes_text) for row in rows]),
     ]
-    if any(row["client_accuracy_mean"] is not None for row in rows):
-        texts = [mean_text(row["client_accuracy_mean"], row["client_accuracy_std"]) for row in rows]
-        shown.append(Column("clients' own accuracy", texts))
+    shown += _of_clients(rows)
     shown.append(Column("wall time", [_or_dash(row["wall_s"], duration_text) for row in rows]))
     if any(row["status"] != "finished" for row in rows):
         shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
     return shown
+
+
+def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
+    """How clients differ: their own models on the test set or, where clients evaluate, each on samples of its own."""
+    worst = [row["client_accuracy_worst_decile"] for row in rows]
+    for heading, by_clients in (("clients' own accuracy", False), ("mean of clients", True)):
+        texts = [
+            mean_text(row["client_accuracy_mean"], row["client_accuracy_std"])
+            if (mean is not None) == by_clients
+            else "–"
+            for row, mean in zip(rows, worst, strict=True)
+        ]
+        if set(texts) != {"–"}:
+            yield Column(heading, texts)
+    if set(worst) != {None}:
+        yield Column("worst tenth of clients", [mean_text(mean, None) for mean in worst])
 
 
 def table(result: ComparisonResult, width: int = 160) -> "Table":

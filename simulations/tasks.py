@@ -3,7 +3,7 @@
 Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; M, numbers of a message.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fed.aggregators.contracts import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Metric
+from fed.clients.evaluation import Metric, Score
 from fed.clients.losses import Loss
 from fed.experiment import Local
 from fed.randomness import Streams
 
-__all__ = ["Begin", "Evaluate", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+__all__ = ["Begin", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
 
 _Reader: TypeAlias = Callable[[ClientId], Pair]
 
@@ -86,11 +86,27 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class EvaluateByClients:
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on what these hold out."""
+
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True)
 class Evaluated:
-    """Each model's mean loss and mean metric (None without one) over those samples."""
+    """Each model's mean loss and mean metric (None without one) over so many samples.
+
+    By clients there is a score for each that holds samples out, in their order.
+    """
 
     losses: tuple[float, ...]
     metrics: tuple[float | None, ...]
+    samples: tuple[int, ...]
+
+    @classmethod
+    def of(cls, scores: Sequence[Score], samples: Sequence[int]) -> "Evaluated":
+        """These scores, in order."""
+        return cls(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores), tuple(samples))
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,7 @@ class Recipe:
         read: a client's samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
+        held_out: the samples that a client scores models on, where clients do.
     """
 
     module: nn.Module
@@ -122,6 +139,7 @@ class Recipe:
     read: _Reader
     test: Iterable[Tensor] | None
     streams: Streams
+    held_out: _Reader | None = None
 
     @property
     def keeps_own(self) -> bool:

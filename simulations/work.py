@@ -1,4 +1,4 @@
-"""What a process does for a simulation: train groups of clients, and evaluate models on the test set.
+"""What a process does for a simulation: train groups of clients, and evaluate models.
 
 Shapes: K models; V, a model's floating-point state; I, its integers.
 """
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from fed.clients.data import Pair
+from fed.clients.data.pairs import dense
 from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
 from fed.machine import keep_freed_memory
 from fed.randomness import seeded_torch
 from fed.simulations.group_training import GroupTraining
-from fed.simulations.tasks import Begin, Evaluate, Evaluated, Recipe, Train, Trained
+from fed.simulations.tasks import Begin, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 
 __all__ = ["Work", "device_of", "on_device"]
 
@@ -52,12 +53,16 @@ class Work:
         self._evaluator = BatchedEvaluator(recipe.module, self._loss, self._metric, device)
 
     def __call__(
-        self, task: Begin | Train | Evaluate, tensors: Sequence[Tensor]
+        self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
     ) -> tuple[Begin | Trained | Evaluated, Sequence[Tensor]]:
         """Do it; the answer's tensors are on the CPU."""
         if isinstance(task, Begin):
             return task, ()
-        return self._training(task, tensors) if isinstance(task, Train) else (self._evaluate(task, *tensors), ())
+        if isinstance(task, Train):
+            return self._training(task, tensors)
+        if isinstance(task, Evaluate):
+            return self._evaluate(task, *tensors), ()
+        return self._evaluate_by_clients(task, *tensors), ()
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
         assert self._recipe.test is not None
@@ -67,7 +72,19 @@ class Work:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
             else:
                 scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
-        return Evaluated(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores))
+        return Evaluated.of(scores, [len(targets)] * len(scores))
+
+    def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
+        assert self._recipe.held_out is not None
+        rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
+        scores, samples = [], []
+        for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
+            pair = dense(self._recipe.held_out(client))
+            if count := len(pair[1]):
+                with seeded_torch(self._recipe.streams.torch_seed("evaluation", client), self._device):
+                    scores.append(self._score(vector_V, integers_I, pair))
+                samples.append(count)
+        return Evaluated.of(scores, samples)
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
         module = self._training.trainer.load(vector_V, integers_I)

@@ -1,4 +1,4 @@
-"""The test set: which samples no client trains on."""
+"""Which samples are held out: of all clients as one test set, or each client's own for itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.pairs import ClientId, Pair
+from fed.errors import InvalidData
 from fed.randomness import Streams
 
-__all__ = ["at_random", "of_each", "of_each_on_demand", "of_first", "share"]
+__all__ = ["at_random", "for_each", "nobody_holds_out", "of_each", "of_each_on_demand", "of_first", "share"]
 
 _TESTED = 1000
 
@@ -83,10 +84,8 @@ def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams) ->
         streams: the experiment's random streams.
     """
     cut = _Cut(data, fraction, streams)
-    knows_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size is not None
-    train = ClientsOnDemand(data.clients, cut.kept, cut.size if knows_sizes else None)
     test = of_first(data.clients, cut.held_out)
-    return replace(data, train=train, test=test if len(test[1]) else None)
+    return replace(data, train=cut.train(), test=test if len(test[1]) else None)
 
 
 def of_first(clients: Sequence[ClientId], held_out: Callable[[Any], Pair]) -> Pair:
@@ -95,34 +94,75 @@ def of_first(clients: Sequence[ClientId], held_out: Callable[[Any], Pair]) -> Pa
     return torch.cat(inputs), torch.cat(targets)
 
 
+def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[FederatedData, Mapping[Any, Pair]]:
+    """Every client's samples in two: those that it trains on, and those that it alone scores models on.
+
+    The draw is independent of that of a test set. A client with one sample trains on it.
+
+    Args:
+        data: in memory, or on demand: then a client is parted whenever it is read.
+        fraction: of each client's samples to hold out, in (0, 1).
+        streams: the experiment's random streams.
+
+    Returns:
+        The data to train on, and client → what it holds out. Who holds nothing out is missing there; of clients on
+        demand, of whom that is not known before they are read, the pair is empty.
+
+    Raises:
+        InvalidData: if nobody holds anything out, where that is known.
+    """
+    cut = _Cut(data, fraction, streams, "client test set")
+    if data.is_on_demand:
+        return replace(data, train=cut.train()), ClientsOnDemand(data.clients, cut.held_out)
+    parts = {client: cut.parts(client) for client in data.clients}
+    held_out = {client: pair for client, (_, pair) in parts.items() if len(pair[1])}
+    if not held_out:
+        raise nobody_holds_out(len(parts))
+    train = {client: pair for client, (pair, _) in parts.items()}
+    return replace(data, train=train, classes=data.number_of_classes()), held_out
+
+
+def nobody_holds_out(clients: int) -> InvalidData:
+    """What is wrong where none of so many clients holds a sample out."""
+    return InvalidData(
+        f"evaluation by clients needs a client with samples enough to hold one out, got none among {clients}: raise "
+        "evaluation.fraction, deal the data to fewer clients, or write evaluation: coordinator"
+    )
+
+
 @dataclass(frozen=True)
 class _Cut:
-    """Clients on demand in two: what they train on, and what they hold out."""
+    """Clients in two: what they train on, and what they hold out."""
 
     data: FederatedData
     fraction: float
     streams: Streams
+    purpose: str = "test set"
+
+    def train(self) -> ClientsOnDemand:
+        knows_sizes = isinstance(self.data.train, ClientsOnDemand) and self.data.train.size is not None
+        return ClientsOnDemand(self.data.clients, self.kept, self.size if knows_sizes else None)
 
     def size(self, client: ClientId) -> int:
         size = self.data.size_of(client)
         return size - share(size, self.fraction)
 
     def kept(self, client: ClientId) -> Pair:
-        return self._parts(client)[0]
+        return self.parts(client)[0]
 
     def held_out(self, client: ClientId) -> Pair:
-        return self._parts(client)[1]
+        return self.parts(client)[1]
 
-    def _parts(self, client: ClientId) -> list[Pair]:
+    def parts(self, client: ClientId) -> list[Pair]:
         inputs, targets = self.data.read(client)
-        parts = _cut(np.arange(len(targets)), client, self.fraction, self.streams)
+        parts = _cut(np.arange(len(targets)), client, self.fraction, self.streams, self.purpose)
         return [(inputs[indices], targets[indices]) for indices in map(torch.from_numpy, parts)]
 
 
 def _cut(
-    indices_n: NDArray[np.int64], client: ClientId, fraction: float, streams: Streams
+    indices_n: NDArray[np.int64], client: ClientId, fraction: float, streams: Streams, purpose: str = "test set"
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A client's indices, those that it keeps and those that it holds out, each ascending."""
-    order = streams.generator("test set", client).permutation(indices_n)
+    order = streams.generator(purpose, client).permutation(indices_n)
     held_out = share(len(indices_n), fraction)
     return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fed.errors import InvalidData
 
-__all__ = ["ClientId", "Pair", "check_alike", "check_classes", "check_id", "check_pair", "is_real"]
+__all__ = ["ClientId", "Pair", "check_alike", "check_classes", "check_id", "check_pair", "dense", "is_real"]
 
 ClientId: TypeAlias = int | str
 Pair: TypeAlias = tuple[Tensor, Tensor]
@@ -17,6 +17,12 @@ Pair: TypeAlias = tuple[Tensor, Tensor]
 def is_real(tensor: Tensor) -> bool:
     """Whether values are real or complex numbers, and so no labels."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def dense(pair: Pair) -> Pair:
+    """As it lies in memory that processes share: kernels may round otherwise where strides are others."""
+    inputs_n, targets_n = pair
+    return inputs_n.contiguous(), targets_n.contiguous()
 
 
 def check_id(client: object) -> None:

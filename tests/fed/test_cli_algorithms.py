@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fed.cli import main
-from fed.families import ALGORITHMS, SAMPLINGS, SCHEDULES
+from fed.families import ALGORITHMS, EVALUATIONS, SAMPLINGS, SCHEDULES
 
 KEYS = Path(__file__).resolve().parents[2] / "docs" / "experiments.md"
 ROBUST = {"weights", "bucketing", "nearest_neighbour_mixing"}
@@ -77,7 +77,7 @@ def test_an_unknown_algorithm_is_one_sentence_with_the_nearest(capsys: pytest.Ca
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("family", [ALGORITHMS, SAMPLINGS, SCHEDULES], ids=lambda family: str(family.name))
+@pytest.mark.parametrize("family", [ALGORITHMS, EVALUATIONS, SAMPLINGS, SCHEDULES], ids=lambda family: str(family.name))
 def test_the_table_of_kinds_has_each_with_its_keys(family: object) -> None:
     text = KEYS.read_text(encoding="utf-8")
     for kind in family.builtin:  # type: ignore[attr-defined]

@@ -187,6 +187,17 @@ def test_base_may_be_what_no_experiment_is_until_a_variant_completes_it() -> Non
     assert variants["A"].topology is not None
 
 
+def test_who_evaluates_follows_the_algorithm_of_each_variant_unless_given() -> None:
+    personal = {"name": "B", "algorithm": {"kind": "python:tests.simulations.users_parts:Personal"}}
+    compare = [{"name": "A"}, personal, {**personal, "name": "C", "evaluation.kind": "clients"}]
+    kinds = {name: variant.evaluation.kind for name, variant in comparison(compare=compare).variants().items()}
+    assert kinds == {"A": "coordinator", "B": "clients", "C": "clients"}
+    given = comparison(base={"evaluation": "clients"}, compare=compare).variants()
+    assert {variant.evaluation.kind for variant in given.values()} == {"clients"}
+    with pytest.raises(InvalidExperiment, match="evaluation by the coordinator has no meaning"):
+        comparison(base={"evaluation": "coordinator"}, compare=compare)
+
+
 def test_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("compare: [{name: A, local.lr: -1}, {name: B, rounds: {cont: 1}}]", encoding="utf-8")

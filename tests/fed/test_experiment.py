@@ -18,6 +18,7 @@ from fed import yaml
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.experiment import Experiment, Local, with_overrides
 
+PERSONAL = "python:tests.simulations.users_parts:Personal"
 DIGITS = """
 name: digits
 seed: 0
@@ -110,6 +111,7 @@ over_mean = st.one_of(
 over_mix = kind("dpsgd", order=st.sampled_from(["combine_then_adapt", "adapt_then_combine"]))
 topologies = st.none() | st.one_of(kind("ring"), kind("complete"), kind("exponential"))
 rounds = kind("synchronous", count=counts, cohort=counts | st.just("all"), evaluate_every=counts)
+evaluations = kind("coordinator") | kind("clients", fraction=st.floats(0.01, 0.99))
 executions = section(
     {}, batching=st.sampled_from(["auto", "on", "off"]), group=counts, workers=st.integers(0, 64) | st.just("auto")
 )
@@ -120,6 +122,7 @@ others = {
     "model": st.none() | models,
     "local": locals_,
     "rounds": rounds,
+    "evaluation": evaluations,
     "simulation": executions,
 }
 experiments = st.one_of(
@@ -179,6 +182,7 @@ def test_every_section_may_be_left_out_and_dump_shows_what_is_in_force() -> None
             "sampling": {"kind": "uniform"},
             "evaluate_every": 1,
         },
+        "evaluation": {"kind": "coordinator"},
         "adversaries": None,
         "simulation": {"batching": "auto", "group": 32, "workers": "auto"},
     }
@@ -211,9 +215,12 @@ VALUES: dict[str, list[Any]] = {
     "data.clients": [5],
     "data.partition": [None, {"kind": "iid"}],
     "data.partition.kind": ["iid", "natural", "shards"],
-    "algorithm.kind": ["fedavg", "dpsgd"],
+    "algorithm.kind": ["fedavg", "dpsgd", PERSONAL],
     "topology.kind": ["ring", "complete"],
     "topology": [None],
+    "evaluation": [{"kind": "coordinator"}, {"kind": "clients", "fraction": 0.5}],
+    "evaluation.kind": ["coordinator", "clients"],
+    "evaluation.fraction": [0.1],
 }
 changes_of_keys = st.lists(st.sampled_from(list(VALUES)), unique=True, max_size=5).flatmap(
     lambda paths: st.fixed_dictionaries({path: st.sampled_from(VALUES[path]) for path in paths})
@@ -373,7 +380,7 @@ def test_an_unknown_key_names_the_nearest_and_all_that_are_known(
 
 
 def test_a_key_like_none_is_refused_without_a_guess() -> None:
-    known = "name, seed, data, model, local, algorithm, topology, rounds, adversaries, simulation"
+    known = "name, seed, data, model, local, algorithm, topology, rounds, evaluation, adversaries, simulation"
     assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
     assert problems(local={"{braces}": 1})[0].startswith("local.{braces}: unknown key; known: optimizer, lr,")
 
@@ -505,6 +512,37 @@ def test_a_topology_is_for_algorithms_over_mix(algorithm: str) -> None:
     assert "got complete: remove it, or choose an algorithm over mix such as dpsgd" in line
     assert experiment(algorithm={"kind": algorithm}).topology is None
     assert experiment(algorithm={"kind": algorithm}, topology=None).topology is None
+
+
+def test_clients_evaluate_where_models_are_their_own_unless_given() -> None:
+    first = experiment(algorithm={"kind": PERSONAL})
+    assert first.evaluation.model_dump() == {"kind": "clients", "fraction": 0.2}
+    assert first.override({"algorithm": {"kind": "fedavg"}}).evaluation.kind == "coordinator"
+    assert experiment().override({"algorithm": {"kind": PERSONAL}}).evaluation.kind == "clients"
+    chosen = experiment(evaluation={"kind": "clients", "fraction": 0.5})
+    for kind in (PERSONAL, "dpsgd"):
+        assert chosen.override({"algorithm": {"kind": kind}}).evaluation == chosen.evaluation
+
+
+def test_a_coordinator_does_not_evaluate_what_is_for_models_of_clients_own() -> None:
+    (line,) = problems(algorithm={"kind": PERSONAL}, evaluation="coordinator")
+    assert line.startswith(f"evaluation by the coordinator has no meaning for {PERSONAL}, whose clients use models of")
+    assert line.endswith("got coordinator: remove it, or write clients")
+    with pytest.raises(InvalidExperiment, match="evaluation by the coordinator"):
+        experiment(evaluation="coordinator").override({"algorithm": {"kind": PERSONAL}})
+
+
+@pytest.mark.parametrize("short", ["coordinator", "clients"])
+def test_evaluation_has_a_short_form(short: str, tmp_path: Path) -> None:
+    path = tmp_path / "short.yaml"
+    path.write_text(f"evaluation: {short}\n", encoding="utf-8")
+    assert Experiment.load(path) == experiment(evaluation={"kind": short})
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, "half"])
+def test_clients_hold_out_some_and_not_all(fraction: Any) -> None:
+    (line,) = problems(evaluation={"kind": "clients", "fraction": fraction})
+    assert line.startswith("evaluation.fraction must ")
 
 
 def test_peers_are_on_a_ring_unless_given() -> None:

@@ -118,6 +118,17 @@ def test_workers_change_nothing_for_parts_of_a_users_own(
     assert batched == (given["model"] not in (parts.with_dropout, parts.with_batch_norm))
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd", "centralized"])
+@pytest.mark.parametrize("data", [parts.unequal(), parts.on_demand()], ids=["in memory", "on demand"])
+def test_workers_change_nothing_where_clients_evaluate(
+    data: fed.FederatedData, algorithm: str, borrowed: list[int]
+) -> None:
+    keys = experiment(algorithm, batching="auto", evaluation="clients")
+    alone, apart = (simulate(run, data=data, model=parts.with_dropout) for run in (keys, in_workers(keys)))
+    assert borrowed == [2]
+    assert parts.outcome(alone) == parts.outcome(apart)
+
+
 def test_what_a_model_draws_is_a_function_of_seed_client_and_round(borrowed: list[int]) -> None:
     """A client draws the same whoever trains before it: of one run every client, of the other one alone."""
     keys = experiment("local", batching="auto", rounds={"count": 2})

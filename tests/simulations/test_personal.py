@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedbn import FedBN
 from fed.aggregators.fedper import FedPer
 from fed.aggregators.fedrep import FedRep
+from fed.clients.data import held_out
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.randomness import Streams
 from fed.simulations.simulate import simulate
@@ -26,7 +27,6 @@ from .conftest import Point, Quadratics, mean_output
 from .test_closed_forms import ENOUGH, LR, fixed_point
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
-SAMPLES = {client: 5 + 2 * client for client in range(CLIENTS)}
 HEAD = {"3.weight", "3.bias"}
 NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
 OPTIMIZERS = {
@@ -65,10 +65,14 @@ def data() -> fed.FederatedData:
                 torch.randn(samples, 4, generator=generator, dtype=torch.float64) + client / 3,
                 torch.randint(0, 3, (samples,), generator=generator),
             )
-            for client, samples in SAMPLES.items()
+            for client, samples in ((client, 5 + 2 * client) for client in range(CLIENTS))
         },
         classes=3,
     )
+
+
+TRAIN = held_out.for_each(data(), 0.2, Streams(0))[0].train
+SAMPLES = {client: len(targets) for client, (_, targets) in TRAIN.items()}
 
 
 def experiment(kind: str, optimizer: str, **keys: Any) -> fed.Experiment:
@@ -122,7 +126,7 @@ def cohorts() -> list[list[int]]:
 
 def by_hand(kind: str, optimizer: str, private: set[str], **keys: Any) -> tuple[State, dict[int, State]]:
     """The server's state, and the model with which each client would predict."""
-    working, on = module(norm=kind == "fedbn"), data().train
+    working, on = module(norm=kind == "fedbn"), TRAIN
     names = [name for name, _ in working.named_parameters()]
     body = [name for name in names if name not in private]
     server = copy.deepcopy(working.state_dict())
@@ -192,7 +196,9 @@ def test_ditto_reaches_its_fixed_points(quadratics: Quadratics) -> None:
     )
     model = quadratics.model()
     run = simulate(described, data=quadratics.data(), model=lambda: model, loss=mean_output)
-    shared_D, identity = fixed_point(quadratics, 5), np.eye(3)
+    trained = held_out.for_each(quadratics.data(), 0.2, Streams(0))[0].sizes
+    trained_on = replace(quadratics, samples_N=np.array([trained[client] for client in range(4)]))
+    shared_D, identity = fixed_point(trained_on, 5), np.eye(3)
     for client, (curvature, centre) in enumerate(zip(quadratics.curvature_NDD, quadratics.centre_ND, strict=True)):
         own = run.models[client]
         assert isinstance(own, Point)
@@ -208,7 +214,7 @@ def states_of(models: Mapping[Any, nn.Module]) -> dict[Any, bytes]:
 
 def test_without_a_tie_dittos_own_models_are_those_of_clients_that_learn_alone() -> None:
     """But for rounding, as a step with a rule is computed otherwise than one without."""
-    keys: dict[str, Any] = {"rounds": {"count": 3}, "local": {"steps": 3, "batch_size": 100}}
+    keys: dict[str, Any] = {"rounds": {"count": 3}, "local": {"steps": 3, "batch_size": 100}, "evaluation": "clients"}
     alone = simulate(fed.Experiment(algorithm={"kind": "local"}, **keys), data=data(), model=module())
     ditto = simulate(fed.Experiment(algorithm={"kind": "ditto", "strength": 0}, **keys), data=data(), model=module())
     for client, own in alone.models.items():
@@ -220,7 +226,9 @@ def test_without_a_tie_dittos_own_models_are_those_of_clients_that_learn_alone()
 def test_dittos_shared_model_is_fedavgs_to_the_bit(keys: dict[str, Any]) -> None:
     both = [
         simulate(
-            fed.Experiment(algorithm={"kind": kind}, local=keys, rounds={"count": 3, "cohort": 4}),
+            fed.Experiment(
+                algorithm={"kind": kind}, local=keys, rounds={"count": 3, "cohort": 4}, evaluation="clients"
+            ),
             data=data(),
             model=module(),
         )
@@ -292,7 +300,9 @@ def test_each_phase_takes_its_time() -> None:
     """Ditto trains twice; FedRep its head for so many epochs before the body's one."""
 
     def seconds(kind: str, **keys: Any) -> float:
-        described = fed.Experiment(algorithm={"kind": kind, **keys}, rounds={"count": 1}, local={"batch_size": 4})
+        described = fed.Experiment(
+            algorithm={"kind": kind, **keys}, rounds={"count": 1}, local={"batch_size": 4}, evaluation="clients"
+        )
         (line,) = simulate(described, data=data(), model=module()).metrics
         return float(line["virtual_s"])
 

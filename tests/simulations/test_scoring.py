@@ -16,7 +16,7 @@ from fed.clients.evaluation import accuracy, evaluate
 from fed.clients.losses import cross_entropy
 from fed.errors import InvalidData
 from fed.simulations.executor import InProcess, Item, Make, Result
-from fed.simulations.scoring import MODELS_AT_ONCE, Scoring
+from fed.simulations.scoring import MODELS_AT_ONCE, begin_scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from fed.simulations.tasks import Evaluate
@@ -105,11 +105,12 @@ def test_every_model_meets_every_sample_once(late: list[Late]) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "bmuf", "dpsgd", "local"])
+@pytest.mark.parametrize("evaluation", ["coordinator", "clients"])
 @pytest.mark.parametrize("evaluate_every", [1, 3])
 def test_scores_beside_the_next_round_are_those_of_their_own(
-    algorithm: str, evaluate_every: int, late: list[Late], monkeypatch: pytest.MonkeyPatch
+    algorithm: str, evaluation: str, evaluate_every: int, late: list[Late], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = experiment(algorithm, rounds={"evaluate_every": evaluate_every})
+    keys = experiment(algorithm, evaluation=evaluation, rounds={"evaluate_every": evaluate_every})
     watcher = parts.Watcher()
     beside = simulate(keys, data=parts.unequal(), model=parts.small, observer=watcher)
     assert watcher.rounds == [line["round"] for line in beside.metrics] == [1, 2, 3, 4]
@@ -185,13 +186,16 @@ def test_an_observer_that_fails_is_told_nothing_twice(late: list[Late], tmp_path
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_federation_may_go_on_while_its_models_are_scored() -> None:
+@pytest.mark.parametrize("evaluation", ["coordinator", "clients"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_a_federation_may_go_on_while_its_models_are_scored(algorithm: str, evaluation: str) -> None:
     """What is scored is what was there when it was asked for."""
-    simulation = Simulation(experiment("dpsgd"), parts.unequal(), parts.small)
+    simulation = Simulation(experiment(algorithm, evaluation=evaluation), parts.unequal(), parts.small)
     executor = Late(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     federation.round(1)
-    now, then = Scoring(simulation, federation, executor).line(), Scoring(simulation, federation, executor)
+    begun = simulation, federation, executor
+    now, then = begin_scoring(*begun).line(), begin_scoring(*begun)
     federation.round(2)
     assert then.line() == now
-    assert Scoring(simulation, federation, executor).line() != now
+    assert begin_scoring(*begun).line() != now

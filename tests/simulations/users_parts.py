@@ -172,6 +172,13 @@ class Median(FedAvg):
         return state, messages_SM.median(0).values
 
 
+@dataclass(frozen=True, kw_only=True)
+class Personal(FedAvg):
+    """FedAvg, whose model is to be good for each client on its own data."""
+
+    personal: ClassVar[bool] = True
+
+
 # Processes that several runs share, for to start one takes seconds.
 
 
