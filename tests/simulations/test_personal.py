@@ -434,3 +434,18 @@ def test_hyper_parameters_reach_the_equations() -> None:
     assert own.rule is not None
     moved = own.rule.correct(torch.zeros(2), torch.ones(2), torch.zeros(2), None, ())  # type: ignore[union-attr]
     torch.testing.assert_close(moved, torch.full((2,), 0.3))
+
+
+def test_each_phase_shuffles_in_an_order_of_its_own() -> None:
+    """Where one client takes part, Ditto's two models without a tie are one training, but for the order of samples."""
+    run = simulate(
+        fed.Experiment(
+            algorithm={"kind": "ditto", "strength": 0}, rounds={"count": 1, "cohort": 1}, local={"batch_size": 2}
+        ),
+        data=data(),
+        model=module(),
+    )
+    ((client,),) = cohorts_of(1)
+    (shared, own), first = (one.state_dict()["0.weight"] for one in (run.model, run.models[client])), module()
+    apart, moved = ((one - other).abs().max() for one, other in ((shared, own), (shared, first[0].weight.detach())))
+    assert 1e-4 * moved < apart < moved
