@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_check
 import numpy as np
 from torch import Tensor
 
+from fed.experiment import Local
 from fed.hyperparameters import Hyperparameters
 
 __all__ = [
@@ -133,6 +134,8 @@ class Aggregator(Hyperparameters, ABC):
     """Whether the mean of the messages is all it needs, so that groups of clients may be reduced where they train."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" and "gradient" of x on the client's own data; its "place"."""
+    pools_data: ClassVar[bool] = False
+    """Whether one client holds all clients' data, so that nobody reports to a coordinator."""
 
     @abstractmethod
     def init(self, params_P: Tensor) -> Any:
@@ -168,6 +171,16 @@ class Aggregator(Hyperparameters, ABC):
 
         Raises:
             InvalidExperiment: if it needs more.
+        """
+
+    def check_local(self, local: Local) -> None:
+        """Any local training.
+
+        An algorithm whose equation does not hold for some says here, in its first line, for which it does. It is asked
+        when an experiment is read.
+
+        Raises:
+            InvalidExperiment: for the others, with the reason and the way out.
         """
 
     def combine(

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.fedavg import State
+from fed.errors import InvalidExperiment
+from fed.experiment import Local
 
 __all__ = ["QFedAvg"]
 
@@ -46,6 +48,19 @@ class QFedAvg(Aggregator):
     def init(self, params_P: Tensor) -> State:
         """The model alone."""
         return State(params_P)
+
+    def check_local(self, local: Local) -> None:
+        """Steps of sgd; with q = 0 any local training.
+
+        Raises:
+            InvalidExperiment: under adam and adamw unless q is 0. Each coordinate of their steps is about η, whatever
+                the gradient, so that w_i is none, and ‖w_i‖² outgrows all else in h_i.
+        """
+        if self.q and local.optimizer != "sgd":
+            raise InvalidExperiment(
+                "qfedavg with q above 0 needs local.optimizer sgd, for it takes an update over η for a gradient, which "
+                f"one of adam is not, got {local.optimizer}: choose sgd, or afl, which takes any"
+            )
 
     def report(self, work: ClientWork) -> Report:
         """A client's terms of the numerator, −f^q w [P], and of the denominator [1]; weighted alike."""
