@@ -215,7 +215,7 @@ class Simulation:
         """The attack and who takes part in it; their data are changed where that is the attack."""
         if experiment.adversaries is None:
             return None
-        attack, attackers = recruited(experiment.adversaries, self.algorithm, self.data.clients, self.streams)
+        attack, attackers = recruited(experiment.adversaries, self.data.clients, self.streams)
         self.data = poisoned(self.data, attack, attackers)
         return attack, attackers
 

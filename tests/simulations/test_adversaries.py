@@ -219,7 +219,7 @@ def test_noise_is_another_one_for_every_attacker_and_in_every_round() -> None:
 
 def recruits(fraction: float = 0.2, clients: int = 20, seed: int = 0, kind: str = "ipm") -> frozenset[int | str]:
     section = ADVERSARIES.make(kind, fraction=fraction)
-    return recruited(section, fed.Experiment().algorithm.make(), range(clients), Streams(seed))[1]
+    return recruited(section, range(clients), Streams(seed))[1]
 
 
 def test_attackers_are_drawn_once_and_are_the_same_for_every_kind() -> None:
@@ -300,7 +300,7 @@ def test_a_round_of_fedavg_under_sign_flip_is_its_closed_form(quadratics: Quadra
     }
     experiment, data, model = fed.Experiment(**keys), quadratics.data(), quadratics.model()
     assert experiment.adversaries is not None
-    _, attackers = recruited(experiment.adversaries, experiment.algorithm.make(), data.clients, Streams(0))
+    _, attackers = recruited(experiment.adversaries, data.clients, Streams(0))
     assert len(attackers) == 1
     finished = simulate(experiment, data=data, model=lambda: model, loss=mean_output)
     x_D = quadratics.start_D
@@ -390,19 +390,6 @@ def test_bounded_rules_are_slowed_down_but_not_turned_around() -> None:
 
 
 # What has no meaning.
-
-
-@pytest.mark.parametrize("algorithm", ["dpsgd", "local"])
-def test_peers_cannot_be_attacked(algorithm: str) -> None:
-    keys: dict[str, Any] = {"algorithm": {"kind": algorithm}, "adversaries": {"kind": "ipm"}}
-    with pytest.raises(InvalidExperiment, match=rf"adversaries have no meaning for {algorithm}, .* got ipm: set"):
-        fed.Experiment(**keys)
-
-
-def test_one_client_with_all_data_cannot_be_attacked() -> None:
-    experiment = fed.Experiment(algorithm={"kind": "centralized"}, adversaries={"kind": "ipm"})
-    with pytest.raises(InvalidExperiment, match="adversaries have no meaning for Centralized"):
-        Simulation(experiment)
 
 
 def test_a_users_kind_must_be_an_attack() -> None:
