@@ -120,6 +120,12 @@ class Simulation:
         return self.population if self.has_peers else self.policy.cohort_of(self.population)
 
     @property
+    def attackers(self) -> list[ClientId]:
+        """The clients that attack, in the order of their ids: numbers, then names."""
+        attackers = self._adversaries[1] if self._adversaries else ()
+        return sorted(attackers, key=lambda client: (isinstance(client, str), client))
+
+    @property
     def message_size(self) -> int:
         """How many floating-point numbers a client answers; among peers the model's."""
         if self.has_peers:

@@ -3,10 +3,12 @@
 Shapes: A, attackers; H, honest clients; P, parameters.
 """
 
+import json
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -309,8 +311,22 @@ def test_a_round_of_fedavg_under_sign_flip_is_its_closed_form(quadratics: Quadra
         update_ND = -lr * np.einsum("nij,nj->ni", quadratics.curvature_NDD, x_D - quadratics.centre_ND)
         update_ND[list(map(int, attackers))] *= -scale
         x_D = x_D + share_N @ update_ND
+    assert finished.summary["adversaries"] == list(attackers)
     assert isinstance(finished.model, Point)
     np.testing.assert_allclose(finished.model.x_D.detach().numpy(), x_D, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ipm", "label_flip"])
+def test_a_summary_says_who_attacked(kind: str, tmp_path: Path) -> None:
+    data = fed.FederatedData({client: parts.samples(6, place) for place, client in enumerate([10, "b", 9, "a"])})
+    keys: dict[str, Any] = {"rounds": {"count": 1}, "model": {"kind": "logistic"}}
+    adversaries = {"kind": kind, "fraction": 0.75}
+    run = simulate(fed.Experiment(adversaries=adversaries, **keys), data=data, output=tmp_path / "run")
+    who = run.summary["adversaries"]
+    assert set(who) == recruited(ADVERSARIES.validate(adversaries), data.clients, Streams(0))[1]
+    assert who == [client for client in (9, 10, "a", "b") if client in who]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["adversaries"] == who
+    assert "adversaries" not in simulate(fed.Experiment(**keys), data=data).summary
 
 
 @dataclass(frozen=True, kw_only=True)
