@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.centralized import Centralized
-from fed.aggregators.contracts import Aggregator, ContrastiveRule, LocalRule, PeerRule
+from fed.aggregators.contracts import Aggregator, ContrastiveRule, LocalRule, PeerRule, Reduced
 from fed.aggregators.reporting import message_sizes, state_of
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Metric, accuracy
@@ -130,24 +130,33 @@ class Simulation:
         """How many floating-point numbers a client answers; among peers the model's."""
         if self.has_peers:
             return self.layout.size
-        params_P = torch.zeros(self.layout.parameters, dtype=torch.float64)
-        buffers = self.layout.size - self.layout.parameters
-        return sum(message_sizes(self.algorithm, params_P, self.population)) + buffers
+        return sum(self._message_sizes()) + self.layout.size - self.layout.parameters
 
     @property
     def bytes_up(self) -> int:
-        """What a round sends towards a coordinator where every client answers; among peers that mix once, all."""
+        """What the run sends towards a coordinator where every client answers; among peers that mix once, all."""
+        if isinstance(self.algorithm, Centralized):
+            return 0
         if self.has_peers:
-            return sum(degrees(self.mixing_NN, self.population)) * self.layout.size * self.layout.dtype.itemsize
-        return 0 if isinstance(self.algorithm, Centralized) else self.trainees * self._bytes_of(self.message_size)
+            models = sum(degrees(self.mixing_NN, self.population))
+            return self.policy.count * models * self.layout.size * self.layout.dtype.itemsize
+        return self.policy.count * self.trainees * self._bytes_of(self.message_size)
 
     @property
     def bytes_down(self) -> int:
-        """What a round sends to clients."""
+        """What the run sends to clients; what goes beside the model may be longer once a round has said what it is."""
         if self.has_peers or isinstance(self.algorithm, Centralized):
             return self.bytes_up
-        beside = sum(part.numel() for part in self._beside(*self.layout.pack(self.recipe.module))[1])
-        return self.trainees * self._bytes_of(self.layout.size + beside)
+        first = self.algorithm.init(torch.zeros(self.layout.parameters, dtype=torch.float64))
+        told = tuple(torch.ones(size, dtype=torch.float64) for size in self._message_sizes())
+        later = self.algorithm.apply(first, Reduced(told, self.trainees, self.population))
+        beside = [sum(part.numel() for part in self.algorithm.broadcast(state)) for state in (first, later)]
+        first_bytes, later_bytes = (self._bytes_of(self.layout.size + numbers) for numbers in beside)
+        return self.trainees * (first_bytes + (self.policy.count - 1) * later_bytes)
+
+    def _message_sizes(self) -> list[int]:
+        params_P = torch.zeros(self.layout.parameters, dtype=torch.float64)
+        return message_sizes(self.algorithm, params_P, self.population)
 
     def _bytes_of(self, numbers: int) -> int:
         return numbers * self.layout.dtype.itemsize + self.layout.integer_count * torch.int64.itemsize
@@ -204,9 +213,7 @@ class Simulation:
     def _attacked(self, fleet: SimulatedFleet) -> SimulatedFleet | AdversarialFleet:
         if self._adversaries is None or not self._is_forged:
             return fleet
-        params_P = torch.zeros(self.layout.parameters, dtype=torch.float64)
-        update, *_ = message_sizes(self.algorithm, params_P, self.population)
-        return AdversarialFleet(fleet, *self._adversaries, self.streams, update)
+        return AdversarialFleet(fleet, *self._adversaries, self.streams, self._message_sizes()[0])
 
     def _lr_in(self, number: int, clients: int) -> float:
         return self.experiment.local.lr_in(number, self.policy.count, clients)
