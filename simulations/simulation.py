@@ -137,22 +137,24 @@ class Simulation:
         """What the run sends towards a coordinator where every client answers; among peers that mix once, all."""
         if isinstance(self.algorithm, Centralized):
             return 0
+        rounds: int = self.policy.count
         if self.has_peers:
             models = sum(degrees(self.mixing_NN, self.population))
-            return self.policy.count * models * self.layout.size * self.layout.dtype.itemsize
-        return self.policy.count * self.trainees * self._bytes_of(self.message_size)
+            return rounds * models * self.layout.size * self.layout.dtype.itemsize
+        return rounds * self.trainees * self._bytes_of(self.message_size)
 
     @property
     def bytes_down(self) -> int:
         """What the run sends to clients; what goes beside the model may be longer once a round has said what it is."""
         if self.has_peers or isinstance(self.algorithm, Centralized):
             return self.bytes_up
+        rounds: int = self.policy.count
         first = self.algorithm.init(torch.zeros(self.layout.parameters, dtype=torch.float64))
         told = tuple(torch.ones(size, dtype=torch.float64) for size in self._message_sizes())
         later = self.algorithm.apply(first, Reduced(told, self.trainees, self.population))
         beside = [sum(part.numel() for part in self.algorithm.broadcast(state)) for state in (first, later)]
         first_bytes, later_bytes = (self._bytes_of(self.layout.size + numbers) for numbers in beside)
-        return self.trainees * (first_bytes + (self.policy.count - 1) * later_bytes)
+        return self.trainees * (first_bytes + (rounds - 1) * later_bytes)
 
     def _message_sizes(self) -> list[int]:
         params_P = torch.zeros(self.layout.parameters, dtype=torch.float64)

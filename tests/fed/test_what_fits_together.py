@@ -59,11 +59,12 @@ def test_qfedavg_that_is_not_fair_takes_any_local_steps() -> None:
 
 
 def test_local_steps_are_refused_in_the_variant_that_they_are_wrong_for() -> None:
+    keys: dict[str, Any] = {
+        "base": {"local": {"optimizer": "adam"}},
+        "compare": [{"name": "ours"}, {"name": "theirs", "algorithm": {"kind": "scaffold"}}],
+    }
     with pytest.raises(InvalidExperiment) as caught:
-        Comparison(
-            base={"local": {"optimizer": "adam"}},
-            compare=[{"name": "ours"}, {"name": "theirs", "algorithm": {"kind": "scaffold"}}],
-        )
+        Comparison(**keys)
     (line,) = str(caught.value).splitlines()
     assert line.startswith("compare[1] theirs: scaffold needs local.optimizer sgd")
 

@@ -260,12 +260,12 @@ def test_qfedavg_with_q_zero_is_the_mean_of_models_under_adam_too(quadratics: Qu
 
 
 def test_feddyn_reaches_the_optimum_under_adam_and_fedavg_does_not(quadratics: Quadratics) -> None:
-    # Adam's first step is η long however small the gradient, so that it comes as near as a few η of 0.002.
-    local = {"optimizer": "adam", "lr": 0.002, "steps": 60, "batch_size": 100}
+    # Adam's first step is η long however small the gradient, so that it comes as near as a few η.
+    local = {"optimizer": "adam", "lr": 0.005, "steps": 30, "batch_size": 100}
     away = {}
     for kind in ("feddyn", "local_sgd"):
         algorithm = {"kind": "feddyn", "alpha": 2.0} if kind == "feddyn" else {"kind": kind}
-        finished = run(quadratics, algorithm=algorithm, local=local, rounds={"count": 300})
+        finished = run(quadratics, algorithm=algorithm, local=local, rounds={"count": 80})
         away[kind] = float(np.abs(point(finished) - optimum_of_equals(quadratics)).max())
-    assert away["feddyn"] < 0.01
+    assert away["feddyn"] < 0.02
     assert away["local_sgd"] > 5 * away["feddyn"]
