@@ -1,6 +1,6 @@
 """Elastic averaging with momentum: each worker's velocity lasts from one exchange to the next.
 
-Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651, section 3.2.
+Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
 Shapes: K, clients of a group; P, the model's parameters.
 """
 

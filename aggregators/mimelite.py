@@ -1,7 +1,7 @@
 """MimeLite: clients descend with the server's momentum, and leave it as it is.
 
-Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606,
-algorithm 1 (MimeLite, of SGD with momentum). Shapes: P, the model's parameters.
+Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606:
+MimeLite, of SGD with momentum. Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,7 @@ class MimeLite(Aggregator):
     epoch. p_i = n_i / Σ n, where the paper has clients that are alike. A message is twice the model.
 
     Args:
-        beta: β in [0, 1); 0.9 is the usual one. The momentum begins at 0, so the first steps are short,
-            by 1 − β. With β = 0 it is FedAvg.
+        beta: β in [0, 1). The momentum begins at 0, so the first steps are short, by 1 − β. With β = 0 it is FedAvg.
     """
 
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})

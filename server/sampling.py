@@ -50,7 +50,7 @@ class Weighted(Sampling):
     """One client after the other is drawn, with a probability proportional to its samples, without replacement.
 
     An algorithm that weighs by samples counts a large client twice then, once when drawn and once in the mean: weigh
-    clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme II).
+    clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme I). A round looks at every client's size.
     """
 
     def sample(  # noqa: D102
@@ -93,6 +93,7 @@ class PowerOfChoice(Sampling):
     """Of some candidates, drawn by their samples, those with the largest losses (Cho et al. 2020, 2010.01243, rpow-d).
 
     A client's loss is that of its last task, so that nothing more is sent; who never had one comes first.
+    A round looks at every client's size.
 
     Args:
         candidates: d, how many are drawn, at least the cohort; twice the cohort unless given.

@@ -25,8 +25,8 @@ class GeometricMedian(Reducer):
     .. math:: v ← \sum_i β_i m_i / \sum_i β_i, \qquad β_i = w_i / \max(ν, ‖m_i - v‖)
 
     These steps, Weiszfeld's, smoothed, are taken until the gradient of the weighted mean distance, which is 1 far
-    away, is no longer than the tolerance. They begin at the coordinates' medians rather than, as in the paper, at the
-    mean, which attackers can send as far as they like.
+    away, is no longer than the tolerance. They begin at the coordinates' medians rather than, as in the authors' code,
+    at the mean, which attackers can send as far as they like.
 
     Args:
         nu: ν > 0, the distance below which messages attract no more strongly.
@@ -73,7 +73,7 @@ class CenteredClipping(Reducer):
 
     .. math:: v ← v + \sum_i p_i (m_i - v) \min(1, τ / ‖m_i - v‖), \qquad p_i = w_i / \sum_j w_j
 
-    So often, from where the round before ended (arXiv 2012.10333, algorithm 2). What a message holds beside the
+    So often, from where the round before ended (arXiv 2012.10333). What a message holds beside the
     update, as float buffers, has no centre to keep and is drawn from 0.
 
     Args:

@@ -43,7 +43,7 @@ class Bucketing(Reducer):
     Honest clients whose data differ become more alike, by a factor of s in their variance, and so easier to tell from
     attackers; of whom each spoils one bucket, so that the f of the rule behind it stays the same while n falls to
     ⌈n/s⌉. A bucket's weight is the mean of its messages' weights: messages alike make buckets alike, the last, which
-    may be smaller, among them, as in the paper (algorithm 1).
+    may be smaller, among them.
 
     Args:
         size: s ≥ 1, messages of a bucket; 1 changes nothing but their order.
@@ -67,7 +67,7 @@ class Bucketing(Reducer):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestNeighbourMixing(Reducer):
-    r"""Each message gives way to the mean of those next to it (Allouah et al. 2023, 2302.01772, algorithm 2).
+    r"""Each message gives way to the mean of those next to it (Allouah et al. 2023, 2302.01772).
 
     .. math:: y_i = \sum_{j ∈ N_i} w_j m_j / \sum_{j ∈ N_i} w_j, \qquad
         N_i = \text{the } n - f \text{ nearest to } m_i \text{, itself among them}
