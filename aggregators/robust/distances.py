@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pdist
 
 from fed.aggregators.composition import Reducer
-from fed.aggregators.robust.bounds import require
+from fed.aggregators.robust.bounds import Outvoting
 
 __all__ = ["Bucketing", "NearestNeighbourMixing", "distances"]
 
@@ -66,7 +66,7 @@ class Bucketing(Reducer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestNeighbourMixing(Reducer):
+class NearestNeighbourMixing(Outvoting):
     r"""Each message gives way to the mean of those next to it (Allouah et al. 2023, 2302.01772).
 
     .. math:: y_i = \sum_{j ∈ N_i} w_j m_j / \sum_{j ∈ N_i} w_j, \qquad
@@ -83,7 +83,7 @@ class NearestNeighbourMixing(Reducer):
 
     def left(self, messages: int) -> int:
         """As many as there were."""
-        require("nearest_neighbour_mixing", messages, self.attackers, per_attacker=2, beside=1)
+        super().left(messages)
         return messages
 
     def reduce(
