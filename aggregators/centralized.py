@@ -1,6 +1,7 @@
 """All data in one place: the ceiling of every comparison."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fed.aggregators.fedavg import FedAvg
 
@@ -16,3 +17,5 @@ class Centralized(FedAvg):
     A round is the section ``local`` on all the data; the cohort does not matter. Data would have to move for this:
     the bytes counted are those of models, of which none is sent.
     """
+
+    pools_data: ClassVar[bool] = True

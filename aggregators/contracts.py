@@ -170,6 +170,8 @@ class Aggregator(Hyperparameters, ABC):
     """Whether what it is for are models of the clients' own, each to be scored on its client's data."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" and "gradient" of x on the client's own data; its "place"."""
+    pools_data: ClassVar[bool] = False
+    """Whether one client holds all clients' data, so that nobody reports to a coordinator."""
 
     @abstractmethod
     def init(self, params_P: Tensor) -> Any:
@@ -217,6 +219,16 @@ class Aggregator(Hyperparameters, ABC):
 
         Raises:
             InvalidExperiment: if it needs more.
+        """
+
+    def check_local(self, local: Local) -> None:
+        """Any local training.
+
+        An algorithm whose equation does not hold for some says here, in its first line, for which it does. It is asked
+        when an experiment is read.
+
+        Raises:
+            InvalidExperiment: for the others, with the reason and the way out.
         """
 
     def combine(

@@ -1,7 +1,7 @@
 """Decentralised parallel stochastic gradient descent.
 
-Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017, arXiv 1705.09056,
-algorithm 1. Shapes: P, a peer's parameters; N, all simulated peers.
+Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017, arXiv 1705.09056.
+Shapes: P, a peer's parameters; N, all simulated peers.
 """
 
 from dataclasses import dataclass

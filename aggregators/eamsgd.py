@@ -1,6 +1,6 @@
 """Elastic averaging with momentum: each worker's velocity lasts from one exchange to the next.
 
-Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651, section 3.2.
+Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
 Shapes: K, clients of a group; P, the model's parameters.
 """
 
@@ -34,7 +34,8 @@ class EAMSGD(EASGD):
 
     d(x̂) is what the local steps of a period add to x̂. Of one step, d(x̂) = −η ∇f_i(x̂), and this is the paper's rule to
     the letter. Of τ steps we deviate: the paper's velocity changes after every step, ours after every period, because
-    the optimizer's own momentum begins anew with every task; and unlike that it lasts. ``local.momentum`` should be 0.
+    the optimizer's own momentum begins anew with every task; and unlike that it lasts. ``local.momentum`` would come on
+    top of it.
 
     Args:
         momentum: δ in [0, 1), from one exchange to the next. The paper has 0.99 from one step to the next, which over a

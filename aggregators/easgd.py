@@ -1,6 +1,6 @@
 """Elastic averaging: workers keep models of their own, tied to a centre by springs.
 
-Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651, section 3.
+Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
 Shapes: K, clients of a group; P, the model's parameters.
 """
 

@@ -29,8 +29,8 @@ class FedAdagrad(Composed):
         server_lr: η_g > 0, about how far each parameter moves in a round at most. The paper tunes it together with τ,
             and its best values for different tasks lie orders of magnitude apart.
         beta1: β₁ in [0, 1), of the first moment; the paper's FedAdagrad has 0.
-        tau: τ > 0, how adaptive: steps of parameters whose updates are well below τ are not made longer. The paper
-            finds 0.001 good nearly everywhere.
+        tau: τ > 0, how adaptive: steps of parameters whose updates are well below τ are not made longer. The
+            authors recommend 0.001 to start with.
     """
 
     server_lr: PositiveFloat = 0.1

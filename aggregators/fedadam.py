@@ -30,8 +30,8 @@ class FedAdam(Composed):
             and its best values for different tasks lie orders of magnitude apart.
         beta1: β₁ in [0, 1), of the first moment; 0.9 in the paper.
         beta2: β₂ in [0, 1), of the second moment; 0.99 in the paper.
-        tau: τ > 0, how adaptive: steps of parameters whose updates are well below τ are not made longer. The paper
-            finds 0.001 good nearly everywhere.
+        tau: τ > 0, how adaptive: steps of parameters whose updates are well below τ are not made longer. The
+            authors recommend 0.001 to start with.
     """
 
     server_lr: PositiveFloat = 0.03

@@ -1,7 +1,7 @@
 """Federated averaging with server momentum.
 
 Hsu, Qi & Brown, "Measuring the effects of non-identical data distribution for federated visual classification", 2019,
-arXiv 1909.06335, section 4.3.
+arXiv 1909.06335.
 """
 
 from dataclasses import dataclass

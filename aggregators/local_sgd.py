@@ -1,6 +1,6 @@
 """Local SGD: workers step by themselves, and average their models now and then.
 
-Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805.09767, algorithm 1.
+Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805.09767.
 """
 
 from dataclasses import dataclass

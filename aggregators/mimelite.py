@@ -1,7 +1,7 @@
 """MimeLite: clients descend with the server's momentum, and leave it as it is.
 
-Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606,
-algorithm 1 (MimeLite, of SGD with momentum). Shapes: P, the model's parameters.
+Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606:
+MimeLite, of SGD with momentum. Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.errors import InvalidExperiment
+from fed.experiment import Local
 
 __all__ = ["MimeLite", "State"]
 
@@ -35,8 +37,7 @@ class MimeLite(Aggregator):
     epoch. p_i = n_i / Σ n, where the paper has clients that are alike. A message is twice the model.
 
     Args:
-        beta: β in [0, 1); 0.9 is the usual one. The momentum begins at 0, so the first steps are short,
-            by 1 − β. With β = 0 it is FedAvg. Local steps should be those of sgd without momentum.
+        beta: β in [0, 1). The momentum begins at 0, so the first steps are short, by 1 − β. With β = 0 it is FedAvg.
     """
 
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
@@ -50,6 +51,20 @@ class MimeLite(Aggregator):
     def broadcast(self, state: State) -> tuple[Tensor, ...]:
         """The momentum m."""
         return (state.momentum_P,)
+
+    def check_local(self, local: Local) -> None:
+        """Steps of sgd without momentum.
+
+        Raises:
+            InvalidExperiment: under adam, adamw and local.momentum, which would gather the client's own gradients on
+                top of m, the very drift that m is frozen against.
+        """
+        if local.optimizer != "sgd" or local.momentum:
+            raise InvalidExperiment(
+                "mimelite needs local.optimizer sgd and local.momentum 0, for clients descend with the server's "
+                f"momentum in place of their own, got {local.optimizer} and {local.momentum:g}: set beta instead, or "
+                "choose fedavgm, whose clients may have any optimizer"
+            )
 
     def correct(
         self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]

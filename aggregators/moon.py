@@ -1,6 +1,6 @@
 """Model-contrastive federated learning.
 
-Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, section 3.3. Shapes: P, the model's
+Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1. Shapes: P, the model's
 parameters; B, samples of a batch; F, features of a representation.
 """
 

@@ -1,6 +1,6 @@
 """Post-local SGD: first a mean after every step, later local steps between means.
 
-Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217, section 3. Shapes: P, the
+Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217. Shapes: P, the
 model's parameters.
 """
 

@@ -1,6 +1,6 @@
 """Fair averaging: clients that fare worse count more.
 
-Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497, algorithm 2. Shapes: K,
+Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497: q-FedAvg. Shapes: K,
 clients of a group; P, the model's parameters.
 """
 
@@ -13,6 +13,8 @@ from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.fedavg import State
+from fed.errors import InvalidExperiment
+from fed.experiment import Local
 
 __all__ = ["QFedAvg"]
 
@@ -29,13 +31,14 @@ class QFedAvg(Aggregator):
         x ← x - \sum_{i ∈ S} f_i(x)^q w_i / \sum_{i ∈ S} h_i
 
     f_i(x) is the loss of all of a client's samples at the model that its task came with. Clients are otherwise alike,
-    however many samples they hold. h_i bounds how curved :math:`f_i^{q+1}/(q+1)` is, so that the step shortens itself
-    as q grows.
+    however many samples they hold; the authors draw them in proportion to these, as ``sampling: weighted`` does.
+    h_i bounds how curved :math:`f_i^{q+1}/(q+1)` is, so that the step shortens itself as q grows.
 
     Args:
-        q: q ≥ 0, how fair. 0: FedAvg of clients that count alike; the larger the more the worst counts. The paper
-            tunes it for each problem, from 0.001 to 5.
-        lipschitz: L > 0, the curvature of the clients' losses; 1/η of the local steps unless given, as in the paper.
+        q: q ≥ 0, how fair. 0: FedAvg of clients that count alike; the larger the more the worst counts. To be found
+            for each problem; the authors' example has 5.
+        lipschitz: L > 0, the curvature of the clients' losses; unless given 1/η of the local steps, as in the
+            authors' code.
     """
 
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
@@ -46,6 +49,19 @@ class QFedAvg(Aggregator):
     def init(self, params_P: Tensor) -> State:
         """The model alone."""
         return State(params_P)
+
+    def check_local(self, local: Local) -> None:
+        """Steps of sgd, or any local training where q is 0.
+
+        Raises:
+            InvalidExperiment: under adam and adamw unless q is 0. Each coordinate of their steps is about η, whatever
+                the gradient, so that w_i is none, and ‖w_i‖² outgrows all else in h_i.
+        """
+        if self.q and local.optimizer != "sgd":
+            raise InvalidExperiment(
+                "qfedavg with q above 0 needs local.optimizer sgd, for it takes an update over η for a gradient, which "
+                f"one of adam is not, got {local.optimizer}: choose sgd, or afl, which takes any"
+            )
 
     def report(self, work: ClientWork) -> Report:
         """A client's terms of the numerator, −f^q w [P], and of the denominator [1]; weighted alike."""

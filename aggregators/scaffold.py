@@ -12,6 +12,8 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.errors import InvalidExperiment
+from fed.experiment import Local
 
 __all__ = ["ClientState", "Scaffold", "State"]
 
@@ -44,7 +46,7 @@ class Scaffold(Aggregator):
     that a control stays a mean gradient. Controls begin at zero, and of who does not take part they stay. Clients count
     alike, however many samples they hold: what is minimised is the mean of their losses.
 
-    A message is twice the model: the update and that of the control. Local steps should be those of sgd.
+    A message is twice the model: the update and that of the control. Weight decay is part of the losses.
 
     Args:
         server_lr: η_g > 0; the paper's experiments have 1.
@@ -63,6 +65,19 @@ class Scaffold(Aggregator):
     def init_client(self, params_P: Tensor) -> ClientState:
         """A control of zero."""
         return ClientState(torch.zeros_like(params_P))
+
+    def check_local(self, local: Local) -> None:
+        """Steps of sgd, with momentum or without.
+
+        Raises:
+            InvalidExperiment: under adam and adamw, whose steps are no sum of gradients: (x − y_i) / (K η) would be no
+                mean gradient, and what a control corrects no drift.
+        """
+        if local.optimizer != "sgd":
+            raise InvalidExperiment(
+                "scaffold needs local.optimizer sgd, for a control is the mean gradient of a client's steps, which "
+                f"those of adam do not add up to, got {local.optimizer}: choose sgd, or feddyn, which takes any"
+            )
 
     def correct(
         self,

@@ -76,6 +76,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
 
     from fed.aggregators.contracts import Aggregator, ContrastiveRule, LocalRule
     from fed.aggregators.reporting import message_sizes
+    from fed.docstrings import summary
 
     if not isinstance(algorithm, Aggregator):
         yield "peers keep", "a model each"
@@ -94,8 +95,12 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         asked = " and ".join(asks[name] for name in sorted(algorithm.asks))
         yield "asks a client", f"for {asked}, at the model that it gets, on its own data"
     kinds = ((LocalRule, "corrects each step's gradient"), (ContrastiveRule, "adds a term to each batch's loss"))
-    yield "local training", next((text for kind, text in kinds if isinstance(algorithm, kind)), "any")
-    yield "combines with", _ROUNDS + ("; needs only the mean" if algorithm.linear else "; needs each client's message")
+    for kind, text in kinds:
+        if isinstance(algorithm, kind):
+            yield "local training", text
+    local = summary(algorithm.check_local).removesuffix(".")
+    needs = "needs only the mean" if algorithm.linear else "needs each client's message"
+    yield "combines with", f"{local[0].lower()}{local[1:]}; {_ROUNDS}; {needs}"
 
 
 _ROUNDS = "any cohort, sampling and schedule of the step size"

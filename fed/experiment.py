@@ -201,11 +201,18 @@ class Experiment(Document):
                 f"evaluation by the coordinator has no meaning for {self.algorithm.kind}, whose clients use models of "
                 f"their own, each on its own data, got {self.evaluation.kind}: remove it, or write clients"
             )
-        if self.adversaries is not None and getattr(self.algorithm.target, "primitive", "mean") != "mean":
-            raise ValueError(
-                f"adversaries have no meaning for {self.algorithm.kind}, whose clients report to no coordinator, got "
-                f"{self.adversaries.kind}: set adversaries to null, or choose an algorithm over mean such as median"
-            )
+        algorithm = self.algorithm.make()
+        if self.adversaries is not None:
+            if getattr(algorithm, "primitive", "mean") != "mean" or getattr(algorithm, "pools_data", False):
+                raise ValueError(
+                    f"adversaries have no meaning for {self.algorithm.kind}, whose clients report to no coordinator, "
+                    f"got {self.adversaries.kind}: set adversaries to null, or choose an algorithm over mean such as "
+                    "median"
+                )
+            if isinstance(clients := getattr(self.data, "clients", None), int):
+                self.adversaries.attackers_among(clients)
+        if hasattr(algorithm, "check_local"):  # a user's own may be anything, until it is run
+            algorithm.check_local(self.local)
         return self
 
     def override(self, values: dict[str, Any]) -> Self:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, NonNegativeFloat, PositiveInt, model_validator
 
+from fed.errors import InvalidExperiment
 from fed.kinds import Component, Family
 
 __all__ = [
@@ -162,6 +163,20 @@ class AdversariesSection(Component):
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The share of all clients that attack, to the nearest whole client: the same ones in every round."""
+
+    def attackers_among(self, clients: int) -> int:
+        """How many of so many clients attack.
+
+        Raises:
+            InvalidExperiment: if nobody or everybody does.
+        """
+        count = round(self.fraction * clients)
+        if not 0 < count < clients:
+            raise InvalidExperiment(
+                f"adversaries.fraction must leave at least one attacker and one honest client, got {self.fraction} of "
+                f"{clients} clients, which is {count}: change it, or set adversaries to null"
+            )
+        return count
 
 
 ADVERSARIES = Family(

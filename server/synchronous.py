@@ -11,7 +11,7 @@ from fed.families import SAMPLINGS
 from fed.hyperparameters import Hyperparameters
 from fed.kinds import Component
 from fed.server.coordinator import Coordinator, Exchange
-from fed.server.sampling import Sampling
+from fed.server.sampling import Draw, Sampling
 
 __all__ = ["Synchronous"]
 
@@ -49,7 +49,7 @@ class Synchronous(Hyperparameters):
         """One round, numbered from 1."""
         fleet = coordinator.fleet
         cohort = self.cohort_of(len(fleet.nodes()))
-        chosen = self._rule.sample(fleet, number, cohort, coordinator.streams, coordinator.losses)
+        chosen = self._rule.sample(Draw(fleet, number, cohort, coordinator.streams, coordinator.losses))
         return coordinator.exchange(number, chosen)
 
     @cached_property

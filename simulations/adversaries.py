@@ -14,8 +14,6 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.centralized import Centralized
-from fed.aggregators.contracts import Aggregator
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.pairs import is_real
 from fed.errors import InvalidData, InvalidExperiment
@@ -199,36 +197,25 @@ class Mimic(Attack):
 
 
 def recruited(
-    section: AdversariesSection, algorithm: object, clients: Sequence[ClientId], streams: Streams
+    section: AdversariesSection, clients: Sequence[ClientId], streams: Streams
 ) -> tuple[Attack, frozenset[ClientId]]:
     """The attack, and the clients that take part in it in every round, drawn from the stream "adversaries".
 
     Args:
         section: the experiment's.
-        algorithm: which is attacked.
         clients: of the federation.
         streams: the run's.
 
     Raises:
-        InvalidExperiment: if there is nobody to attack or nobody who does, or the kind makes no attack.
+        InvalidExperiment: if nobody or everybody attacks, or the kind makes no attack.
     """
-    if isinstance(algorithm, Centralized) or not isinstance(algorithm, Aggregator):
-        raise InvalidExperiment(
-            f"adversaries have no meaning for {type(algorithm).__name__}, whose clients report to no coordinator, got "
-            f"{section.kind}: set adversaries to null, or choose an algorithm over mean such as median"
-        )
     attack = section.make()
     if not isinstance(attack, Attack):
         raise InvalidExperiment(
             f"adversaries {section.kind} must make a fed.simulations.adversaries.Attack, got {type(attack).__name__}: "
             "derive it from that"
         )
-    count = round(section.fraction * len(clients))
-    if not 0 < count < len(clients):
-        raise InvalidExperiment(
-            f"adversaries.fraction must leave at least one attacker and one honest client, got {section.fraction} of "
-            f"{len(clients)} clients, which is {count}: change it, or set adversaries to null"
-        )
+    count = section.attackers_among(len(clients))
     places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
     return attack, frozenset(clients[place] for place in places.tolist())
 

@@ -194,7 +194,8 @@ class _Recording:
             "seed": simulation.experiment.seed,
         }
         own = {f"final_{name}": value for name, value in last.items() if name.startswith("client_")}
-        return {**summary, **own, **({"reason": reason} if reason else {})}
+        adversaries = {"adversaries": simulation.attackers} if simulation.attackers else {}
+        return {**summary, **own, **adversaries, **({"reason": reason} if reason else {})}
 
 
 class _Round(NamedTuple):

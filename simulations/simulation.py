@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.centralized import Centralized
-from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
+from fed.aggregators.contracts import Aggregator, PeerRule, Phase, Reduced, local_rule_of
 from fed.aggregators.reporting import message_sizes, state_of
 from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
@@ -131,28 +131,46 @@ class Simulation:
         return self.population if self.has_peers else self.policy.cohort_of(self.population)
 
     @property
+    def attackers(self) -> list[ClientId]:
+        """The clients that attack, in the order of their ids: numbers, then names."""
+        attackers = self._adversaries[1] if self._adversaries else ()
+        return sorted(attackers, key=lambda client: (isinstance(client, str), client))
+
+    @property
     def message_size(self) -> int:
         """How many floating-point numbers a client answers; among peers the model's."""
         if self.has_peers:
             return self.layout.size
-        shared = self.layout.shared
-        params_P = torch.zeros(shared.parameters, dtype=torch.float64)
-        return sum(message_sizes(self.algorithm, params_P, self.population)) + shared.size - shared.parameters
+        return sum(self._message_sizes()) + self.layout.shared.size - self.layout.shared.parameters
 
     @property
     def bytes_up(self) -> int:
-        """What a round sends towards a coordinator where every client answers; among peers that mix once, all."""
+        """What the run sends towards a coordinator where every client answers; among peers that mix once, all."""
+        if isinstance(self.algorithm, Centralized):
+            return 0
+        rounds: int = self.policy.count
         if self.has_peers:
-            return sum(degrees(self.mixing_NN, self.population)) * self.layout.size * self.layout.dtype.itemsize
-        return 0 if isinstance(self.algorithm, Centralized) else self.trainees * self._bytes_of(self.message_size)
+            models = sum(degrees(self.mixing_NN, self.population))
+            return rounds * models * self.layout.size * self.layout.dtype.itemsize
+        return rounds * self.trainees * self._bytes_of(self.message_size)
 
     @property
     def bytes_down(self) -> int:
-        """What a round sends to clients."""
+        """What the run sends to clients; what goes beside the model may be longer once a round has said what it is."""
         if self.has_peers or isinstance(self.algorithm, Centralized):
             return self.bytes_up
-        beside = sum(part.numel() for part in self._beside(self.recipe.module)[1])
-        return self.trainees * self._bytes_of(self.layout.shared.size + beside)
+        rounds: int = self.policy.count
+        shared = self.layout.shared
+        first = self.algorithm.init(torch.zeros(shared.parameters, dtype=torch.float64))
+        told = tuple(torch.ones(size, dtype=torch.float64) for size in self._message_sizes())
+        later = self.algorithm.apply(first, Reduced(told, self.trainees, self.population))
+        beside = [sum(part.numel() for part in self.algorithm.broadcast(state)) for state in (first, later)]
+        first_bytes, later_bytes = (self._bytes_of(shared.size + numbers) for numbers in beside)
+        return self.trainees * (first_bytes + (rounds - 1) * later_bytes)
+
+    def _message_sizes(self) -> list[int]:
+        params_P = torch.zeros(self.layout.shared.parameters, dtype=torch.float64)
+        return message_sizes(self.algorithm, params_P, self.population)
 
     def _bytes_of(self, numbers: int) -> int:
         return numbers * self.layout.dtype.itemsize + self.layout.shared.integer_count * torch.int64.itemsize
@@ -260,7 +278,7 @@ class Simulation:
         """The attack and who takes part in it; their data are changed where that is the attack."""
         if experiment.adversaries is None:
             return None
-        attack, attackers = recruited(experiment.adversaries, self.algorithm, self.data.clients, self.streams)
+        attack, attackers = recruited(experiment.adversaries, self.data.clients, self.streams)
         self.data = poisoned(self.data, attack, attackers)
         return attack, attackers
 

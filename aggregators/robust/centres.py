@@ -8,25 +8,25 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from fed.aggregators.composition import Reducer
-from fed.aggregators.robust.bounds import require
+from fed.aggregators.robust.bounds import Outvoting, Point
 from fed.aggregators.robust.coordinates import Median
 
 __all__ = ["CenteredClipping", "Centre", "GeometricMedian", "NormBound"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeometricMedian(Reducer):
+class GeometricMedian(Point):
     r"""The point whose distances to the messages have the least sum (RFA: Pillutla et al. 2022, 1912.13445).
 
     .. math:: v ← \sum_i β_i m_i / \sum_i β_i, \qquad β_i = w_i / \max(ν, ‖m_i - v‖)
 
     These steps, Weiszfeld's, smoothed, are taken until the gradient of the weighted mean distance, which is 1 far
-    away, is no longer than the tolerance. They begin at the coordinates' medians rather than, as in the paper, at the
-    mean, which attackers can send as far as they like.
+    away, is no longer than the tolerance. They begin at the coordinates' medians rather than, as in the authors' code,
+    at the mean, which attackers can send as far as they like.
 
     Args:
         nu: ν > 0, the distance below which messages attract no more strongly.
@@ -38,27 +38,17 @@ class GeometricMedian(Reducer):
     nu: PositiveFloat = 1e-6
     iterations: PositiveInt = 100
     tolerance: PositiveFloat = 1e-8
-    attackers: NonNegativeInt = 0
 
-    def left(self, messages: int) -> int:
-        """One."""
-        require("geometric_median", messages, self.attackers, per_attacker=2, beside=1)
-        return 1
-
-    def reduce(
-        self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[None, Tensor, Tensor]:
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The smoothed geometric median."""
-        self.left(len(messages_SM))
-        _, start_1M, weight_1 = Median().reduce(None, messages_SM, weights_S, generator)
-        point_M, shares_S = start_1M[0], weights_S / weights_S.sum()
+        point_M, shares_S = Median().point(messages_SM, weights_S), weights_S / weights_S.sum()
         for _ in range(self.iterations):
             attraction_S = shares_S / _norms(messages_SM - point_M).clamp(min=self.nu)
             step_M = attraction_S @ messages_SM / attraction_S.sum() - point_M
             point_M = point_M + step_M
             if torch.linalg.vector_norm(step_M) * attraction_S.sum() <= self.tolerance:  # the gradient's length
                 break
-        return None, point_M.unsqueeze(0), weight_1
+        return point_M
 
 
 class Centre(NamedTuple):
@@ -68,12 +58,12 @@ class Centre(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CenteredClipping(Reducer):
+class CenteredClipping(Outvoting):
     r"""No message draws the centre, which stays from round to round, further than a radius (Karimireddy et al. 2021).
 
     .. math:: v ← v + \sum_i p_i (m_i - v) \min(1, τ / ‖m_i - v‖), \qquad p_i = w_i / \sum_j w_j
 
-    So often, from where the round before ended (arXiv 2012.10333, algorithm 2). What a message holds beside the
+    So often, from where the round before ended (arXiv 2012.10333). What a message holds beside the
     update, as float buffers, has no centre to keep and is drawn from 0.
 
     Args:
@@ -84,16 +74,10 @@ class CenteredClipping(Reducer):
 
     radius: PositiveFloat = 1.0
     iterations: PositiveInt = 1
-    attackers: NonNegativeInt = 0
 
     def init(self, params_P: Tensor) -> Centre:
         """No update."""
         return Centre(torch.zeros_like(params_P))
-
-    def left(self, messages: int) -> int:
-        """One."""
-        require("centered_clipping", messages, self.attackers, per_attacker=2, beside=1)
-        return 1
 
     def reduce(
         self, state: Centre, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator

@@ -12,8 +12,7 @@ import torch
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from fed.aggregators.composition import Reducer
-from fed.aggregators.robust.bounds import require
+from fed.aggregators.robust.bounds import Point
 
 __all__ = ["Median", "TrimmedMean", "by_columns"]
 
@@ -32,7 +31,7 @@ def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Median(Reducer):
+class Median(Point):
     r"""Each coordinate's weighted median, in the middle between both where there are two.
 
     .. math:: \tfrac12 (\min\{v: W(≤ v) ≥ W/2\} + \max\{v: W(≥ v) ≥ W/2\})
@@ -43,24 +42,13 @@ class Median(Reducer):
         attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
     """
 
-    attackers: NonNegativeInt = 0
-
-    def left(self, messages: int) -> int:
-        """One."""
-        require("median", messages, self.attackers, per_attacker=2, beside=1)
-        return 1
-
-    def reduce(
-        self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[None, Tensor, Tensor]:
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The medians."""
-        self.left(len(messages_SM))
-        median_M = by_columns(lambda part_SC: _median(part_SC, weights_S), messages_SM)
-        return None, median_M.unsqueeze(0), weights_S.sum(0, keepdim=True)
+        return by_columns(lambda part_SC: _median(part_SC, weights_S), messages_SM)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrimmedMean(Reducer):
+class TrimmedMean(Point):
     r"""Each coordinate's weighted mean without the largest and the smallest values.
 
     .. math:: \text{of weight } β W \text{ at either end}, \qquad β = f / n
@@ -74,19 +62,10 @@ class TrimmedMean(Reducer):
 
     attackers: NonNegativeInt = 1
 
-    def left(self, messages: int) -> int:
-        """One."""
-        require("trimmed_mean", messages, self.attackers, per_attacker=2, beside=1)
-        return 1
-
-    def reduce(
-        self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[None, Tensor, Tensor]:
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The means of what is left."""
-        self.left(len(messages_SM))
         share = self.attackers / len(messages_SM)
-        mean_M = by_columns(lambda part_SC: _trimmed_mean(part_SC, weights_S, share), messages_SM)
-        return None, mean_M.unsqueeze(0), weights_S.sum(0, keepdim=True)
+        return by_columns(lambda part_SC: _trimmed_mean(part_SC, weights_S, share), messages_SM)
 
 
 def _median(part_SC: Tensor, weights_S: Tensor) -> Tensor:

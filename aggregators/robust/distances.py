@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pdist
 
 from fed.aggregators.composition import Reducer
-from fed.aggregators.robust.bounds import require
+from fed.aggregators.robust.bounds import Outvoting
 
 __all__ = ["Bucketing", "NearestNeighbourMixing", "distances"]
 
@@ -43,7 +43,7 @@ class Bucketing(Reducer):
     Honest clients whose data differ become more alike, by a factor of s in their variance, and so easier to tell from
     attackers; of whom each spoils one bucket, so that the f of the rule behind it stays the same while n falls to
     ⌈n/s⌉. A bucket's weight is the mean of its messages' weights: messages alike make buckets alike, the last, which
-    may be smaller, among them, as in the paper (algorithm 1).
+    may be smaller, among them.
 
     Args:
         size: s ≥ 1, messages of a bucket; 1 changes nothing but their order.
@@ -66,8 +66,8 @@ class Bucketing(Reducer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestNeighbourMixing(Reducer):
-    r"""Each message gives way to the mean of those next to it (Allouah et al. 2023, 2302.01772, algorithm 2).
+class NearestNeighbourMixing(Outvoting):
+    r"""Each message gives way to the mean of those next to it (Allouah et al. 2023, 2302.01772).
 
     .. math:: y_i = \sum_{j ∈ N_i} w_j m_j / \sum_{j ∈ N_i} w_j, \qquad
         N_i = \text{the } n - f \text{ nearest to } m_i \text{, itself among them}
@@ -83,7 +83,7 @@ class NearestNeighbourMixing(Reducer):
 
     def left(self, messages: int) -> int:
         """As many as there were."""
-        require("nearest_neighbour_mixing", messages, self.attackers, per_attacker=2, beside=1)
+        super().left(messages)
         return messages
 
     def reduce(

@@ -7,14 +7,14 @@ Multi-Krum); El Mhamdi et al., "The hidden vulnerability of distributed learning
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from fed.aggregators.composition import Reducer
-from fed.aggregators.robust.bounds import require
+from fed.aggregators.robust.bounds import Outvoting
 from fed.aggregators.robust.coordinates import by_columns
 from fed.aggregators.robust.distances import distances
 from fed.errors import InvalidExperiment
@@ -23,12 +23,14 @@ __all__ = ["Bulyan", "Krum", "MultiKrum"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Selection(Reducer):
+class _Selection(Outvoting):
     """A rule whose guarantee counts clients, each of them as one.
 
     Args:
         attackers: f ≥ 0.
     """
+
+    beside: ClassVar[int] = 3
 
     attackers: NonNegativeInt = 1
 
@@ -65,11 +67,6 @@ class Krum(_Selection):
         attackers: f ≥ 0; n ≥ 2f + 3 messages are asked for.
     """
 
-    def left(self, messages: int) -> int:
-        """One."""
-        require("krum", messages, self.attackers, per_attacker=2, beside=3)
-        return 1
-
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
         """The best."""
         return messages_SM[_by_score(squares_SS, self.attackers)[:1]]
@@ -88,7 +85,7 @@ class MultiKrum(_Selection):
 
     def left(self, messages: int) -> int:
         """The number selected."""
-        require("multi_krum", messages, self.attackers, per_attacker=2, beside=3)
+        super().left(messages)
         most = messages - self.attackers - 2
         if self.selected is not None and self.selected > most:
             raise InvalidExperiment(
@@ -117,10 +114,7 @@ class Bulyan(_Selection):
         attackers: f ≥ 0; n ≥ 4f + 3 messages are asked for.
     """
 
-    def left(self, messages: int) -> int:
-        """One."""
-        require("bulyan", messages, self.attackers, per_attacker=4, beside=3)
-        return 1
+    per_attacker: ClassVar[int] = 4
 
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
         """The mean about the medians, of those chosen."""

@@ -39,27 +39,27 @@ def test_everything_is_told_of_each(kind: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("kind", "lines"),
     [
-        ("fedavg", ["server keeps    model", "client keeps    nothing", "moves up        the model from each client"]),
+        ("fedavg", ["server keeps model", "client keeps nothing", "moves up the model from each client"]),
         (
             "scaffold",
             [
-                "client keeps    control",
-                "moves down      2 × the model to each client of a round",
-                "moves up        2 × the model from each client",
-                "local training  corrects each step's gradient",
+                "client keeps control",
+                "moves down 2 × the model to each client of a round",
+                "moves up 2 × the model from each client",
+                "local training corrects each step's gradient",
             ],
         ),
-        ("fednova", ["moves up        the model and 1 number from each client"]),
-        ("mimelite", ["asks a client   for the full gradient, at the model that it gets, on its own data"]),
-        ("fedadam", ["server keeps    model, first, second"]),
+        ("fednova", ["moves up the model and 1 number from each client"]),
+        ("mimelite", ["asks a client for the full gradient, at the model that it gets, on its own data"]),
+        ("fedadam", ["server keeps model, first, second"]),
         ("krum", ["needs each client's message"]),
-        ("dpsgd", ["peers keep     a model each"]),
+        ("dpsgd", ["peers keep a model each"]),
     ],
 )
 def test_what_is_kept_and_sent_is_what_the_code_does(
     kind: str, lines: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = told(kind, capsys)
+    text = " ".join(told(kind, capsys).split())
     for line in lines:
         assert line in text
 

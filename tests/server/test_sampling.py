@@ -9,7 +9,7 @@ import pytest
 from fed.errors import InvalidExperiment
 from fed.messages import Failure, Task
 from fed.randomness import Streams
-from fed.server.sampling import Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
+from fed.server.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
 
 ROUNDS = 2000
 
@@ -36,7 +36,7 @@ class Crowd:
 
 
 def cohorts(rule: Sampling, crowd: Crowd, cohort: int, rounds: int = ROUNDS) -> list[list[int | str]]:
-    return [rule.sample(crowd, number, cohort, Streams(0), {}) for number in range(1, rounds + 1)]
+    return [rule.sample(Draw(crowd, number, cohort, Streams(0), {})) for number in range(1, rounds + 1)]
 
 
 def shares(drawn: list[list[int | str]], crowd: Crowd) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_a_cohort_has_its_size_each_client_once_in_the_fleets_order(rule: Sampli
 def test_a_cohort_is_a_function_of_seed_and_round(rule: Sampling) -> None:
     crowd = Crowd([3, 1, 2, 9, 5])
     assert cohorts(rule, crowd, 2, 30) == cohorts(rule, crowd, 2, 30)
-    others = [rule.sample(crowd, number, 2, Streams(1), {}) for number in range(1, 31)]
+    others = [rule.sample(Draw(crowd, number, 2, Streams(1), {})) for number in range(1, 31)]
     assert others != cohorts(rule, crowd, 2, 30)
 
 
@@ -99,13 +99,15 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
     crowd = Crowd([1] * 6)
     losses: dict[int | str, float] = {client: float(place) for place, client in enumerate("abcdef")}
     every = PowerOfChoice(candidates=6)
-    assert every.sample(crowd, 1, 2, Streams(0), losses) == ["e", "f"]
+    assert every.sample(Draw(crowd, 1, 2, Streams(0), losses)) == ["e", "f"]
     del losses["b"]  # who never had a loss comes first
-    assert every.sample(crowd, 1, 2, Streams(0), losses) == ["b", "f"]
+    assert every.sample(Draw(crowd, 1, 2, Streams(0), losses)) == ["b", "f"]
     as_drawn = PowerOfChoice(candidates=2)
-    assert as_drawn.sample(crowd, 5, 2, Streams(0), losses) == Weighted().sample(crowd, 5, 2, Streams(0), losses)
+    assert as_drawn.sample(Draw(crowd, 5, 2, Streams(0), losses)) == Weighted().sample(
+        Draw(crowd, 5, 2, Streams(0), losses)
+    )
 
 
 def test_fewer_candidates_than_the_cohort_are_refused() -> None:
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 3, got 2"):
-        PowerOfChoice(candidates=2).sample(Crowd([1] * 6), 1, 3, Streams(0), {})
+        PowerOfChoice(candidates=2).sample(Draw(Crowd([1] * 6), 1, 3, Streams(0), {}))

@@ -3,10 +3,12 @@
 Shapes: A, attackers; H, honest clients; P, parameters.
 """
 
+import json
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,7 +221,7 @@ def test_noise_is_another_one_for_every_attacker_and_in_every_round() -> None:
 
 def recruits(fraction: float = 0.2, clients: int = 20, seed: int = 0, kind: str = "ipm") -> frozenset[int | str]:
     section = ADVERSARIES.make(kind, fraction=fraction)
-    return recruited(section, fed.Experiment().algorithm.make(), range(clients), Streams(seed))[1]
+    return recruited(section, range(clients), Streams(seed))[1]
 
 
 def test_attackers_are_drawn_once_and_are_the_same_for_every_kind() -> None:
@@ -300,7 +302,7 @@ def test_a_round_of_fedavg_under_sign_flip_is_its_closed_form(quadratics: Quadra
     }
     experiment, data, model = fed.Experiment(**keys), quadratics.data(), quadratics.model()
     assert experiment.adversaries is not None
-    _, attackers = recruited(experiment.adversaries, experiment.algorithm.make(), data.clients, Streams(0))
+    _, attackers = recruited(experiment.adversaries, data.clients, Streams(0))
     assert len(attackers) == 1
     finished = simulate(experiment, data=data, model=lambda: model, loss=mean_output)
     x_D = quadratics.start_D
@@ -309,8 +311,22 @@ def test_a_round_of_fedavg_under_sign_flip_is_its_closed_form(quadratics: Quadra
         update_ND = -lr * np.einsum("nij,nj->ni", quadratics.curvature_NDD, x_D - quadratics.centre_ND)
         update_ND[list(map(int, attackers))] *= -scale
         x_D = x_D + share_N @ update_ND
+    assert finished.summary["adversaries"] == list(attackers)
     assert isinstance(finished.model, Point)
     np.testing.assert_allclose(finished.model.x_D.detach().numpy(), x_D, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ipm", "label_flip"])
+def test_a_summary_says_who_attacked(kind: str, tmp_path: Path) -> None:
+    data = fed.FederatedData({client: parts.samples(6, place) for place, client in enumerate([100, "b", 9, "a", 80])})
+    keys: dict[str, Any] = {"rounds": {"count": 1}, "model": {"kind": "logistic"}}
+    adversaries = {"kind": kind, "fraction": 0.8}
+    run = simulate(fed.Experiment(adversaries=adversaries, **keys), data=data, output=tmp_path / "run")
+    who = run.summary["adversaries"]
+    assert set(who) == recruited(ADVERSARIES.validate(adversaries), data.clients, Streams(0))[1]
+    assert who == [client for client in (9, 80, 100, "a", "b") if client in who]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["adversaries"] == who
+    assert "adversaries" not in simulate(fed.Experiment(**keys), data=data).summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,19 +406,6 @@ def test_bounded_rules_are_slowed_down_but_not_turned_around() -> None:
 
 
 # What has no meaning.
-
-
-@pytest.mark.parametrize("algorithm", ["dpsgd", "local"])
-def test_peers_cannot_be_attacked(algorithm: str) -> None:
-    keys: dict[str, Any] = {"algorithm": {"kind": algorithm}, "adversaries": {"kind": "ipm"}}
-    with pytest.raises(InvalidExperiment, match=rf"adversaries have no meaning for {algorithm}, .* got ipm: set"):
-        fed.Experiment(**keys)
-
-
-def test_one_client_with_all_data_cannot_be_attacked() -> None:
-    experiment = fed.Experiment(algorithm={"kind": "centralized"}, adversaries={"kind": "ipm"})
-    with pytest.raises(InvalidExperiment, match="adversaries have no meaning for Centralized"):
-        Simulation(experiment)
 
 
 def test_a_users_kind_must_be_an_attack() -> None:

@@ -218,3 +218,54 @@ def test_centralized_reaches_the_optimum_of_all_samples(quadratics: Quadratics) 
     finished = run(quadratics, algorithm={"kind": "centralized"}, rounds={"count": 600, "cohort": 2})
     np.testing.assert_allclose(point(finished), fixed_point(quadratics, 1), rtol=0, atol=1e-10)
     assert finished.summary["bytes_up"] == finished.summary["bytes_down"] == 0
+
+
+# Local training that algorithms accept: their equations hold for it.
+
+DECAY = 0.3
+
+
+def optimum_of_equals(quadratics: Quadratics, decay: float = 0.0) -> NDArray[np.float64]:
+    """Where Σ ∇f_i + λ x = 0, each client counting once."""
+    curvature_NDD = quadratics.curvature_NDD
+    pull_D = np.einsum("nij,nj->i", curvature_NDD, quadratics.centre_ND)
+    answer: NDArray[np.float64] = np.linalg.solve(
+        curvature_NDD.sum(0) + len(curvature_NDD) * decay * np.eye(len(pull_D)), pull_D
+    )
+    return answer
+
+
+def test_scaffold_with_weight_decay_reaches_the_optimum_of_the_decayed_losses(quadratics: Quadratics) -> None:
+    local = {"lr": 0.05, "steps": 4, "batch_size": 100, "weight_decay": DECAY}
+    finished = run(quadratics, algorithm={"kind": "scaffold"}, local=local, rounds={"count": 400})
+    np.testing.assert_allclose(point(finished), optimum_of_equals(quadratics, DECAY), rtol=0, atol=1e-10)
+
+
+def test_mimelite_with_weight_decay_rests_where_the_decayed_losses_do(quadratics: Quadratics) -> None:
+    # Of one step: at rest m is Σ p_i ∇f_i(x), and (1 − β) m + β m + λ x = 0. Momentum is slow: 0.95 a round at worst.
+    equal = Quadratics(
+        quadratics.curvature_NDD, quadratics.centre_ND, np.full_like(quadratics.samples_N, 2), quadratics.start_D
+    )
+    local = {"lr": LR, "steps": 1, "batch_size": 100, "weight_decay": DECAY}
+    finished = run(equal, algorithm={"kind": "mimelite"}, local=local, rounds={"count": 600})
+    np.testing.assert_allclose(point(finished), optimum_of_equals(equal, DECAY), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_qfedavg_with_q_zero_is_the_mean_of_models_under_adam_too(quadratics: Quadratics, optimizer: str) -> None:
+    keys: dict[str, Any] = {"local": {"optimizer": optimizer, "lr": 0.05, "steps": 3}, "rounds": {"count": 20}}
+    fair = run(quadratics, algorithm={"kind": "qfedavg", "q": 0.0}, **keys)
+    mean = run(quadratics, algorithm={"kind": "local_sgd"}, **keys)
+    np.testing.assert_allclose(point(fair), point(mean), rtol=0, atol=1e-12)
+
+
+def test_feddyn_reaches_the_optimum_under_adam_and_fedavg_does_not(quadratics: Quadratics) -> None:
+    # Adam's first step is η long however small the gradient, so that it comes as near as a few η.
+    local = {"optimizer": "adam", "lr": 0.005, "steps": 30, "batch_size": 100}
+    away = {}
+    for kind in ("feddyn", "local_sgd"):
+        algorithm = {"kind": "feddyn", "alpha": 2.0} if kind == "feddyn" else {"kind": kind}
+        finished = run(quadratics, algorithm=algorithm, local=local, rounds={"count": 80})
+        away[kind] = float(np.abs(point(finished) - optimum_of_equals(quadratics)).max())
+    assert away["feddyn"] < 0.02
+    assert away["local_sgd"] > 5 * away["feddyn"]
