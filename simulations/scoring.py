@@ -18,7 +18,14 @@ from fed.simulations.federation import Federation, State
 from fed.simulations.simulation import Simulation
 from fed.simulations.tasks import Evaluate, EvaluateByClients, Evaluated
 
-__all__ = ["CLIENTS_AT_ONCE", "MODELS_AT_ONCE", "Scoring", "begin_scoring"]
+__all__ = [
+    "CLIENTS_AT_ONCE",
+    "MODELS_AT_ONCE",
+    "Scoring",
+    "ScoringByClients",
+    "ScoringByCoordinator",
+    "begin_scoring",
+]
 
 CLIENTS_AT_ONCE = 32
 """The most clients of one item that score the same model."""
@@ -47,11 +54,11 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
         executor: begins at once where it has nothing better to do.
     """
     if simulation.held_out is not None:
-        return _ByClients(simulation.held_out, federation, executor)
-    return _ByCoordinator(simulation, federation, executor)
+        return ScoringByClients(simulation.held_out, federation, executor)
+    return ScoringByCoordinator(simulation, federation, executor)
 
 
-class _ByCoordinator:
+class ScoringByCoordinator:
     """All models on the test set."""
 
     def __init__(self, simulation: Simulation, federation: Federation, executor: Executor) -> None:
@@ -96,7 +103,7 @@ class _ByCoordinator:
         return list(zip(losses, metrics, strict=True))
 
 
-class _ByClients:
+class ScoringByClients:
     """Each client's model, its own or the federation's, on what it holds out."""
 
     def __init__(self, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor) -> None:

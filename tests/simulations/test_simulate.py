@@ -23,7 +23,7 @@ from fed.simulations.executor import InProcess, Item
 from fed.simulations.expectation import Expectation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
-from fed.simulations.scoring import Scoring
+from fed.simulations.scoring import ScoringByClients, ScoringByCoordinator
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from fed.simulations.work import Work
@@ -378,25 +378,29 @@ def test_an_error_in_a_users_model_says_which_client_was_training() -> None:
     assert "of round 1 trained" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "scores"), [("coordinator", ScoringByCoordinator), ("clients", ScoringByClients)]
+)
 def test_an_interruption_after_training_keeps_the_model_that_the_last_line_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluation: str, scores: type[ScoringByCoordinator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[int] = []
-    line = Scoring.line
+    line = scores.line
 
-    def interrupted(scoring: Scoring) -> dict[str, Any]:
+    def interrupted(scoring: ScoringByCoordinator) -> dict[str, Any]:
         scored.append(1)
         if len(scored) == 3:  # the third round has trained and moved the model, and is not recorded yet
             raise KeyboardInterrupt
         return line(scoring)
 
     for kind in ("fedavg", "dpsgd"):
-        experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}, simulation={"workers": 0})
+        keys = {"algorithm": {"kind": kind}, "evaluation": evaluation, "simulation": {"workers": 0}}
+        experiment = fed.Experiment(**SMALL, **keys)
         scored.clear()
-        monkeypatch.setattr(Scoring, "line", interrupted)
+        monkeypatch.setattr(scores, "line", interrupted)
         with pytest.raises(KeyboardInterrupt):
             simulate(experiment, output=tmp_path / kind)
-        monkeypatch.setattr(Scoring, "line", line)
+        monkeypatch.setattr(scores, "line", line)
         two = simulate(experiment.override({"rounds.count": 2}))
         stored = load_file(tmp_path / kind / "model.safetensors")
         assert all(torch.equal(stored[name], tensor) for name, tensor in two.model.state_dict().items())
