@@ -174,7 +174,8 @@ class AdversariesSection(Component):
         if not 0 < count < clients:
             raise InvalidExperiment(
                 f"adversaries.fraction must leave at least one attacker and one honest client, got {self.fraction} of "
-                f"{clients} clients, which is {count}: change it, or set adversaries to null"
+                f"{clients} clients, which is {count}: change it, or set adversaries to null (or data, where data are "
+                "given in Python)"
             )
         return count
 
