@@ -76,7 +76,6 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
 
     from fed.aggregators.contracts import Aggregator, ContrastiveRule, LocalRule
     from fed.aggregators.reporting import message_sizes
-    from fed.docstrings import summary
 
     if not isinstance(algorithm, Aggregator):
         yield "peers keep", "a model each"
@@ -86,10 +85,14 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
     state = algorithm.init(params_P)
     yield "server keeps", _fields(state)
-    yield "client keeps", _fields(algorithm.init_client(params_P)) or "nothing"
+    is_private = type(algorithm).private is not Aggregator.private
+    kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if is_private else ""]
+    kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]
+    yield "client keeps", "; ".join(filter(None, kept)) or "nothing"
+    model = "the shared part of the model" if is_private else "the model"
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
-    yield "moves down", f"{_sizes(down)} to each client of a round"
-    yield "moves up", f"{_sizes(message_sizes(algorithm, params_P, _POPULATION))} from each client"
+    yield "moves down", f"{_sizes(down, model)} to each client of a round"
+    yield "moves up", f"{_sizes(message_sizes(algorithm, params_P, _POPULATION), model)} from each client"
     asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
     if algorithm.asks:
         asked = " and ".join(asks[name] for name in sorted(algorithm.asks))
@@ -98,9 +101,20 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     for kind, text in kinds:
         if isinstance(algorithm, kind):
             yield "local training", text
-    local = summary(algorithm.check_local).removesuffix(".")
+    if len(algorithm.phases()) > 1:
+        yield "local training", _clause(algorithm.phases)
+    if algorithm.personal:
+        yield "evaluated", "by the clients, each its own model on its own data"
     needs = "needs only the mean" if algorithm.linear else "needs each client's message"
-    yield "combines with", f"{local[0].lower()}{local[1:]}; {_ROUNDS}; {needs}"
+    yield "combines with", f"{_clause(algorithm.check_local)}; {_ROUNDS}; {needs}"
+
+
+def _clause(method: Any) -> str:
+    """The first line of a method's docstring, within a sentence."""
+    from fed.docstrings import summary
+
+    line = summary(method).removesuffix(".")
+    return line[0].lower() + line[1:]
 
 
 _ROUNDS = "any cohort, sampling and schedule of the step size"
@@ -117,12 +131,12 @@ def _fields(state: Any) -> str:
     return ", ".join(names)
 
 
-def _sizes(sizes: list[int]) -> str:
+def _sizes(sizes: list[int], model: str) -> str:
     """Sizes in the model's, the population's, and single numbers."""
     models = sum(size == _PARAMETERS for size in sizes)
     populations = sum(size == _POPULATION for size in sizes)
     numbers = sum(size for size in sizes if size not in (_PARAMETERS, _POPULATION))
-    parts = [f"{models} × the model"] if models != 1 else ["the model"]
+    parts = [f"{models} × {model}"] if models != 1 else [model]
     parts += [f"{populations} × one number for each client of the population"] if populations else []
     parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
     return " and ".join(parts)

@@ -53,6 +53,17 @@ def test_everything_is_told_of_each(kind: str, capsys: pytest.CaptureFixture[str
         ("mimelite", ["asks a client for the full gradient, at the model that it gets, on its own data"]),
         ("fedadam", ["server keeps model, first, second"]),
         ("krum", ["needs each client's message"]),
+        (
+            "fedrep",
+            [
+                "client keeps the parameters and buffers of the last layers",
+                "moves down the shared part of the model to each client",
+                "moves up the shared part of the model from each client",
+                "local training the head, then the body",
+                "evaluated by the clients",
+            ],
+        ),
+        ("ditto", ["client keeps a model of its own", "moves up the model from each client"]),
         ("dpsgd", ["peers keep a model each"]),
     ],
 )
