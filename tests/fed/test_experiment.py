@@ -155,7 +155,7 @@ def test_every_section_may_be_left_out_and_dump_shows_what_is_in_force() -> None
             "partition": {"kind": "iid", "overlap": 0.0},
             "test_fraction": 0.2,
         },
-        "model": {"kind": "mlp", "hidden": [128]},
+        "model": {"kind": "mlp", "hidden": [128], "batch_norm": False},
         "local": {
             "optimizer": "sgd",
             "lr": 0.1,
