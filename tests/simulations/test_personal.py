@@ -1,7 +1,7 @@
 """Algorithms whose clients have something of their own, against loops by hand and what follows from their equations."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from .test_closed_forms import ENOUGH, LR, fixed_point
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 HEAD = {"3.weight", "3.bias"}
 NORM = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "plain": lambda parameters: torch.optim.SGD(parameters, 0.2),
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.05),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.05, weight_decay=0.1),
@@ -94,7 +94,7 @@ def steps(
     model.train()
     for _ in range(count):
         by.zero_grad()
-        cross_entropy(model(on[0]), on[1]).backward()
+        torch.autograd.backward(cross_entropy(model(on[0]), on[1]))
         if pull is not None:
             strength, towards, pulled = pull
             for name in pulled:
@@ -446,6 +446,6 @@ def test_each_phase_shuffles_in_an_order_of_its_own() -> None:
         model=module(),
     )
     ((client,),) = cohorts_of(1)
-    (shared, own), first = (one.state_dict()["0.weight"] for one in (run.model, run.models[client])), module()
-    apart, moved = ((one - other).abs().max() for one, other in ((shared, own), (shared, first[0].weight.detach())))
+    shared, own, first = (one.state_dict()["0.weight"] for one in (run.model, run.models[client], module()))
+    apart, moved = (shared - own).abs().max(), (shared - first).abs().max()
     assert 1e-4 * moved < apart < moved
