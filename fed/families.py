@@ -10,7 +10,9 @@ from fed.kinds import Component, Family
 __all__ = [
     "ADVERSARIES",
     "ALGORITHMS",
+    "AVAILABILITIES",
     "DATA",
+    "DEVICES",
     "EVALUATIONS",
     "MODELS",
     "PARTITIONS",
@@ -221,5 +223,31 @@ EVALUATIONS = Family(
     "evaluation",
     Component,
     {"coordinator": "fed.evaluation:ByCoordinator", "clients": "fed.evaluation:ByClients"},
+    short=True,
+)
+
+AVAILABILITIES = Family(
+    "availability",
+    Component,
+    {
+        "always": "fed.simulations.availability:Always",
+        "daily": "fed.simulations.availability:Daily",
+        "on_off": "fed.simulations.availability:OnOff",
+        "trace": "fed.simulations.availability:Traced",
+    },
+    default="always",
+    short=True,
+)
+
+DEVICES = Family(
+    "devices",
+    Component,
+    {
+        "uniform": "fed.simulations.devices:Uniform",
+        "lognormal": "fed.simulations.devices:Lognormal",
+        "mobile": "fed.simulations.devices:Mobile",
+        "trace": "fed.simulations.devices:Traced",
+    },
+    default="uniform",
     short=True,
 )

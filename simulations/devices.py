@@ -1,14 +1,32 @@
-"""How long a simulated client takes: time from the work it does and the bytes it moves."""
+"""What simulated clients run on: how long a task takes them, when they can be asked, and how often they fail.
+
+Time comes from the work that is done and the bytes that are moved. Nothing sleeps.
+"""
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated
 
-__all__ = ["Device"]
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from fed.clients.data import ClientId
+from fed.errors import InvalidData
+from fed.families import AVAILABILITIES
+from fed.hyperparameters import Hyperparameters
+from fed.kinds import Component
+from fed.randomness import Streams
+from fed.simulations.availability import Availability, Spells, read_table
+
+__all__ = ["Device", "Devices", "Lognormal", "Mobile", "Traced", "Uniform"]
+
+_Chance = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A client's hardware and connection; every simulated client has the default one.
+    """A client's hardware and connection.
 
     .. math:: t = 2 latency + bytes_{down} / down + samples / speed + bytes_{up} / up
 
@@ -44,3 +62,151 @@ class Device:
         slower_bytes_per_s = min(self.down_bytes_per_s, self.up_bytes_per_s)
         moved_s = self.latency_s + bytes_each_way / slower_bytes_per_s if bytes_each_way else 0.0
         return samples / self.samples_per_s + moved_s
+
+    def samples_in(self, time_s: float, *, bytes_down: int, bytes_up: int) -> float:
+        """How many samples it can train on, and yet have answered so long after the dispatch; below 0: none."""
+        return (time_s - self.exchange_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)) * self.samples_per_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices(Hyperparameters, ABC):
+    """Every client's device.
+
+    Args:
+        availability: when clients can be asked; who goes away in a task has failed it.
+        failure: the chance that a task fails, at a time that is uniform over its length.
+        interruption: the chance that a client is cut off in its local steps, after a part of them that is uniform.
+    """
+
+    availability: Annotated[Component, AVAILABILITIES] = field(default_factory=lambda: AVAILABILITIES.validate({}))
+    failure: _Chance = 0.0
+    interruption: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    @abstractmethod
+    def device(self, client: ClientId, streams: Streams) -> Device:
+        """A client's; the same whenever it is asked for."""
+
+    def spells(self, client: ClientId, streams: Streams) -> Spells | None:
+        """When a client is there; None: always."""
+        return self._availability.of(client, streams)
+
+    @property
+    def are_always_there(self) -> bool:
+        """Whether every client can be asked at any time."""
+        return AVAILABILITIES.validate(self.availability).kind == "always"
+
+    @cached_property
+    def _availability(self) -> Availability:
+        availability: Availability = AVAILABILITIES.validate(self.availability).make()
+        return availability
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Devices):
+    """All devices are alike.
+
+    Args:
+        samples_per_s: forward and backward passes over one sample in a second.
+        down_bytes_per_s: towards the client.
+        up_bytes_per_s: from the client.
+        latency_s: of one message.
+    """
+
+    samples_per_s: PositiveFloat = Device.samples_per_s
+    down_bytes_per_s: PositiveFloat = Device.down_bytes_per_s
+    up_bytes_per_s: PositiveFloat = Device.up_bytes_per_s
+    latency_s: NonNegativeFloat = Device.latency_s
+
+    def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
+        return self._device
+
+    @cached_property
+    def _device(self) -> Device:
+        return Device(
+            samples_per_s=self.samples_per_s,
+            down_bytes_per_s=self.down_bytes_per_s,
+            up_bytes_per_s=self.up_bytes_per_s,
+            latency_s=self.latency_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lognormal(Uniform):
+    r"""Devices differ by factors whose logarithm is normal; what is said of all is the median.
+
+    .. math:: speed_i = speed \cdot e^{σ z_i}, \qquad down_i / down = up_i / up = e^{σ_b w_i}, \qquad z_i, w_i ∼ N(0, 1)
+
+    Args:
+        sigma: σ ≥ 0, of speeds. With 1 the fastest tenth is 13 times as fast as the slowest tenth or more, with 1.5 it
+            is 47 times.
+        bandwidth_sigma: σ_b ≥ 0, of both bandwidths alike.
+    """
+
+    sigma: NonNegativeFloat = 1.0
+    bandwidth_sigma: NonNegativeFloat = 0.0
+
+    def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
+        z, w = streams.generator("device", client).normal(size=2).tolist()
+        factor = math.exp(self.bandwidth_sigma * w)
+        return Device(
+            samples_per_s=self.samples_per_s * math.exp(self.sigma * z),
+            down_bytes_per_s=self.down_bytes_per_s * factor,
+            up_bytes_per_s=self.up_bytes_per_s * factor,
+            latency_s=self.latency_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mobile(Lognormal):
+    """Phones: devices and connections that differ by a factor of ten and more, there by night, and unreliable.
+
+    The chance to fail is in the middle of the 6 to 10 % of phones that drop out of a round in Google's system, which
+    also sees them come by night (Bonawitz et al. 2019, 1902.01046). Speeds and bandwidths are assumptions, of the width
+    that public traces of phones have (Lai et al. 2022, 2105.11367): replace them by a trace of yours if you have one.
+    """
+
+    samples_per_s: PositiveFloat = 200.0
+    down_bytes_per_s: PositiveFloat = 2e6
+    up_bytes_per_s: PositiveFloat = 5e5
+    latency_s: NonNegativeFloat = 0.1
+    sigma: NonNegativeFloat = 1.0
+    bandwidth_sigma: NonNegativeFloat = 1.0
+    failure: _Chance = 0.08
+    availability: Annotated[Component, AVAILABILITIES] = field(
+        default_factory=lambda: AVAILABILITIES.validate({"kind": "daily"})
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Devices):
+    """Devices as a file says: client, samples_per_s, down_bytes_per_s, up_bytes_per_s and latency_s are its columns.
+
+    A client that the file names has its own device; any other draws one of those that it has.
+
+    Args:
+        path: of the CSV file.
+
+    Raises:
+        InvalidData: if there is no such table, or a number is out of range.
+    """
+
+    path: str
+
+    def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
+        if str(client) in self._devices:
+            return self._devices[str(client)]
+        names = list(self._devices)
+        return self._devices[names[int(streams.generator("device", client).integers(len(names)))]]
+
+    @cached_property
+    def _devices(self) -> dict[str, Device]:
+        columns = ("client", "samples_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
+        devices = {}
+        for name, *texts in read_table(self.path, columns):
+            numbers = dict(zip(columns[1:], map(float, texts), strict=True))
+            if min(list(numbers.values())[:3]) <= 0 or numbers["latency_s"] < 0:
+                raise InvalidData(
+                    f"{self.path}: speeds must be above 0 and latencies not below it, got {numbers} for client {name}"
+                )
+            devices[name] = Device(**numbers)
+        return devices

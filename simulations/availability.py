@@ -1,0 +1,207 @@
+"""When a simulated client can be asked: spells of time, each client's from a stream or a file of its own.
+
+Times are seconds since the run began, which is midnight.
+"""
+
+import csv
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, PositiveFloat
+
+from fed.clients.data import ClientId
+from fed.errors import InvalidData
+from fed.hyperparameters import Hyperparameters
+from fed.randomness import Streams
+
+__all__ = ["Always", "Availability", "Daily", "OnOff", "Spell", "Spells", "Traced"]
+
+_HOUR_S = 3600.0
+_DAY_S = 24 * _HOUR_S
+
+
+class Spell(NamedTuple):
+    """Whether a client is there, and until when that stays so."""
+
+    is_there: bool
+    until_s: float
+
+
+class Spells(ABC):
+    """One client's comings and goings."""
+
+    @abstractmethod
+    def at(self, time_s: float) -> Spell:
+        """How it is at a time ≥ 0; at the end of a spell, as in the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability(Hyperparameters, ABC):
+    """When clients are there."""
+
+    @abstractmethod
+    def of(self, client: ClientId, streams: Streams) -> Spells | None:
+        """A client's spells; None: it is always there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Always(Availability):
+    """Every client can be asked at any time."""
+
+    def of(self, client: ClientId, streams: Streams) -> None:  # noqa: D102
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Daily(Availability):
+    """Every client is there for some hours of each day, as phones that train while they charge at night.
+
+    Args:
+        hours: of a day.
+        begins_hour: when they begin, in the mean over clients; 0 is midnight.
+        spread_hours: standard deviation of that over clients.
+    """
+
+    hours: Annotated[float, Field(gt=0, lt=24)] = 8.0
+    begins_hour: Annotated[float, Field(ge=0, lt=24)] = 23.0
+    spread_hours: NonNegativeFloat = 1.5
+
+    def of(self, client: ClientId, streams: Streams) -> Spells:  # noqa: D102
+        away_hours = streams.generator("daily", client).normal() * self.spread_hours
+        begins_s = (self.begins_hour + away_hours) * _HOUR_S % _DAY_S
+        return _Pattern([(begins_s, begins_s + self.hours * _HOUR_S)], _DAY_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnOff(Availability):
+    """Clients come and go at random: both kinds of spells last as long as an exponential distribution says.
+
+    At the beginning of a run each client is there with the share of time that it is there in the long run.
+
+    Args:
+        on_s: mean length of a spell in which it is there.
+        off_s: and of one in which it is not.
+    """
+
+    on_s: PositiveFloat = 1800.0
+    off_s: PositiveFloat = 5400.0
+
+    def of(self, client: ClientId, streams: Streams) -> Spells:  # noqa: D102
+        return _Alternating(self, streams.generator("on and off", client))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced(Availability):
+    """Clients are there as a file says: a table with the columns client, begins_s and ends_s, a row for each spell.
+
+    A client that the file names has its own spells; if it names none of a run's clients, each draws one of those that
+    it has.
+
+    Args:
+        path: of the CSV file.
+        period_s: after which everything begins anew; never unless given.
+
+    Raises:
+        InvalidData: if there is no such table, or a spell does not end after it begins, before the next, within the
+            period.
+    """
+
+    path: str
+    period_s: PositiveFloat | None = None
+
+    def of(self, client: ClientId, streams: Streams) -> Spells:  # noqa: D102
+        spells = self._spells.get(str(client))
+        if spells is None:
+            names = list(self._spells)
+            spells = self._spells[names[int(streams.generator("trace", client).integers(len(names)))]]
+        return _Pattern(spells, self.period_s or math.inf)
+
+    @cached_property
+    def _spells(self) -> dict[str, list[tuple[float, float]]]:
+        spells: dict[str, list[tuple[float, float]]] = {}
+        for name, begins_s, ends_s in read_table(self.path, ("client", "begins_s", "ends_s")):
+            spells.setdefault(name, []).append((float(begins_s), float(ends_s)))
+        for name, of_client in spells.items():
+            of_client.sort()
+            times_s = [0.0, *(time_s for spell in of_client for time_s in spell), self.period_s or math.inf]
+            rises = [before < after for before, after in zip(times_s[1:-1:2], times_s[2:-1:2], strict=True)]
+            if times_s != sorted(times_s) or not all(rises):
+                raise InvalidData(
+                    f"{self.path}: each spell must end after it begins, before the next one and within the period of "
+                    f"{self.period_s} s, got {of_client} for client {name}"
+                )
+        return spells
+
+
+def read_table(path: str, columns: Sequence[str]) -> list[list[str]]:
+    """The rows of a CSV file with these columns, in their order.
+
+    Raises:
+        InvalidData: if the file cannot be read, lacks a column or a row, or a number is none.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file)
+            if missing := [name for name in columns if name not in (table.fieldnames or [])]:
+                raise InvalidData(f"{path} must have the columns {', '.join(columns)}, got none named {missing[0]}")
+            rows = [[row[name] or "" for name in columns] for row in table]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidData(f"{path} cannot be read as a table: {error}") from None
+    if not rows:
+        raise InvalidData(f"{path} must have at least one row, got none")
+    for number, row in enumerate(rows, start=2):
+        for name, text in zip(columns[1:], row[1:], strict=True):
+            if not _is_finite(text):
+                raise InvalidData(f"{path}, line {number}: {name} must be a finite number, got {text!r}")
+    return rows
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+class _Pattern(Spells):
+    """The same spells in each period; they may run over its end."""
+
+    def __init__(self, spells: Sequence[tuple[float, float]], period_s: float) -> None:
+        self._changes_s = [time_s for spell in spells for time_s in spell]
+        self._period_s = period_s
+
+    def at(self, time_s: float) -> Spell:
+        if math.isinf(self._period_s):
+            return self._among(self._changes_s, time_s)
+        period = math.floor(time_s / self._period_s)
+        around = [change + (period + k) * self._period_s for k in (-1, 0, 1, 2) for change in self._changes_s]
+        return self._among(around, time_s)
+
+    def _among(self, changes_s: Sequence[float], time_s: float) -> Spell:
+        place = bisect_right(changes_s, time_s)
+        return Spell(place % 2 == 1, changes_s[place] if place < len(changes_s) else math.inf)
+
+
+class _Alternating(Spells):
+    """Spells that are drawn as far as they are asked for."""
+
+    def __init__(self, lengths: OnOff, generator: np.random.Generator) -> None:
+        self._generator = generator
+        self._starts_there = generator.random() < lengths.on_s / (lengths.on_s + lengths.off_s)
+        self._means_s = (lengths.on_s, lengths.off_s) if self._starts_there else (lengths.off_s, lengths.on_s)
+        self._changes_s: list[float] = []
+
+    def at(self, time_s: float) -> Spell:
+        changes_s = self._changes_s
+        while not changes_s or changes_s[-1] <= time_s:
+            mean_s = self._means_s[len(changes_s) % 2]
+            changes_s.append((changes_s[-1] if changes_s else 0.0) + self._generator.exponential(mean_s))
+        place = bisect_right(changes_s, time_s)
+        return Spell((place % 2 == 0) == self._starts_there, changes_s[place])
