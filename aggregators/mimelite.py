@@ -5,15 +5,15 @@ MimeLite, of SGD with momentum. Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
 from fed.experiment import Local
+from fed.hyperparameters import DecayRate
 
 __all__ = ["MimeLite", "State"]
 
@@ -42,7 +42,7 @@ class MimeLite(Aggregator):
 
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta: DecayRate = 0.9
 
     def init(self, params_P: Tensor) -> State:
         """The model, at rest."""
