@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
 from fed.experiment import Local
 from fed.hyperparameters import DecayRate
@@ -48,7 +48,7 @@ class MimeLite(Aggregator):
         """The model, at rest."""
         return State(params_P, torch.zeros_like(params_P))
 
-    def broadcast(self, state: State) -> tuple[Tensor, ...]:
+    def broadcast(self, state: State) -> Broadcast:
         """The momentum m."""
         return (state.momentum_P,)
 
@@ -67,7 +67,7 @@ class MimeLite(Aggregator):
             )
 
     def correct(
-        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
     ) -> Tensor:
         """(1 − β) ∇f + β m."""
         (momentum_P,) = broadcast
