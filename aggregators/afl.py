@@ -12,7 +12,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
 
 __all__ = ["AFL", "State", "onto_simplex"]
 
@@ -79,7 +79,7 @@ class AFL(Aggregator):
         """The model; how many clients there are is known when some have answered."""
         return State(params_P, params_P.new_zeros(0))
 
-    def broadcast(self, state: State) -> tuple[Tensor, ...]:
+    def broadcast(self, state: State) -> Broadcast:
         """The mixture λ."""
         return (state.mixture_N,)
 

@@ -5,13 +5,14 @@ optimization and blockwise model-update filtering", ICASSP 2016. Shapes: P, the 
 """
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, Reduced
+from fed.hyperparameters import DecayRate
 
 __all__ = ["BMUF", "State"]
 
@@ -39,7 +40,7 @@ class BMUF(Aggregator):
         nesterov: start the next block one momentum step ahead.
     """
 
-    block_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    block_momentum: DecayRate = 0.9
     block_lr: PositiveFloat = 1.0
     nesterov: bool = False
 

@@ -18,6 +18,7 @@ from fed.hyperparameters import Hyperparameters
 
 __all__ = [
     "Aggregator",
+    "Broadcast",
     "ClientWork",
     "ContrastiveRule",
     "Descend",
@@ -29,6 +30,9 @@ __all__ = [
     "Report",
     "local_rule_of",
 ]
+
+Broadcast: TypeAlias = tuple[Tensor, ...]
+"""What goes out to clients beside the model, [P] each where local steps use it."""
 
 Descend: TypeAlias = Callable[[Tensor], Tensor]
 """x → y: a peer's local steps, from x; of all peers at once in simulation."""
@@ -68,7 +72,7 @@ class ClientWork:
     momentum: float
     train_loss_K1: Tensor
     client_state: Any = None
-    broadcast: tuple[Tensor, ...] = ()
+    broadcast: Broadcast = ()
     population: int = 1
     start_loss_K1: Tensor | None = None
     start_gradient_KP: Tensor | None = None
@@ -182,7 +186,7 @@ class Aggregator(Hyperparameters, ABC):
         model_P: Tensor = state.model_P
         return model_P
 
-    def broadcast(self, state: Any) -> tuple[Tensor, ...]:
+    def broadcast(self, state: Any) -> Broadcast:
         """What goes out beside the model, [P] each where local steps use it."""
         return ()
 
@@ -275,7 +279,7 @@ class LocalRule(Protocol):
     """
 
     def correct(
-        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
     ) -> Tensor:
         """The gradient that the optimizer gets.
 

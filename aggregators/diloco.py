@@ -5,12 +5,12 @@ Douillard et al., "DiLoCo: Distributed low-communication training of language mo
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from fed.aggregators.composition import Composed, Piece
 from fed.aggregators.pieces import Nesterov, Scale
+from fed.hyperparameters import DecayRate
 
 __all__ = ["DiLoCo"]
 
@@ -33,7 +33,7 @@ class DiLoCo(Composed):
     """
 
     outer_lr: PositiveFloat = 0.7
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    outer_momentum: DecayRate = 0.9
 
     def pieces(self) -> tuple[Piece, ...]:
         """Nesterov's momentum, then the outer learning rate."""

@@ -5,14 +5,14 @@ Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fed.aggregators.contracts import ClientWork, Report
 from fed.aggregators.easgd import EASGD
+from fed.hyperparameters import DecayRate
 
 __all__ = ["EAMSGD", "ClientState"]
 
@@ -43,7 +43,7 @@ class EAMSGD(EASGD):
             those of EASGD: take local.lr shorter by as much.
     """
 
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: DecayRate = 0.9
 
     def init_client(self, params_P: Tensor) -> ClientState:  # type: ignore[override]  # it keeps more
         """Everybody begins at the centre, at rest."""

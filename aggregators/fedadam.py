@@ -4,12 +4,12 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, arXiv 2003.00295, al
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from fed.aggregators.composition import Composed, Piece
 from fed.aggregators.pieces import Adam, Scale
+from fed.hyperparameters import DecayRate
 
 __all__ = ["FedAdam"]
 
@@ -35,8 +35,8 @@ class FedAdam(Composed):
     """
 
     server_lr: PositiveFloat = 0.03
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.99
     tau: PositiveFloat = 1e-3
 
     def pieces(self) -> tuple[Piece, ...]:

@@ -5,12 +5,12 @@ arXiv 1909.06335.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 
 from fed.aggregators.composition import Composed, Piece
 from fed.aggregators.pieces import Momentum, Scale
+from fed.hyperparameters import DecayRate
 
 __all__ = ["FedAvgM"]
 
@@ -28,7 +28,7 @@ class FedAvgM(Composed):
         server_lr: η_g > 0.
     """
 
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: DecayRate = 0.9
     server_lr: PositiveFloat = 1.0
 
     def pieces(self) -> tuple[Piece, ...]:

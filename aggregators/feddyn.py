@@ -11,7 +11,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
 
 __all__ = ["ClientState", "FedDyn", "State"]
 
@@ -62,12 +62,7 @@ class FedDyn(Aggregator):
         return ClientState(torch.zeros_like(params_P))
 
     def correct(
-        self,
-        gradient_P: Tensor,
-        x_P: Tensor,
-        anchor_P: Tensor,
-        client_state: ClientState,
-        broadcast: tuple[Tensor, ...],
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: ClientState, broadcast: Broadcast
     ) -> Tensor:
         """∇f − g_i + α (y − x)."""
         return gradient_P - client_state.gradient_P + self.alpha * (x_P - anchor_P)

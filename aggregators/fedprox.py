@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
+from fed.aggregators.contracts import Broadcast
 from fed.aggregators.fedavg import FedAvg
 
 __all__ = ["FedProx"]
@@ -30,7 +31,7 @@ class FedProx(FedAvg):
     mu: NonNegativeFloat = 0.01
 
     def correct(
-        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
     ) -> Tensor:
         """∇f + μ (y − x)."""
         return gradient_P + self.mu * (x_P - anchor_P)

@@ -5,15 +5,15 @@ MimeLite, of SGD with momentum. Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
 from fed.experiment import Local
+from fed.hyperparameters import DecayRate
 
 __all__ = ["MimeLite", "State"]
 
@@ -42,13 +42,13 @@ class MimeLite(Aggregator):
 
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
 
-    beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta: DecayRate = 0.9
 
     def init(self, params_P: Tensor) -> State:
         """The model, at rest."""
         return State(params_P, torch.zeros_like(params_P))
 
-    def broadcast(self, state: State) -> tuple[Tensor, ...]:
+    def broadcast(self, state: State) -> Broadcast:
         """The momentum m."""
         return (state.momentum_P,)
 
@@ -67,7 +67,7 @@ class MimeLite(Aggregator):
             )
 
     def correct(
-        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: tuple[Tensor, ...]
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
     ) -> Tensor:
         """(1 − β) ∇f + β m."""
         (momentum_P,) = broadcast

@@ -5,18 +5,17 @@ Shapes: K, clients of a group; P, the model's parameters.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from fed.aggregators.composition import Piece
 from fed.aggregators.contracts import ClientWork, Report
+from fed.hyperparameters import DecayRate
 
 __all__ = ["Adagrad", "Adam", "Clip", "Moments", "Momentum", "Nesterov", "Scale", "Velocity", "Weigh", "Yogi"]
-
-_Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +83,7 @@ class Momentum(Piece):
         momentum: β in [0, 1).
     """
 
-    momentum: _Decay = 0.9
+    momentum: DecayRate = 0.9
 
     def init(self, params_P: Tensor) -> Velocity:
         """At rest."""
@@ -124,7 +123,7 @@ class _Adaptive(Piece):
         tau: τ > 0, how adaptive: the smaller the more.
     """
 
-    beta1: _Decay = 0.9
+    beta1: DecayRate = 0.9
     tau: PositiveFloat = 1e-3
 
     def init(self, params_P: Tensor) -> Moments:
@@ -150,7 +149,7 @@ class Adagrad(_Adaptive):
         beta1: β₁ in [0, 1); the paper has 0.
     """
 
-    beta1: _Decay = 0.0
+    beta1: DecayRate = 0.0
 
     def second(self, second_P: Tensor, square_P: Tensor) -> Tensor:
         """The sum, v + Δ²."""
@@ -165,7 +164,7 @@ class Adam(_Adaptive):
         beta2: β₂ in [0, 1).
     """
 
-    beta2: _Decay = 0.99
+    beta2: DecayRate = 0.99
 
     def second(self, second_P: Tensor, square_P: Tensor) -> Tensor:
         """The mean, β₂ v + (1 − β₂) Δ²."""

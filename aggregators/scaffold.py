@@ -11,7 +11,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
 from fed.experiment import Local
 
@@ -58,7 +58,7 @@ class Scaffold(Aggregator):
         """The model, without a control."""
         return State(params_P, torch.zeros_like(params_P))
 
-    def broadcast(self, state: State) -> tuple[Tensor, ...]:
+    def broadcast(self, state: State) -> Broadcast:
         """The control c."""
         return (state.control_P,)
 
@@ -80,12 +80,7 @@ class Scaffold(Aggregator):
             )
 
     def correct(
-        self,
-        gradient_P: Tensor,
-        x_P: Tensor,
-        anchor_P: Tensor,
-        client_state: ClientState,
-        broadcast: tuple[Tensor, ...],
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: ClientState, broadcast: Broadcast
     ) -> Tensor:
         """∇f − c_i + c."""
         (control_P,) = broadcast

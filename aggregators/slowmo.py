@@ -5,13 +5,14 @@ Wang et al., "SlowMo: Improving communication-efficient distributed SGD with slo
 """
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field, PositiveFloat
+from pydantic import PositiveFloat
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.hyperparameters import DecayRate
 
 __all__ = ["SlowMo", "State"]
 
@@ -46,7 +47,7 @@ class SlowMo(Aggregator):
         slow_lr: α > 0; FairScale advises against others than 1.
     """
 
-    slow_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    slow_momentum: DecayRate = 0.5
     slow_lr: PositiveFloat = 1.0
 
     def init(self, params_P: Tensor) -> State:

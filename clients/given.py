@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import LocalRule
+from fed.aggregators.contracts import Broadcast, LocalRule
 
 __all__ = ["Given"]
 
@@ -25,7 +25,7 @@ class Given(NamedTuple):
     """
 
     client_state: Any = None
-    broadcast: tuple[Tensor, ...] = ()
+    broadcast: Broadcast = ()
     anchor_P: Tensor | None = None
     lr: float | None = None
     steps: int | None = None

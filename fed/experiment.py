@@ -28,6 +28,7 @@ from fed.families import (
     AdversariesSection,
     DataSection,
 )
+from fed.hyperparameters import DecayRate
 from fed.kinds import Component
 from fed.schedules import Schedule
 from fed.validation import Section
@@ -48,13 +49,11 @@ class Local(Section):
     """How η grows with the cohort: as cohort / base_cohort, or as the root of that."""
     base_cohort: PositiveInt = 1
     """The cohort for which η is meant, of scaling."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: DecayRate = 0.0
     """ρ in [0, 1), of sgd."""
     nesterov: bool = False
     """Nesterov's momentum, of sgd."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), strict=False
-    )
+    betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), strict=False)
     """Decay of the two moments, of adam and adamw."""
     eps: PositiveFloat = 1e-8
     """Added to the root of the second moment, of adam and adamw."""

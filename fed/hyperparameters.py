@@ -1,15 +1,18 @@
 """Hyper-parameters of an algorithm or a policy, held to their annotations wherever they are made."""
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, TypeAlias, cast
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fed.errors import ValueRange
 from fed.kinds import keys_of
 from fed.validation import sentences
 
-__all__ = ["Hyperparameters"]
+__all__ = ["DecayRate", "Hyperparameters"]
+
+DecayRate: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+"""What a running mean or a momentum keeps of what it was: in [0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ def expect(simulation: Simulation) -> Expectation:
     policy = simulation.policy
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
     wall_s = simulation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
-    return Expectation(policy.count, wall_s, simulation.bytes_up, simulation.bytes_down)
+    return Expectation(policy.count, wall_s, simulation.traffic.bytes_up, simulation.traffic.bytes_down)
 
 
 def _task_s(simulation: Simulation) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ContrastiveRule
+from fed.aggregators.contracts import Aggregator, Broadcast, ContrastiveRule
 from fed.aggregators.reporting import began, messages, sends_updates
 from fed.clients.batched import BatchedTrainer, TrainedGroup
 from fed.clients.data import ClientId, Pair
@@ -37,7 +37,7 @@ class _Sent(NamedTuple):
     pairs: list[Pair]
     start: Tensor
     integers: Tensor
-    broadcast: tuple[Tensor, ...]
+    broadcast: Broadcast
     state: Any
     own: tuple[Tensor, ...]
 

@@ -94,7 +94,7 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     reduces = not simulation.has_peers and simulation.algorithm.linear
     travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.keeps_models else 1)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
-    model_size = max(simulation.message_size, simulation.layout.size) + simulation.layout.integer_count
+    model_size = max(simulation.traffic.message_size, simulation.layout.size) + simulation.layout.integer_count
     item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
     try:
         if not problem:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fed.aggregators.centralized import Centralized
-from fed.aggregators.contracts import Aggregator, PeerRule, Phase, Reduced, local_rule_of
-from fed.aggregators.reporting import message_sizes, state_of
+from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
+from fed.aggregators.reporting import state_of
 from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
 from fed.clients.losses import Loss, cross_entropy
@@ -40,8 +39,9 @@ from fed.simulations.executor import Executor
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
-from fed.simulations.peers import SimulatedPeers, degrees
+from fed.simulations.peers import SimulatedPeers
 from fed.simulations.tasks import Recipe, Train
+from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
 from fed.simulations.work import device_of, on_device
 from fed.topology import mixing_matrix
 
@@ -83,7 +83,7 @@ class Simulation:
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.trainees)
         self._adversaries = self._recruited(experiment)
-        if isinstance(self.algorithm, Centralized):
+        if getattr(self.algorithm, "pools_data", False):
             self.data = self.data.pooled()
         metric = metric or (None if loss else accuracy)
         loss_on_device = on_device(loss or cross_entropy, self.device)
@@ -109,6 +109,7 @@ class Simulation:
             None if self.held_out is None else self.held_out.__getitem__,
         )
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
+        self.traffic = self._traffic()
 
     @property
     def has_peers(self) -> bool:
@@ -135,45 +136,6 @@ class Simulation:
         """The clients that attack, in the order of their ids: numbers, then names."""
         attackers = self._adversaries[1] if self._adversaries else ()
         return sorted(attackers, key=lambda client: (isinstance(client, str), client))
-
-    @property
-    def message_size(self) -> int:
-        """How many floating-point numbers a client answers; among peers the model's."""
-        if self.has_peers:
-            return self.layout.size
-        return sum(self._message_sizes()) + self.layout.shared.size - self.layout.shared.parameters
-
-    @property
-    def bytes_up(self) -> int:
-        """What the run sends towards a coordinator where every client answers; among peers that mix once, all."""
-        if isinstance(self.algorithm, Centralized):
-            return 0
-        rounds: int = self.policy.count
-        if self.has_peers:
-            models = sum(degrees(self.mixing_NN, self.population))
-            return rounds * models * self.layout.size * self.layout.dtype.itemsize
-        return rounds * self.trainees * self._bytes_of(self.message_size)
-
-    @property
-    def bytes_down(self) -> int:
-        """What the run sends to clients; what goes beside the model may be longer once a round has said what it is."""
-        if self.has_peers or isinstance(self.algorithm, Centralized):
-            return self.bytes_up
-        rounds: int = self.policy.count
-        shared = self.layout.shared
-        first = self.algorithm.init(torch.zeros(shared.parameters, dtype=torch.float64))
-        told = tuple(torch.ones(size, dtype=torch.float64) for size in self._message_sizes())
-        later = self.algorithm.apply(first, Reduced(told, self.trainees, self.population))
-        beside = [sum(part.numel() for part in self.algorithm.broadcast(state)) for state in (first, later)]
-        first_bytes, later_bytes = (self._bytes_of(shared.size + numbers) for numbers in beside)
-        return self.trainees * (first_bytes + (rounds - 1) * later_bytes)
-
-    def _message_sizes(self) -> list[int]:
-        params_P = torch.zeros(self.layout.shared.parameters, dtype=torch.float64)
-        return message_sizes(self.algorithm, params_P, self.population)
-
-    def _bytes_of(self, numbers: int) -> int:
-        return numbers * self.layout.dtype.itemsize + self.layout.shared.integer_count * torch.int64.itemsize
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
         """What these clients would be asked in the first round, as one group."""
@@ -209,35 +171,40 @@ class Simulation:
             executor: of ``recipe``; it does the clients' work.
         """
         work = self.data, self.groups, executor
-        if self.has_peers:
+        if isinstance(self.traffic, PeerTraffic):
             model = self.layout, *self.layout.pack(self.recipe.module)
             return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, Device(), lr_in=self._lr_in)
-        is_pooled = isinstance(self.algorithm, Centralized)
-        device = Device.without_network() if is_pooled else Device()
+        pools_data = self.algorithm.pools_data
+        device = Device.without_network() if pools_data else Device()
         states = self.client_states()
         fleet = SimulatedFleet(
             *work,
             device,
             states=states,
-            answer_bytes=self._bytes_of(self.message_size),
+            answer_bytes=self.traffic.answer_bytes,
             reduces=self.algorithm.linear and not self._is_forged,
             places="place" in self.algorithm.asks,
         )
         shared = self.layout.shared
         model = shared, *shared.pack(self.recipe.module)
-        coordinator = Coordinator(self.algorithm, self._attacked(fleet), *model, self.streams, self._lr_in)
-        return Coordinated(self.policy, coordinator, states, sends=not is_pooled)
+        coordinator = Coordinator(
+            self.algorithm, self._attacked(fleet, self.traffic.part_sizes[0]), *model, self.streams, self._lr_in
+        )
+        return Coordinated(self.policy, coordinator, states, sends=not pools_data)
 
     @property
     def _is_forged(self) -> bool:
         return self._adversaries is not None and self._adversaries[0].forges
 
-    def _attacked(self, fleet: SimulatedFleet) -> SimulatedFleet | AdversarialFleet:
+    def _attacked(self, fleet: SimulatedFleet, update_size: int) -> SimulatedFleet | AdversarialFleet:
         if self._adversaries is None or not self._is_forged:
             return fleet
-        params_P = torch.zeros(self.layout.shared.parameters, dtype=torch.float64)
-        update, *_ = message_sizes(self.algorithm, params_P, self.population)
-        return AdversarialFleet(fleet, *self._adversaries, self.streams, update)
+        return AdversarialFleet(fleet, *self._adversaries, self.streams, update_size)
+
+    def _traffic(self) -> CoordinatedTraffic | PeerTraffic:
+        if self.has_peers:
+            return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
+        return CoordinatedTraffic(self.algorithm, self.layout.shared, self.population, self.trainees, self.policy.count)
 
     def _lr_in(self, number: int, clients: int) -> float:
         return self.experiment.local.lr_in(number, self.policy.count, clients)
