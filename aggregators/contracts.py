@@ -47,7 +47,8 @@ class ClientWork:
 
     Args:
         update_KP: y − x̂, trained minus where the steps began, in float64 as all else.
-        anchor_P: x, the model that came with the task, in the model's own type, which float64 takes up exactly.
+        anchor_P: x, the model that came with the task, in the model's own type, which float64 takes up exactly; or of
+            clients that were asked at different times, [K, P].
         began_KP: x̂, where the steps began, in that type: x unless :meth:`Aggregator.begin` says otherwise.
         samples_K1: how many each client holds.
         steps_K1: τ, how many optimizer steps each took.

@@ -52,11 +52,11 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
 
 def began(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
     """The states in which local steps begin: the task's [V], or each client's own [K, V]."""
-    anchor_P = start_V[: layout.parameters]
+    anchor_P = start_V[..., : layout.parameters]
     began_KP = aggregator.begin(anchor_P, client_state)
     if began_KP is anchor_P:
         return start_V
-    buffers_KB = start_V[layout.parameters :].expand(len(began_KP), -1)
+    buffers_KB = start_V[..., layout.parameters :].expand(len(began_KP), -1)
     return torch.cat([began_KP.to(start_V.dtype), buffers_KB], 1)
 
 
@@ -68,7 +68,7 @@ def messages(
     Args:
         aggregator: asks for it.
         layout: the model's.
-        start_V: the model that came with the task.
+        start_V: the model that came with the task; or each client's own, [K, V].
         began: of :func:`began`.
         trained_KV: what local steps made of it.
         work: the other fields of :class:`fed.aggregators.contracts.ClientWork`, of tensors in any type.
@@ -82,7 +82,7 @@ def messages(
     report = aggregator.report(
         ClientWork(
             update_KP=(update_KP := update_KV[:, :params]),
-            anchor_P=start_V[:params],
+            anchor_P=start_V[..., :params],
             began_KP=began[..., :params].expand_as(update_KP),
             **{name: _wide(value) for name, value in work.items()},
         )

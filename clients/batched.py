@@ -131,7 +131,11 @@ class BatchedTrainer:
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
         """
-        plans = [self._steps.plan(targets.shape[0], self._phase.steps(given.steps)) for _, targets in samples]
+        said = given.steps or (None,) * len(samples)
+        plans = [
+            self._steps.plan(targets.shape[0], self._phase.steps(steps))
+            for (_, targets), steps in zip(samples, said, strict=True)
+        ]
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         stack = self._stack(len(rows))
@@ -139,7 +143,9 @@ class BatchedTrainer:
         inputs_N, targets_N = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
         if back is not None:
-            given = given._replace(client_state=_rows_of(given.client_state, rows))
+            anchor_P = given.anchor_P
+            anchor_P = anchor_P if anchor_P is None or anchor_P.ndim == 1 else anchor_P[rows]
+            given = given._replace(client_state=_rows_of(given.client_state, rows), anchor_P=anchor_P)
         self._set_lr(self._local.lr if given.lr is None else given.lr)
         with torch.no_grad():
             sums_K = self._run(stack, (inputs_N, targets_N), blocks, given).cpu()

@@ -19,16 +19,22 @@ class Given(NamedTuple):
     Args:
         client_state: what the client keeps for the rule: a named tuple of tensors, of a group [K, ·] each; or None.
         broadcast: what the rule sent along.
-        anchor_P: the model that the rule calls x, if it is not where training starts.
+        anchor_P: the model that the rule calls x, of a group one or [K, P], if it is not where training starts.
         lr: the step size, if it is not the section's.
-        steps: how many are taken, if it is not as the section or the phase says.
+        steps: how many each client takes, None where it is as the section or the phase says; all are where empty.
     """
 
     client_state: Any = None
     broadcast: Broadcast = ()
     anchor_P: Tensor | None = None
     lr: float | None = None
-    steps: int | None = None
+    steps: tuple[int | None, ...] = ()
+
+    def of_row(self, row: int) -> "Given":
+        """What one client of the group is given."""
+        state = self.client_state and type(self.client_state)(*(part[row] for part in self.client_state))
+        anchor_P = self.anchor_P if self.anchor_P is None or self.anchor_P.ndim == 1 else self.anchor_P[row]
+        return self._replace(client_state=state, anchor_P=anchor_P, steps=self.steps[row : row + 1])
 
     def corrected(self, rule: LocalRule, gradient_Q: Tensor, x_Q: Tensor, shared: int) -> Tensor:
         """The gradient [Q] or [K, Q] that the optimizer gets; of what is not shared, the last numbers, as it is."""

@@ -169,7 +169,8 @@ class Trainer:
             self._contrast.hold(self._flat.named(given.anchor_P), self._flat.named(given.client_state.previous_P))
         lr = self._local.lr if given.lr is None else given.lr
         optimizer, scaler, losses = optimizer_for(self._local, lr), _LossScale(), _MeanLoss()
-        batches = Batches(self._local, len(samples[0]), self._normalises_batches, self._phase.steps(given.steps))
+        steps = self._phase.steps(given.steps[0] if given.steps else None)
+        batches = Batches(self._local, len(samples[0]), self._normalises_batches, steps)
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order):
                 if self._is_plain and len(step) == 1:

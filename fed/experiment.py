@@ -20,6 +20,7 @@ from fed.families import (
     ADVERSARIES,
     ALGORITHMS,
     DATA,
+    DEVICES,
     EVALUATIONS,
     MODELS,
     ROUNDS,
@@ -177,6 +178,8 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
+    devices: Annotated[Component, DEVICES] = Field(default_factory=lambda: DEVICES.validate({}))
+    """What simulated clients run on: how fast they are, when they are there, how often they fail."""
     evaluation: Annotated[Component, EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
     """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
     adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None

@@ -30,6 +30,9 @@ class Task:
         broadcast: what the rule gives to every client beside the model.
         lr: the step size of local steps; None: the experiment's.
         steps: how many optimizer steps; None: as many as the experiment says.
+        repeats: how many tasks of this round the client has had before: with client and round it names the streams.
+        deadline_s: how long after its dispatch the answer must be there; None: no matter.
+        takes_parts: whether the client may answer with a part of its work, if that is all it can do in time.
     """
 
     id: int
@@ -40,6 +43,9 @@ class Task:
     broadcast: tuple[Tensor, ...] = ()
     lr: float | None = None
     steps: int | None = None
+    repeats: int = 0
+    deadline_s: float | None = None
+    takes_parts: bool = False
 
     def size_bytes(self) -> int:
         """Bytes of its tensors as they travel."""

@@ -4,10 +4,8 @@ Shapes: P, trainable parameters; V, the whole floating-point state; B = V − P;
 numbers of a client's message and its B.
 """
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,41 +13,18 @@ from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, Reduced
 from fed.aggregators.reporting import message_sizes
-from fed.errors import Diverged, InvalidExperiment
+from fed.errors import InvalidExperiment
 from fed.layout import Layout
-from fed.messages import Failure, GroupReply, Reply, Task, refusal
+from fed.messages import Task
 from fed.randomness import Streams
-from fed.reduction import WeightedMean
 from fed.server.fleet import Fleet
+from fed.server.gathering import Exchange, Gathering, OpenTask, Staleness
 
-__all__ = ["Coordinator", "Exchange"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Coordinator"]
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """What a round's exchange of models came to.
-
-    Args:
-        selected: clients that were asked.
-        replied: answers that count.
-        late: answers that came too late to count.
-        failed: clients that failed, or whose answers were refused.
-        bytes_up: from clients.
-        bytes_down: to clients.
-        train_loss: the replies' mean loss, weighted by samples; None without replies.
-        staleness_mean: how many versions old the counted replies' starting points were.
-    """
-
-    selected: int
-    replied: int
-    late: int
-    failed: int
-    bytes_up: int
-    bytes_down: int
-    train_loss: float | None
-    staleness_mean: float = 0.0
+def _alike(staleness: int) -> float:
+    return 1.0
 
 
 class Coordinator:
@@ -59,6 +34,8 @@ class Coordinator:
         fleet: the clients.
         streams: the run's random streams.
         losses: the last training loss of each client that has answered.
+        version: how often the model has moved.
+        open: the tasks that are to be answered, by id.
 
     Args:
         aggregator: how the mean update moves the model.
@@ -86,6 +63,8 @@ class Coordinator:
         self.fleet = fleet
         self.streams = streams
         self.losses: dict[int | str, float] = {}
+        self.version = 0
+        self.open: dict[int, OpenTask] = {}
         self._lr_in = lr_in
         self._aggregator = aggregator
         self._layout = layout
@@ -98,10 +77,11 @@ class Coordinator:
             )
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
-        self._sizes = [*message_sizes(aggregator, params_P, len(fleet.nodes())), layout.size - layout.parameters]
+        self._sizes = [*message_sizes(aggregator, params_P, fleet.population), layout.size - layout.parameters]
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
+        self._asked: tuple[int, dict[int | str, int]] = (0, {})
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The model that users evaluate: (vector [V], integers [I])."""
@@ -119,49 +99,109 @@ class Coordinator:
         Raises:
             Diverged: if a client's loss or model is no longer finite; the model stays as it was.
         """
+        gathering = self.begin()
+        self.ask(gathering, number, clients)
+        self.gather(gathering)
+        self.dismiss(gathering, are_late=False)
+        return self.move(gathering, number)
+
+    def begin(self) -> Gathering:
+        """Nothing yet, of what is to move the model next."""
+        return Gathering(sum(self._sizes), self._integers_I, self.answer_bytes, self._aggregator.linear)
+
+    def ask(
+        self,
+        gathering: Gathering,
+        number: int,
+        clients: Sequence[int | str],
+        *,
+        cohort: int | None = None,
+        deadline_s: float | None = None,
+        takes_parts: bool = False,
+    ) -> None:
+        """Send the model as it is now to clients.
+
+        Args:
+            gathering: counts them.
+            number: of the round, from 1.
+            clients: who is asked, none of whom has a task.
+            cohort: how many the step size is scaled for; as many as are asked unless given.
+            deadline_s: how long after this an answer must be there.
+            takes_parts: whether a client may answer with a part of its work.
+        """
         start_V = self._vector(self._aggregator.start(self._state))
         broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
         steps = self._aggregator.steps(self._state)
-        lr = self._lr_in(number, len(clients)) if self._lr_in else None
-        first, self._tasks = self._tasks, self._tasks + len(clients)
-        tasks = {
-            first + index: Task(first + index, number, client, start_V, self._integers_I, broadcast, lr, steps)
-            for index, client in enumerate(clients)
-        }
-        bytes_down = sum(task.size_bytes() for task in list(tasks.values())[:1]) * len(tasks)
-        self.fleet.dispatch(tasks.values())
-        gathered = _Gathered(start_V, self._integers_I, sum(self._sizes), self.answer_bytes, self._aggregator.linear)
-        gathered.count(self.fleet.collect(), tasks)
-        self.losses |= gathered.loss_of
-        if gathered.losses:
-            self._apply(gathered, number)
-        return Exchange(
-            selected=len(clients),
-            replied=len(gathered.losses),
-            late=0,
-            failed=len(clients) - len(gathered.losses),
-            bytes_up=gathered.bytes_up,
-            bytes_down=bytes_down,
-            train_loss=gathered.train_loss(),
-        )
+        lr = self._lr_in(number, cohort or len(clients)) if self._lr_in else None
+        model = start_V, self._integers_I, broadcast, lr, steps
+        tasks = [
+            Task(self._tasks + place, number, client, *model, self._repeats(client, number), deadline_s, takes_parts)
+            for place, client in enumerate(clients)
+        ]
+        self._tasks += len(tasks)
+        self.open |= {task.id: OpenTask(task, self.version) for task in tasks}
+        gathering.selected += len(tasks)
+        gathering.bytes_down += sum(task.size_bytes() for task in tasks[:1]) * len(tasks)
+        self.fleet.dispatch(tasks)
+
+    def gather(
+        self, gathering: Gathering, *, until: float = math.inf, enough: int | None = None, weigh: Staleness = _alike
+    ) -> None:
+        """Count answers as they arrive.
+
+        Args:
+            gathering: counts them.
+            until: the clock at which to stop.
+            enough: the number of replies after which to stop, counted from now; all of one instant are taken.
+            weigh: what an answer counts by its staleness.
+
+        Raises:
+            Diverged: if a client's loss or model is no longer finite.
+        """
+        for answer in self.fleet.collect(until, enough):
+            gathering.take(answer, self.open, self.version, weigh)
+        gathering.raise_if_diverged()
+
+    def dismiss(self, gathering: Gathering, *, are_late: bool) -> None:
+        """Count no more on the tasks that are open: they are late, or else have failed."""
+        self.fleet.cancel(list(self.open))
+        gathering.late += len(self.open) if are_late else 0
+        gathering.failed += 0 if are_late else len(self.open)
+        self.open.clear()
+
+    def move(self, gathering: Gathering, number: int) -> Exchange:
+        """Move the model by what was gathered; no task of the round may be open where rounds wait for all of it."""
+        self.losses |= gathering.loss_of
+        if gathering.replied:
+            self._apply(gathering, number)
+            self.version += 1
+        return gathering.exchange()
+
+    def _repeats(self, client: int | str, number: int) -> int:
+        """How many tasks a client has had in a round before."""
+        if self._asked[0] != number:
+            self._asked = number, {}
+        repeats = self._asked[1].get(client, 0)
+        self._asked[1][client] = repeats + 1
+        return repeats
 
     @property
     def answer_bytes(self) -> int:
         """Bytes of a client's message and integers as they travel."""
         return sum(self._sizes) * self._layout.dtype.itemsize + self._integers_I.nbytes
 
-    def _apply(self, gathered: "_Gathered", number: int) -> None:
+    def _apply(self, gathering: Gathering, number: int) -> None:
         if self._aggregator.linear:
-            state, mean_M = self._state, gathered.mean.finish()
+            state, mean_M = self._state, gathering.mean()
         else:
             stream = self.streams.generator("combine", number)
-            state, mean_M = self._aggregator.combine(self._state, *gathered.rows(), stream)
+            state, mean_M = self._aggregator.combine(self._state, *gathering.rows(), stream)
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
-        reduced = Reduced(tuple(mean), len(gathered.losses), len(self.fleet.nodes()))
+        reduced = Reduced(tuple(mean), gathering.replied, self.fleet.population)
         state = self._aggregator.apply(state, reduced)
         averaged_B = self._averaged_B + averaged_B
         # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._averaged_B, self._integers_I = state, averaged_B, gathered.integers_I
+        self._state, self._averaged_B, self._integers_I = state, averaged_B, gathering.integers_I
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; of the same parameters the same one."""
@@ -169,82 +209,3 @@ class Coordinator:
             vector_V = torch.cat([params_P, self._averaged_B]).to(self._layout.dtype)
             self._kept = params_P, self._averaged_B, vector_V
         return self._kept[2]
-
-
-class _Gathered:
-    """A round's replies: their weighted sum, in O(M) memory, or where that does not do each of them."""
-
-    def __init__(self, start_V: Tensor, integers_I: Tensor, size: int, message_bytes: int, is_linear: bool) -> None:
-        self.mean = WeightedMean(size)
-        self.integers_I = integers_I
-        self.losses: list[tuple[float, int]] = []
-        self.bytes_up = 0
-        self._start_V = start_V
-        self._message_bytes = message_bytes
-        self._is_linear = is_linear
-        self.loss_of: dict[int | str, float] = {}
-        self._single: dict[int, tuple[Tensor, float]] = {}
-
-    def rows(self) -> tuple[Tensor, Tensor]:
-        """The messages [S, M] and weights [S], in the order of their tasks."""
-        messages, weights = zip(*(self._single[task] for task in sorted(self._single)), strict=True)
-        return torch.stack(messages), torch.tensor(weights, dtype=torch.float64)
-
-    def count(self, answers: Iterable[Reply | GroupReply | Failure], tasks: dict[int, Task]) -> None:
-        open_tasks = dict(tasks)
-        diverged: list[Failure] = []
-        for answer in answers:
-            if isinstance(answer, GroupReply):
-                self._add_group(answer, open_tasks)
-            elif isinstance(answer, Reply):
-                self._add(answer, open_tasks)
-            elif answer.diverged:
-                diverged.append(answer)
-            else:
-                _log.warning("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
-                open_tasks.pop(answer.task, None)
-        if diverged:  # of several the first, in whatever order they came
-            first = min(diverged, key=lambda failure: failure.task)
-            raise Diverged.of(first.round, first.client, first.reason)
-
-    def train_loss(self) -> float | None:
-        if not self.losses:
-            return None
-        return math.fsum(loss * samples for loss, samples in self.losses) / sum(samples for _, samples in self.losses)
-
-    def _add(self, reply: Reply, open_tasks: dict[int, Task]) -> None:
-        self.bytes_up += reply.size_bytes()
-        if reason := refusal(reply, open_tasks.get(reply.task)):
-            _log.warning("round %d: refused client %r: %s", reply.round, reply.client, reason)
-            return
-        del open_tasks[reply.task]
-        update_V = reply.vector_V.double() - self._start_V.double()
-        self.loss_of[reply.client] = reply.train_loss
-        self._count(reply.task, update_V, reply.samples, reply.integers_I, (reply.train_loss,), (reply.samples,))
-
-    def _add_group(self, reply: GroupReply, open_tasks: dict[int, Task]) -> None:
-        self.bytes_up += self._message_bytes * len(reply.tasks)
-        senders = [(client, reply.round) for client in reply.clients]
-        asked = [open_tasks.get(task) for task in dict.fromkeys(reply.tasks)]
-        if not senders or senders != [task and (task.client, task.round) for task in asked]:
-            _log.warning("round %d: refused clients %s: their tasks are not in flight", reply.round, reply.clients)
-            return
-        for task in reply.tasks:
-            del open_tasks[task]
-        self._count(reply.tasks[0], reply.mean_M, reply.weight, reply.integers_I, reply.train_losses, reply.samples)
-
-    def _count(
-        self,
-        task: int,
-        mean_M: Tensor,
-        weight: float,
-        integers_I: Tensor,
-        losses: Sequence[float],
-        samples: Sequence[int],
-    ) -> None:
-        if self._is_linear:
-            self.mean.add(mean_M, weight)
-        else:
-            self._single[task] = mean_M, weight
-        self.integers_I = torch.maximum(self.integers_I, integers_I)
-        self.losses += zip(losses, samples, strict=True)

@@ -17,8 +17,13 @@ class Fleet(Protocol):
         """Seconds since the run began: simulated ones, or real ones."""
         ...
 
+    @property
+    def population(self) -> int:
+        """How many clients take part, whether they are there now or not."""
+        ...
+
     def nodes(self) -> Sequence[int | str]:
-        """The clients that can be asked now, in a fixed order."""
+        """The clients that can take a task now, in a fixed order."""
         ...
 
     def size_of(self, client: int | str) -> int:
@@ -29,6 +34,23 @@ class Fleet(Protocol):
         """Send tasks out; returns at once."""
         ...
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
-        """Answers as they arrive, until none is due or the clock passes ``until``; each counts for its own tasks."""
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
+        """Answers as they arrive; each counts for its own tasks.
+
+        Args:
+            until: the clock at which to stop.
+            enough: the number of replies after which to stop; all of one instant are given. None: when no task is left.
+        """
+        ...
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Give no answers to these tasks, for which nobody waits any more."""
+        ...
+
+    def wait(self, count: int, until: float) -> int:
+        """Let time pass until so many clients can take a task, or an answer is there, or the clock passes ``until``.
+
+        Returns:
+            How many can. The clock stands still where nothing will ever change.
+        """
         ...

@@ -35,7 +35,7 @@ class Draw:
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """How many clients can be drawn."""
         return len(self.fleet.nodes())
 
     @property

@@ -1,66 +1,178 @@
-"""Synchronous rounds: ask a cohort, wait for all of it, apply the mean."""
+"""Synchronous rounds: ask a cohort, wait for it, or for as much of it as will do, and apply the mean."""
 
+import logging
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, RunFailed
 from fed.families import SAMPLINGS
 from fed.hyperparameters import Hyperparameters
 from fed.kinds import Component
-from fed.server.coordinator import Coordinator, Exchange
+from fed.server.coordinator import Coordinator
+from fed.server.gathering import Exchange, Gathering
 from fed.server.sampling import Draw, Sampling
 
-__all__ = ["Synchronous"]
+__all__ = ["Rounds", "Synchronous", "await_clients"]
+
+_log = logging.getLogger(__name__)
+_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synchronous(Hyperparameters):
-    """Each round a random cohort trains from the same model, and the round ends when all have answered.
+class Rounds(Hyperparameters):
+    """What every policy of rounds has.
 
     Args:
-        count: how many rounds.
-        cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
-            over mix and for the baselines.
+        count: how many rounds: how often the model moves.
         sampling: who takes part: uniform, weighted, round_robin, poisson or power_of_choice.
         evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
     """
 
     count: PositiveInt = 50
-    cohort: PositiveInt | Literal["all"] = "all"
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
 
-    def check(self, population: int) -> None:
-        """Hold the policy to the number of clients.
+    def evaluates(self, number: int) -> bool:
+        """Whether the model is evaluated after a round."""
+        return number % self.evaluate_every == 0 or number == self.count
 
-        Raises:
-            InvalidExperiment: if the cohort is larger than the population.
-        """
-        if self.cohort != "all" and self.cohort > population:
-            raise InvalidExperiment(
-                f"rounds.cohort must be at most {population}, the number of clients, got {self.cohort}: "
-                "lower it, or write all"
-            )
-
-    def round(self, coordinator: Coordinator, number: int) -> Exchange:
-        """One round, numbered from 1."""
-        fleet = coordinator.fleet
-        cohort = self.cohort_of(len(fleet.nodes()))
-        chosen = self._rule.sample(Draw(fleet, number, cohort, coordinator.streams, coordinator.losses))
-        return coordinator.exchange(number, chosen)
+    def draw(self, coordinator: Coordinator, number: int, count: int) -> list[int | str]:
+        """So many of the clients that can take a task, or all where there are fewer, by the rule of the section."""
+        count = min(count, len(coordinator.fleet.nodes()))
+        return self._rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses))
 
     @cached_property
     def _rule(self) -> Sampling:
         rule: Sampling = SAMPLINGS.validate(self.sampling).make()
         return rule
 
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Rounds):
+    """Each round a random cohort trains from the same model, and the round ends when all have answered.
+
+    A round may ask more clients than it needs, and end at a deadline; who has not answered then is late, and nobody
+    waits for it. Before a round begins it waits until the cohort is there, a day at most.
+
+    Args:
+        cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
+            over mix and for the baselines.
+        over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
+            system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
+        deadline_s: how long after its beginning a round ends with the replies that are there; never unless given.
+        quorum: the share of the cohort without whose replies no round ends, deadline or not; for clients that fail
+            others are asked.
+        partial_work: whether a client that cannot finish by the deadline, or is cut off, answers with the steps that it
+            has taken, or not at all.
+        backup_after_s: how long after its beginning a round asks another client in place of each that has not answered;
+            who answers first counts. Never unless given.
+    """
+
+    cohort: PositiveInt | Literal["all"] = "all"
+    over_selection: Annotated[float, Field(ge=1)] = 1.0
+    deadline_s: PositiveFloat | None = None
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    partial_work: Literal["accept", "drop"] = "accept"
+    backup_after_s: PositiveFloat | None = None
+
+    def check(self, population: int) -> None:
+        """Hold the policy to the number of clients.
+
+        Raises:
+            InvalidExperiment: if the cohort is larger than the population, or backups would come after the deadline.
+        """
+        if self.cohort != "all" and self.cohort > population:
+            raise InvalidExperiment(
+                f"rounds.cohort must be at most {population}, the number of clients, got {self.cohort}: "
+                "lower it, or write all"
+            )
+        if self.backup_after_s and self.deadline_s and self.backup_after_s >= self.deadline_s:
+            raise InvalidExperiment(
+                f"rounds.backup_after_s must be below the deadline of {self.deadline_s} s, got {self.backup_after_s}: "
+                "lower it, or drop one of them"
+            )
+
     def cohort_of(self, population: int) -> int:
-        """How many of so many clients take part in a round."""
+        """How many of so many clients are to reply in a round."""
         return population if self.cohort == "all" else min(self.cohort, population)
 
-    def evaluates(self, number: int) -> bool:
-        """Whether the model is evaluated after a round."""
-        return number % self.evaluate_every == 0 or number == self.count
+    def asked_of(self, population: int) -> int:
+        """How many of so many clients are asked in a round."""
+        return min(math.ceil(self.cohort_of(population) * self.over_selection), population)
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether answers count, however late they come."""
+        return False
+
+    def round(self, coordinator: Coordinator, number: int) -> Exchange:
+        """One round, numbered from 1."""
+        fleet = coordinator.fleet
+        cohort, asked = self.cohort_of(fleet.population), self.asked_of(fleet.population)
+        await_clients(coordinator, number, 1 if self.cohort == "all" else cohort)
+        begins_s = fleet.clock
+        gathering = coordinator.begin()
+        chosen = self.draw(coordinator, number, asked)
+        self._ask(coordinator, gathering, number, chosen, begins_s)
+        enough = cohort if asked > cohort else None
+        if self.backup_after_s is not None:
+            coordinator.gather(gathering, until=begins_s + self.backup_after_s, enough=len(chosen))
+            others = self.draw(coordinator, number, len(coordinator.open))
+            self._ask(coordinator, gathering, number, others, begins_s)
+            enough = min(cohort, len(chosen))
+        until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
+        if enough is None or gathering.replied < enough:
+            missing = None if enough is None else enough - gathering.replied
+            coordinator.gather(gathering, until=until, enough=missing)
+        self._reach_quorum(coordinator, gathering, number, math.ceil(self.quorum * min(cohort, len(chosen))))
+        coordinator.dismiss(gathering, are_late=enough is not None or self.deadline_s is not None)
+        return coordinator.move(gathering, number)
+
+    def _ask(
+        self, coordinator: Coordinator, gathering: Gathering, number: int, clients: list[int | str], begins_s: float
+    ) -> None:
+        left_s = None if self.deadline_s is None else max(begins_s + self.deadline_s - coordinator.fleet.clock, 0.0)
+        cohort = self.cohort_of(coordinator.fleet.population)
+        is_cohort = not gathering.selected and self.over_selection == 1
+        coordinator.ask(
+            gathering,
+            number,
+            clients,
+            cohort=None if is_cohort else cohort,
+            deadline_s=left_s,
+            takes_parts=self.partial_work == "accept",
+        )
+
+    def _reach_quorum(self, coordinator: Coordinator, gathering: Gathering, number: int, quorum: int) -> None:
+        """Wait until so many have replied, past the deadline; ask others where too few are left."""
+        while gathering.replied < quorum:
+            missing = quorum - gathering.replied
+            _log.info("round %d waits for %d more replies to its quorum of %d", number, missing, quorum)
+            lacking = missing - len(coordinator.open)
+            if lacking > 0:
+                await_clients(coordinator, number, lacking)
+                clients = self.draw(coordinator, number, lacking)
+                coordinator.ask(gathering, number, clients, cohort=self.cohort_of(coordinator.fleet.population))
+            coordinator.gather(gathering, enough=missing)
+
+
+def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
+    """Let time pass until so many clients can take a task; after a day at least one will do.
+
+    Raises:
+        RunFailed: if nobody ever will.
+    """
+    fleet = coordinator.fleet
+    if len(fleet.nodes()) >= count:
+        return
+    _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, len(fleet.nodes()))
+    there = fleet.wait(count, fleet.clock + _DAY_S)
+    while not there:
+        before_s = fleet.clock
+        there = fleet.wait(1, fleet.clock + _DAY_S)
+        if not there and fleet.clock == before_s:
+            raise RunFailed(f"round {number} needs a client, and none will ever be there again")

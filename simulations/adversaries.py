@@ -290,6 +290,11 @@ class AdversarialFleet:
         """The wrapped fleet's."""
         return self._fleet.clock
 
+    @property
+    def population(self) -> int:
+        """The wrapped fleet's."""
+        return self._fleet.population
+
     def nodes(self) -> Sequence[ClientId]:
         """The wrapped fleet's: nobody knows who attacks."""
         return self._fleet.nodes()
@@ -302,11 +307,19 @@ class AdversarialFleet:
         """Start tasks at the present clock."""
         self._fleet.dispatch(tasks)
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """As the wrapped fleet does."""
+        self._fleet.cancel(tasks)
+
+    def wait(self, count: int, until: float) -> int:
+        """As the wrapped fleet does."""
+        return self._fleet.wait(count, until)
+
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
         """The honest clients' answers as they arrive, then the attackers', in the order of their tasks."""
         honest: dict[int, list[GroupReply]] = {}
         own: dict[int, list[GroupReply]] = {}
-        for answer in self._fleet.collect(until):
+        for answer in self._fleet.collect(until, enough):
             if not isinstance(answer, GroupReply):
                 yield answer
             elif answer.clients[0] in self._attackers:

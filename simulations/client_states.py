@@ -45,10 +45,9 @@ class ClientStates:
         own = model if self._keeps_models else self._private if self._layout.private else ()
         return *self._state, *own
 
-    def stacked(self, clients: Sequence[ClientId], model: _State) -> list[Tensor]:
-        """What these clients keep when this model comes, [K, ·] each."""
-        before = self.before(model)
-        kept = [self._kept.get(client, before) for client in clients]
+    def stacked(self, clients: Sequence[ClientId], models: Sequence[_State]) -> list[Tensor]:
+        """What these clients keep when these models come to them, [K, ·] each."""
+        kept = [self._kept.get(client) or self.before(model) for client, model in zip(clients, models, strict=True)]
         return [torch.stack(parts) for parts in zip(*kept, strict=True)]
 
     def keep(self, clients: Sequence[ClientId], parts: Sequence[Tensor]) -> None:

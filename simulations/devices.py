@@ -46,11 +46,6 @@ class Device:
     up_bytes_per_s: float = 1.25e6
     latency_s: float = 0.05
 
-    @classmethod
-    def without_network(cls) -> "Device":
-        """A device on which the data already are: nothing is sent."""
-        return cls(down_bytes_per_s=math.inf, up_bytes_per_s=math.inf, latency_s=0.0)
-
     def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
         """Seconds from a task's dispatch to its answer's arrival."""
         down_s = self.latency_s + bytes_down / self.down_bytes_per_s
@@ -85,6 +80,10 @@ class Devices(Hyperparameters, ABC):
     @abstractmethod
     def device(self, client: ClientId, streams: Streams) -> Device:
         """A client's; the same whenever it is asked for."""
+
+    def where_the_data_are(self) -> "Uniform":
+        """A device that has the data already: nothing is sent."""
+        return Uniform(down_bytes_per_s=math.inf, up_bytes_per_s=math.inf, latency_s=0.0)
 
     def spells(self, client: ClientId, streams: Streams) -> Spells | None:
         """When a client is there; None: always."""

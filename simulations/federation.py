@@ -10,7 +10,8 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from fed.clients.data import ClientId
-from fed.server.coordinator import Coordinator, Exchange
+from fed.server.coordinator import Coordinator
+from fed.server.gathering import Exchange
 from fed.server.synchronous import Synchronous
 from fed.simulations.client_states import ClientStates
 

@@ -3,34 +3,51 @@
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, FederatedData
 from fed.messages import Failure, GroupReply, Task
+from fed.randomness import Streams
+from fed.simulations.availability import Spells
 from fed.simulations.client_states import ClientStates
-from fed.simulations.devices import Device
+from fed.simulations.devices import Devices
 from fed.simulations.executor import Executor, Item
+from fed.simulations.flights import Answer, Departures, Flight
 from fed.simulations.groups import Groups
+from fed.simulations.presence import Presence
 from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
 
 
+@dataclass(order=True)
+class _Event:
+    """An answer that arrives, or a client that comes or goes."""
+
+    time_s: float
+    number: int
+    what: "Flight | ClientId" = field(compare=False)
+
+
 class SimulatedFleet:
     """A :class:`fed.server.fleet.Fleet` whose clients are trained, in groups, when their answers are collected.
 
-    The clock moves to the last arrival of those that are collected together.
+    What happens when is known without training: tasks that will be answered are trained when one of them is needed,
+    all that are due together, or where ``looks_ahead`` all that are under way, from as many models as they were sent.
 
     Args:
         data: by client.
         groups: who trains together.
         executor: does the work.
-        device: every client's.
+        devices: what clients run on.
+        streams: the run's.
         states: what the clients keep.
         answer_bytes: of a client's message with its integers.
-        reduces: whether the mean of a group's messages is all that is wanted; else each client's comes by itself.
+        reduces: whether the mean of the messages of a group that is due is all that is wanted; else each comes singly.
+        looks_ahead: whether every answer will be wanted, however late.
         places: whether clients are told their numbers.
     """
 
@@ -39,27 +56,42 @@ class SimulatedFleet:
         data: FederatedData,
         groups: Groups,
         executor: Executor,
-        device: Device,
+        devices: Devices,
+        streams: Streams,
         *,
         states: ClientStates,
         answer_bytes: int,
         reduces: bool,
+        looks_ahead: bool = False,
         places: bool = False,
     ) -> None:
         self.clock = 0.0
         self._data = data
         self._groups = groups
         self._executor = executor
-        self._device = device
+        self._departures = Departures(devices, groups, streams, answer_bytes)
         self._states = states
-        self._answer_bytes = answer_bytes
         self._reduces = reduces
+        self._looks_ahead = looks_ahead
         self._places = {client: place for place, client in enumerate(data.clients)} if places else {}
-        self._due: list[tuple[float, int, Task, int]] = []
+        self._present = Presence(data.clients)
+        self._away: set[ClientId] = set()
+        self._flights: dict[int, Flight] = {}
+        self._busy: set[ClientId] = set()
+        self._spells: dict[ClientId, Spells] = {}
+        self._events: list[_Event] = []
+        self._numbers = 0
+        if not devices.are_always_there:
+            self._await_comings(devices, streams)
+
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return len(self._data.clients)
 
     def nodes(self) -> Sequence[ClientId]:
-        """Every client of the data."""
-        return self._data.clients
+        """Those that are there and have no task."""
+        return self._present
 
     def size_of(self, client: ClientId) -> int:
         """How many samples a client holds."""
@@ -69,64 +101,175 @@ class SimulatedFleet:
         """Start tasks at the present clock."""
         bytes_of: dict[int, int] = {}  # of tasks that share their tensors, as those of a round do
         for task in tasks:
+            if (task_bytes := bytes_of.get(id(task.vector_V))) is None:
+                task_bytes = bytes_of[id(task.vector_V)] = task.size_bytes()
+            spells = self._spells.get(task.client)
+            until_s = spells.at(self.clock).until_s if spells else math.inf
             samples = self._data.size_of(task.client)
-            if (size_bytes := bytes_of.get(id(task.vector_V))) is None:
-                size_bytes = bytes_of[id(task.vector_V)] = task.size_bytes()
-            heapq.heappush(self._due, (self.clock + self._takes_s(task, size_bytes, samples), task.id, task, samples))
+            flight = self._departures.depart(task, self.clock, task_bytes, samples, until_s)
+            self._flights[task.id] = flight
+            self._busy.add(task.client)
+            self._present.leave(task.client)
+            self._at(flight.arrives_s, flight)
 
-    def collect(self, until: float = math.inf) -> Iterator[GroupReply | Failure]:
-        """Train all clients whose answers are due, those together that started from one model."""
-        versions: dict[tuple[int, int], list[tuple[Task, int]]] = {}
-        while self._due and self._due[0][0] <= until:
-            self.clock, _, task, samples = heapq.heappop(self._due)
-            versions.setdefault((id(task.vector_V), task.round), []).append((task, samples))
-        items = {}
-        for due in versions.values():
-            tasks, sizes = zip(*due, strict=True)
-            for group in self._groups.of(sizes):
-                seen = sum(self._groups.seen(sizes[place], tasks[place].steps) for place in group)
-                members = [tasks[place] for place in group]
-                items[self._executor.submit(self._item(members, seen))] = members
-        for ticket, members in items.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, answer, tensors in self._executor.results([ticket]):
-                yield from self._answers(members, answer, tensors)
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
+        """Train those whose answers are due, those together that started from one model, and give their answers."""
+        due: list[Flight] = []
+        replies = 0
+        while self._flights and self._events[0].time_s <= until and (enough is None or replies < enough):
+            arrived = self._pass_instant()
+            due += arrived
+            replies += sum(flight.counts for flight in arrived)
+        if math.isfinite(until) and (enough is None or replies < enough):
+            self._pass_until(until)
+        yield from self._answers(due)
 
-    def _takes_s(self, task: Task, size_bytes: int, samples: int) -> float:
-        seen = self._groups.seen(samples, task.steps)
-        return self._device.exchange_s(bytes_down=size_bytes, samples=seen, bytes_up=self._answer_bytes)
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Give no answers to these; clients learn of it when they would have answered."""
+        for task in tasks:
+            if flight := self._flights.pop(task, None):
+                flight.is_cancelled = True
 
-    def _item(self, tasks: list[Task], seen: int) -> Item:
-        first = tasks[0]
-        clients = tuple(task.client for task in tasks)
-        places = tuple(self._places[client] for client in clients) if self._places else ()
-        wants: Literal["mean", "messages"] = "mean" if self._reduces else "messages"
+    def wait(self, count: int, until: float) -> int:
+        """Let the clock run until so many clients are free, or an answer is next, or nothing happens until then."""
+        while len(self._present) < count and self._events and self._events[0].time_s <= until:
+            event = self._events[0].what
+            if isinstance(event, Flight) and not event.is_cancelled:
+                break
+            self._pass_instant()
+        return len(self._present)
+
+    def _at(self, time_s: float, what: "Flight | ClientId") -> None:
+        heapq.heappush(self._events, _Event(time_s, self._numbers, what))
+        self._numbers += 1
+
+    def _await_comings(self, devices: Devices, streams: Streams) -> None:
+        for client in self._data.clients:
+            if (spells := devices.spells(client, streams)) is not None:
+                self._spells[client] = spells
+                self._come_or_go(client)
+
+    def _come_or_go(self, client: ClientId) -> None:
+        spell = self._spells[client].at(self.clock)
+        (self._away.discard if spell.is_there else self._away.add)(client)
+        self._let_in(client)
+        if math.isfinite(spell.until_s):
+            self._at(spell.until_s, client)
+
+    def _let_in(self, client: ClientId) -> None:
+        is_free = client not in self._busy and client not in self._away
+        (self._present.come if is_free else self._present.leave)(client)
+
+    def _pass_instant(self) -> list[Flight]:
+        """Move the clock to what happens next; the flights that arrive then, and are waited for."""
+        self.clock = self._events[0].time_s
+        arrived = []
+        while self._events and self._events[0].time_s == self.clock:
+            event = heapq.heappop(self._events).what
+            if not isinstance(event, Flight):
+                self._come_or_go(event)
+                continue
+            self._busy.discard(event.task.client)
+            self._let_in(event.task.client)
+            if self._flights.pop(event.task.id, None) is not None:
+                arrived.append(event)
+        return arrived
+
+    def _pass_until(self, time_s: float) -> None:
+        while self._events and self._events[0].time_s <= time_s:
+            self._pass_instant()
+        self.clock = max(self.clock, time_s)
+
+    def _answers(self, due: list[Flight]) -> Iterator[GroupReply | Failure]:
+        for flight in due:
+            if flight.problem is not None:
+                task = flight.task
+                yield Failure(task.id, task.round, task.client, flight.problem)
+        counting = [flight for flight in due if flight.counts]
+        wanted = [flight for flight in counting if flight.answer is None]
+        given: set[int] = set()
+        if wanted:
+            ahead = [one for one in self._flights.values() if one.counts and one.answer is None]
+            for answer in self._train(wanted, ahead if self._looks_ahead else []):
+                given |= set(answer.tasks) if isinstance(answer, GroupReply) else set()
+                yield answer
+        for flight in counting:
+            if flight.task.id not in given:
+                yield self._given_singly(flight)
+
+    def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[GroupReply | Failure]:
+        """Train flights; of groups that are due as a whole, from one model, the answers where means will do."""
+        versions: dict[object, list[Flight]] = {}
+        for flight in sorted([*due, *ahead], key=lambda flight: (flight.arrives_s, flight.task.id)):
+            task = flight.task  # what is broadcast is for all of a group, as is the step size
+            key = (task.lr, task.steps) if not task.broadcast and ahead else id(task.vector_V)
+            versions.setdefault(key, []).append(flight)
+        are_due = {id(flight) for flight in due}
+        items: dict[int, tuple[list[Flight], bool]] = {}
+        for flights in versions.values():
+            for places in self._groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
+                group = [flights[place] for place in places]
+                is_one = len({id(flight.task.vector_V) for flight in group}) == 1
+                reduces = self._reduces and is_one and all(id(flight) in are_due for flight in group)
+                items[self._executor.submit(self._item(group, is_one, reduces))] = group, reduces
+        for ticket, (group, reduces) in items.items():  # in turn, so that of several errors the same one is raised
+            for _, trained, tensors in self._executor.results([ticket]):
+                yield from self._landed(group, reduces, trained, tensors)
+
+    def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
+        tasks = [flight.task for flight in flights]
+        first, clients = tasks[0], tuple(task.client for task in tasks)
         train = Train(
-            clients, first.round, wants, first.lr, first.steps, len(first.broadcast), len(self._data.clients), places
+            clients,
+            first.round,
+            "mean" if reduces else "messages",
+            first.lr,
+            tuple(map(_steps, flights)),
+            len(first.broadcast),
+            self.population,
+            tuple(self._places[client] for client in clients) if self._places else (),
+            tuple((task.round, *filter(None, [task.repeats])) for task in tasks),
         )
-        model = first.vector_V, first.integers_I
-        tensors = (*model, *first.broadcast, *self._states.stacked(clients, model))
-        return Item(train, tensors, label_of(train), cost=seen)
+        models = [(task.vector_V, task.integers_I) for task in tasks]
+        start = models[0] if is_one else tuple(torch.stack(parts) for parts in zip(*models, strict=True))
+        tensors = (*start, *first.broadcast, *self._states.stacked(clients, models))
+        return Item(train, tensors, label_of(train), cost=sum(flight.seen for flight in flights))
 
-    def _answers(
-        self, tasks: list[Task], trained: Trained, tensors: Sequence[Tensor]
+    def _landed(
+        self, flights: list[Flight], reduces: bool, trained: Trained, tensors: Sequence[Tensor]
     ) -> Iterator[GroupReply | Failure]:
-        number = tasks[0].round
+        """What a group's training came to: an answer, or more that are kept until they are due."""
         if trained.diverged is not None:
             client, reason = trained.diverged
-            (id_,) = (task.id for task in tasks if task.client == client)
-            yield Failure(id_, number, client, reason, diverged=True)
+            (task,) = (flight.task for flight in flights if flight.task.client == client)
+            yield Failure(task.id, task.round, client, reason, diverged=True)
             return
         messages, integers, *states = tensors
-        self._states.keep([task.client for task in tasks], states)
-        parts = [slice(None)] if self._reduces else [slice(row, row + 1) for row in range(len(tasks))]
-        for part in parts:
-            yield GroupReply(
-                tuple(task.id for task in tasks[part]),
-                number,
-                tuple(task.client for task in tasks[part]),
-                messages if self._reduces else messages[part][0],
-                sum(trained.weights[part]),
-                integers if self._reduces else integers[part][0],
-                trained.samples[part],
-                trained.train_losses[part],
+        clients = tuple(flight.task.client for flight in flights)
+        if reduces:
+            self._states.keep(clients, states)
+            ids = tuple(flight.task.id for flight in flights)
+            weight, losses = sum(trained.weights), trained.train_losses
+            yield GroupReply(ids, flights[0].task.round, clients, messages, weight, integers, trained.samples, losses)
+            return
+        for row, flight in enumerate(flights):
+            flight.answer = Answer(
+                messages[row].clone(),
+                trained.weights[row],
+                integers[row].clone(),
+                trained.samples[row],
+                trained.train_losses[row],
+                tuple(part[row].clone() for part in states),
             )
+
+    def _given_singly(self, flight: Flight) -> GroupReply:
+        """One client's answer, as the mean of a group of one; from now on it keeps what it says."""
+        assert flight.answer is not None
+        task, answer = flight.task, flight.answer
+        self._states.keep((task.client,), [part.unsqueeze(0) for part in answer.kept])
+        message, alone = (answer.message_M, answer.weight, answer.integers_I), (task.id,)
+        return GroupReply(alone, task.round, (task.client,), *message, (answer.samples,), (answer.train_loss,))
+
+
+def _steps(flight: Flight) -> int | None:
+    return flight.task.steps if flight.steps is None else flight.steps

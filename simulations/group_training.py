@@ -107,8 +107,8 @@ class GroupTraining:
     def _train(self, sent: _Sent, begin: Tensor) -> _Results:
         """All phases, each from where the last of its model ends."""
         given = Given(sent.state, sent.broadcast, None, sent.task.lr, sent.task.steps)
-        if sent.start.ndim == 1:
-            given = given._replace(anchor_P=sent.start[: self._params])
+        if self._recipe.aggregator is not None:
+            given = given._replace(anchor_P=sent.start[..., : self._params])
         own: Any = sent.own
         reported = self._whole(begin, sent)
         groups = []
@@ -129,7 +129,8 @@ class GroupTraining:
     ) -> tuple[Tensor, tuple[float, ...], Any]:
         """Messages [K, M], weights, and what the clients keep."""
         task, local, samples = sent.task, self._recipe.local, sent.samples()
-        steps = [self.trainer.steps_of(count, task.steps) for count in samples]
+        said = task.steps or (None,) * len(samples)
+        steps = [self.trainer.steps_of(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
         samples_K1, steps_K1, losses_K1 = _columns(samples, steps, done.train_losses)
         messages_KM, weights_K, state = messages(
             aggregator,
@@ -156,7 +157,7 @@ class GroupTraining:
         if aggregator.asks.isdisjoint({"loss", "gradient"}):
             return {}
         streams, task, wants = self._recipe.streams, sent.task, "gradient" in aggregator.asks
-        seeds = [streams.torch_seed("measure", client, task.round) for client in task.clients]
+        seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
         given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
         measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]
         losses, gradients = zip(*measured, strict=True)
@@ -182,24 +183,22 @@ class _PhaseTraining:
         is_batched = recipe.is_batched and not isinstance(phase.rule, ContrastiveRule)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
         self._streams = recipe.streams
-        self._key = (number,) if number else ()
+        self._named = f" of phase {number}" if number else ""
 
     def __call__(self, sent: _Sent, states: _States, given: Given) -> TrainedGroup:
         """Train from states that are one for all, or each client's own."""
         if self._batched is None:
             return self._one_by_one(sent, states, given)
-        orders = [partial(self._order, client, sent.task.round) for client in sent.task.clients]
+        orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
         return self._batched.train(*states, sent.pairs, orders, given)
 
     def _one_by_one(self, sent: _Sent, states: _States, given: Given) -> TrainedGroup:
         trained = []
-        rows = zip(sent.task.clients, sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
-        for row, (client, pair, vector_V, integers_I) in enumerate(rows):
-            seed = self._streams.torch_seed("module", client, sent.task.round, *self._key)
-            state = given.client_state and type(given.client_state)(*(part[row] for part in given.client_state))
-            of_client = given._replace(client_state=state)
-            order = self._order(client, sent.task.round)
-            trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, given=of_client))
+        rows = zip(sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
+        for row, (pair, vector_V, integers_I) in enumerate(rows):
+            seed = self._streams.torch_seed("module" + self._named, *sent.task.key_of(row))
+            streams: Any = {"order": self._order(sent.task, row), "seed": seed}
+            trained.append(self.trainer.train(vector_V, integers_I, pair, **streams, given=given.of_row(row)))
         return TrainedGroup(
             torch.stack([one.vector_V for one in trained]),
             torch.stack([one.integers_I for one in trained]),
@@ -207,8 +206,8 @@ class _PhaseTraining:
             [one.samples_seen for one in trained],
         )
 
-    def _order(self, client: ClientId, number: int) -> np.random.Generator:
-        return self._streams.generator("order", client, number, *self._key)
+    def _order(self, task: Train, row: int) -> np.random.Generator:
+        return self._streams.generator("order" + self._named, *task.key_of(row))
 
 
 def _rows(states: _States, count: int) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Which clients train together: fixed by the experiment, so that the number of workers cannot change a result."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from fed.aggregators.contracts import Phase
 from fed.clients.batches import Batches
@@ -41,24 +42,36 @@ class Groups:
         """How many samples those steps see, each as often as it is seen."""
         return self._of_task(samples, steps)[1]
 
+    def steps_within(self, seen: float, samples: int, steps: int | None = None) -> int:
+        """How many of a task's steps see at most so many samples; 0 where it has several phases, which go together."""
+        if len(self._phases) > 1:
+            return 0
+        batches = self._batches_of(samples, steps)[0]
+        epochs, rest = divmod(max(seen, 0.0), samples)
+        within = sum(end <= rest for end in accumulate(batches.sizes))
+        return min(int(epochs) * len(batches.sizes) + within, batches.steps)
+
     def _of_task(self, samples: int, steps: int | None) -> tuple[int, int]:
         if (samples, steps) not in self._work:
-            phases = [
-                Batches(phase.local(self._local), samples, self._never_single, phase.steps(steps))
-                for phase in self._phases
-            ]
+            phases = self._batches_of(samples, steps)
             self._work[samples, steps] = sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
         return self._work[samples, steps]
 
-    def of(self, samples: Sequence[int]) -> list[list[int]]:
+    def _batches_of(self, samples: int, steps: int | None) -> list[Batches]:
+        locals_ = [(phase.local(self._local), phase.steps(steps)) for phase in self._phases]
+        return [Batches(local, samples, self._never_single, its_steps) for local, its_steps in locals_]
+
+    def of(self, samples: Sequence[int], steps: Sequence[int | None] = ()) -> list[list[int]]:
         """Groups of as many tasks, give or take one, as few as there can be.
 
         Args:
             samples: how many each task's client holds.
+            steps: how many each task says; as the section unless given.
 
         Returns:
             Places in ``samples``, group by group; of equal steps those in order.
         """
-        order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place]))
+        said = steps or [None] * len(samples)
+        order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place], said[place]))
         count = -(-len(order) // self.size)
         return [order[number * len(order) // count : (number + 1) * len(order) // count] for number in range(count)]

@@ -14,8 +14,9 @@ from fed.aggregators.contracts import PeerRule
 from fed.clients.data import ClientId, FederatedData
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
-from fed.server.coordinator import Exchange
-from fed.simulations.devices import Device
+from fed.randomness import Streams
+from fed.server.gathering import Exchange
+from fed.simulations.devices import Devices
 from fed.simulations.executor import Executor, Item
 from fed.simulations.groups import Groups
 from fed.simulations.tasks import Train, label_of
@@ -38,7 +39,8 @@ class SimulatedPeers:
         layout: the model's.
         vector_V: every peer's first model.
         integers_I: its integer buffers.
-        device: every peer's.
+        devices: what peers run on; they are always there.
+        streams: the run's.
         lr_in: (round, peers) → step size of local steps.
     """
 
@@ -52,7 +54,8 @@ class SimulatedPeers:
         layout: Layout,
         vector_V: Tensor,
         integers_I: Tensor,
-        device: Device,
+        devices: Devices,
+        streams: Streams,
         lr_in: Callable[[int, int], float],
     ) -> None:
         self.clock = 0.0
@@ -63,7 +66,7 @@ class SimulatedPeers:
         self._nodes = self._crew.clients
         self._x_NV = vector_V.repeat(len(self._nodes), 1)
         self._integers_NI = integers_I.repeat(len(self._nodes), 1)
-        self._device = device
+        self._devices = [devices.device(client, streams) for client in self._nodes]
         self._lr_in = lr_in
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -90,7 +93,11 @@ class SimulatedPeers:
         self._integers_NI = work.integers_NI
         model_bytes = self._layout.size * self._layout.dtype.itemsize
         sent_bytes = [work.mixes * degree * model_bytes for degree in degrees(self._mixing_NN, len(self._nodes))]
-        self.clock += self._device.gossip_s(samples=max(work.samples_seen), bytes_each_way=max(sent_bytes))
+        seen = [self._crew.groups.seen(size) for size in self._crew.sizes]
+        self.clock += max(
+            device.gossip_s(samples=samples, bytes_each_way=size_bytes)
+            for device, samples, size_bytes in zip(self._devices, seen, sent_bytes, strict=True)
+        )
         return Exchange(
             selected=len(self._nodes),
             replied=len(self._nodes),

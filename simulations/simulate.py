@@ -16,7 +16,7 @@ from fed.clients.losses import Loss
 from fed.errors import InvalidExperiment
 from fed.experiment import Experiment
 from fed.run import Run, RunFolder
-from fed.server.coordinator import Exchange
+from fed.server.gathering import Exchange
 from fed.simulations.executor import Executor
 from fed.simulations.expectation import Expectation, expect
 from fed.simulations.federation import State

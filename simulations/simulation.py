@@ -34,7 +34,7 @@ from fed.simulations.checks import (
     own_copy,
 )
 from fed.simulations.client_states import ClientStates
-from fed.simulations.devices import Device
+from fed.simulations.devices import Devices
 from fed.simulations.executor import Executor
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
@@ -74,6 +74,7 @@ class Simulation:
         self.streams = Streams(experiment.seed)
         self.data = _data(experiment, data, self.streams)
         self.policy = experiment.rounds.make()
+        self._devices: Devices = experiment.devices.make()
         self.policy.check(len(self.data.clients))
         module = self._module(experiment, model, loss)
         self.held_out = self._held_out(experiment.evaluation)
@@ -81,7 +82,7 @@ class Simulation:
         self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
         self.phases, self.layout = self._local_training(module)
         if isinstance(self.algorithm, Aggregator):
-            self.algorithm.check(self.trainees)
+            self.algorithm.check(self.policy.cohort_of(self.population))
         self._adversaries = self._recruited(experiment)
         if getattr(self.algorithm, "pools_data", False):
             self.data = self.data.pooled()
@@ -129,7 +130,7 @@ class Simulation:
     @property
     def trainees(self) -> int:
         """How many clients train in a round."""
-        return self.population if self.has_peers else self.policy.cohort_of(self.population)
+        return self.population if self.has_peers else self.policy.asked_of(self.population)
 
     @property
     def attackers(self) -> list[ClientId]:
@@ -144,8 +145,8 @@ class Simulation:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self._beside(self.recipe.module)[1]
         places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
-        train = Train(tuple(clients), 1, "mean", None, None, len(broadcast), self.population, places)
-        return train, (*first, *broadcast, *self.client_states().stacked(clients, first))
+        train = Train(tuple(clients), 1, "mean", None, (), len(broadcast), self.population, places)
+        return train, (*first, *broadcast, *self.client_states().stacked(clients, [first] * len(clients)))
 
     def _beside(self, module: nn.Module) -> tuple[Any, tuple[Tensor, ...]]:
         """What the algorithm has a client keep, and what goes out beside the model, in the first round."""
@@ -173,16 +174,20 @@ class Simulation:
         work = self.data, self.groups, executor
         if isinstance(self.traffic, PeerTraffic):
             model = self.layout, *self.layout.pack(self.recipe.module)
-            return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, Device(), lr_in=self._lr_in)
+            return SimulatedPeers(
+                self.algorithm, self.mixing_NN, *work, *model, self._devices, self.streams, self._lr_in
+            )
         pools_data = self.algorithm.pools_data
-        device = Device.without_network() if pools_data else Device()
+        devices = self._devices.where_the_data_are() if pools_data else self._devices
         states = self.client_states()
         fleet = SimulatedFleet(
             *work,
-            device,
+            devices,
+            self.streams,
             states=states,
             answer_bytes=self.traffic.answer_bytes,
             reduces=self.algorithm.linear and not self._is_forged,
+            looks_ahead=self.policy.keeps_late,
             places="place" in self.algorithm.asks,
         )
         shared = self.layout.shared

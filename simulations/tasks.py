@@ -39,23 +39,29 @@ class Train:
 
     Args:
         clients: the group.
-        round: with the client it names the random streams.
+        round: with the client it names the random streams, unless ``keys`` do.
         wants: what is to be sent back.
         lr: the step size; None: the experiment's.
-        steps: how many optimizer steps; None: as many as the experiment says.
+        steps: how many optimizer steps each client takes, None: as many as the experiment says; so do all where empty.
         broadcasts: how many tensors the algorithm sends beside the model.
         population: how many clients there are.
         places: each client's number among them, where the algorithm asks for it.
+        keys: what names each client's random streams beside it; the round where empty.
     """
 
     clients: tuple[ClientId, ...]
     round: int
     wants: Literal["models", "messages", "mean"]
     lr: float | None = None
-    steps: int | None = None
+    steps: tuple[int | None, ...] = ()
     broadcasts: int = 0
     population: int = 1
     places: tuple[int, ...] = ()
+    keys: tuple[tuple[int, ...], ...] = ()
+
+    def key_of(self, row: int) -> tuple[ClientId, ...]:
+        """What names a client's random streams."""
+        return self.clients[row], *(self.keys[row] if self.keys else (self.round,))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,207 @@
+"""Answers to tasks, checked and counted until the model moves by them.
+
+Shapes: P, trainable parameters; V, the whole floating-point state; I, integers; S, replies; M, numbers of a client's
+message and of its float buffers' update.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fed.errors import Diverged
+from fed.messages import Failure, GroupReply, Reply, Task, refusal
+from fed.reduction import WeightedMean
+
+__all__ = ["Exchange", "Gathering", "OpenTask", "Staleness"]
+
+_log = logging.getLogger(__name__)
+
+Staleness = Callable[[int], float | None]
+"""How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a round's exchange of models came to.
+
+    Args:
+        selected: clients that were asked.
+        replied: answers that count.
+        late: answers that came too late to count.
+        failed: clients that failed, or whose answers were refused.
+        bytes_up: from clients.
+        bytes_down: to clients.
+        train_loss: the replies' mean loss, weighted by samples; None without replies.
+        staleness_mean: how many versions old the counted replies' starting points were.
+    """
+
+    selected: int
+    replied: int
+    late: int
+    failed: int
+    bytes_up: int
+    bytes_down: int
+    train_loss: float | None
+    staleness_mean: float = 0.0
+
+
+@dataclass(frozen=True)
+class OpenTask:
+    """A task that is to be answered.
+
+    Args:
+        task: as it was sent.
+        version: of the model that it was sent with: how often that had moved.
+    """
+
+    task: Task
+    version: int
+
+
+class Gathering:
+    """What came since the model last moved: the replies' weighted sum, in O(M) memory, or where that does not do each.
+
+    Replies may come in any order and grouping: what is counted is the same, to the bit.
+
+    Attributes:
+        integers_I: of the replies' integers the largest.
+        selected, replied, late, failed: tasks that were sent, and what became of them.
+        bytes_up, bytes_down: what was moved for them.
+        staleness: of each reply that counts, how many versions old its start was.
+        losses: of each such reply (training loss, samples).
+        loss_of: client → its training loss.
+
+    Args:
+        size: M.
+        integers_I: the model's.
+        message_bytes: of one client's answer.
+        is_linear: whether the mean of messages will do.
+    """
+
+    def __init__(self, size: int, integers_I: Tensor, message_bytes: int, is_linear: bool) -> None:
+        self.integers_I = integers_I
+        self.selected = self.replied = self.late = self.failed = 0
+        self.bytes_up = self.bytes_down = 0
+        self.staleness: list[int] = []
+        self.losses: list[tuple[float, int]] = []
+        self.loss_of: dict[int | str, float] = {}
+        self._mean = WeightedMean(size)
+        self._message_bytes = message_bytes
+        self._is_linear = is_linear
+        self._single: dict[int, tuple[Tensor, float]] = {}
+        self._diverged: list[Failure] = []
+
+    def take(
+        self, answer: Reply | GroupReply | Failure, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness
+    ) -> None:
+        """Count an answer, if it may be, and close its tasks.
+
+        Args:
+            answer: from whoever sent it.
+            open_tasks: by id; those that are answered leave.
+            version: of the model now.
+            weigh: what an answer counts by its staleness.
+        """
+        if isinstance(answer, GroupReply):
+            self._take_group(answer, open_tasks, version, weigh)
+        elif isinstance(answer, Reply):
+            self._take_reply(answer, open_tasks, version, weigh)
+        elif answer.diverged:
+            self._diverged.append(answer)
+        elif open_tasks.pop(answer.task, None) is not None:
+            _log.warning("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
+            self.failed += 1
+
+    def raise_if_diverged(self) -> None:
+        """Of several clients that diverged name the first, in whatever order they came.
+
+        Raises:
+            Diverged: if one did.
+        """
+        if self._diverged:
+            first = min(self._diverged, key=lambda failure: failure.task)
+            raise Diverged.of(first.round, first.client, first.reason)
+
+    def mean(self) -> Tensor:
+        """The weighted mean of the messages, [M]."""
+        return self._mean.finish()
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The messages [S, M] and weights [S], in the order of their tasks."""
+        messages, weights = zip(*(self._single[task] for task in sorted(self._single)), strict=True)
+        return torch.stack(messages), torch.tensor(weights, dtype=torch.float64)
+
+    def train_loss(self) -> float | None:
+        """The replies' mean loss, weighted by samples."""
+        if not self.losses:
+            return None
+        return math.fsum(loss * samples for loss, samples in self.losses) / sum(samples for _, samples in self.losses)
+
+    def exchange(self) -> Exchange:
+        """What it came to."""
+        return Exchange(
+            selected=self.selected,
+            replied=self.replied,
+            late=self.late,
+            failed=self.failed,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            train_loss=self.train_loss(),
+            staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
+        )
+
+    def _take_reply(self, reply: Reply, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness) -> None:
+        self.bytes_up += reply.size_bytes()
+        found = open_tasks.get(reply.task)
+        if reason := refusal(reply, found.task if found else None):
+            _log.warning("round %d: refused client %r: %s", reply.round, reply.client, reason)
+            return
+        assert found is not None
+        del open_tasks[reply.task]
+        update_V = reply.vector_V.double() - found.task.vector_V.double()
+        self.loss_of[reply.client] = reply.train_loss
+        message, of_group = (update_V, float(reply.samples)), ((reply.train_loss,), (reply.samples,))
+        self._count([reply.task], message, reply.integers_I, *of_group, version - found.version, weigh)
+
+    def _take_group(self, reply: GroupReply, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness) -> None:
+        self.bytes_up += self._message_bytes * len(reply.tasks)
+        senders = [(client, reply.round) for client in reply.clients]
+        asked = [open_tasks.get(task) for task in dict.fromkeys(reply.tasks)]
+        if not senders or senders != [found and (found.task.client, found.task.round) for found in asked]:
+            _log.warning("round %d: refused clients %s: their tasks are not in flight", reply.round, reply.clients)
+            return
+        versions = {open_tasks.pop(task).version for task in reply.tasks}
+        self.loss_of |= zip(reply.clients, reply.train_losses, strict=True)
+        of_group = reply.train_losses, reply.samples
+        message = reply.mean_M, reply.weight
+        self._count(reply.tasks, message, reply.integers_I, *of_group, version - max(versions), weigh)
+
+    def _count(
+        self,
+        tasks: Sequence[int],
+        message: tuple[Tensor, float],
+        integers_I: Tensor,
+        losses: Sequence[float],
+        samples: Sequence[int],
+        staleness: int,
+        weigh: Staleness,
+    ) -> None:
+        factor = weigh(staleness)
+        if factor is None:
+            self.late += len(tasks)
+            return
+        mean_M, weight = message
+        if factor != 1.0:
+            mean_M = mean_M * factor
+        if self._is_linear:
+            self._mean.add(mean_M, weight)
+        else:
+            self._single[tasks[0]] = mean_M, weight
+        self.integers_I = torch.maximum(self.integers_I, integers_I)
+        self.losses += zip(losses, samples, strict=True)
+        self.staleness += [staleness] * len(tasks)
+        self.replied += len(tasks)

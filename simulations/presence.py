@@ -1,0 +1,89 @@
+"""Which of many clients can take a task, so that one of them is found in the time of the logarithm of their number."""
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from fed.clients.data import ClientId
+
+__all__ = ["Presence"]
+
+
+class Presence(Sequence[ClientId]):
+    """The clients that are present, in the order of all, as a sequence that changes.
+
+    A Fenwick tree (Fenwick 1994) over all clients' places counts those that are present: finding the i-th, letting one
+    come or go take log₂ N steps.
+
+    Args:
+        clients: all of them, who are present at first.
+
+    Example:
+        >>> present = Presence("abcd")
+        >>> present.leave("b")
+        >>> list(present), present[1], len(present)
+        (['a', 'c', 'd'], 'c', 3)
+    """
+
+    def __init__(self, clients: Sequence[ClientId]) -> None:
+        self._clients = clients
+        self._absent: set[int] = set()
+        self._places: dict[ClientId, int] | None = None
+        self._counts: list[int] | None = None  # present clients by node of the tree; made when first somebody leaves
+
+    def leave(self, client: ClientId) -> None:
+        """It is not present any more."""
+        place = self._place_of(client)
+        if place not in self._absent:
+            self._absent.add(place)
+            self._change(place, -1)
+
+    def come(self, client: ClientId) -> None:
+        """It is present again."""
+        place = self._place_of(client)
+        if place in self._absent:
+            self._absent.remove(place)
+            self._change(place, 1)
+
+    def __len__(self) -> int:
+        return len(self._clients) - len(self._absent)
+
+    @overload
+    def __getitem__(self, index: int) -> ClientId: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ClientId]: ...
+    def __getitem__(self, index: int | slice) -> ClientId | list[ClientId]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return self._clients[self._select(index) if self._absent else index]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        if not self._absent:
+            return iter(self._clients)
+        return (client for place, client in enumerate(self._clients) if place not in self._absent)
+
+    def _place_of(self, client: ClientId) -> int:
+        if isinstance(self._clients, range):
+            return self._clients.index(int(client))
+        if self._places is None:
+            self._places = {client: place for place, client in enumerate(self._clients)}
+        return self._places[client]
+
+    def _change(self, place: int, by: int) -> None:
+        if self._counts is None:
+            self._counts = [node & -node for node in range(len(self._clients) + 1)]
+        node = place + 1
+        while node < len(self._counts):
+            self._counts[node] += by
+            node += node & -node
+
+    def _select(self, index: int) -> int:
+        """The place of the present client before which there are so many."""
+        assert self._counts is not None
+        place, step = 0, 1 << (len(self._clients).bit_length() - 1)
+        while step:
+            node = place + step
+            if node < len(self._counts) and self._counts[node] <= index:
+                place, index = node, index - self._counts[node]
+            step >>= 1
+        return place
