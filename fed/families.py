@@ -19,6 +19,7 @@ __all__ = [
     "ROUNDS",
     "SAMPLINGS",
     "SCHEDULES",
+    "STALENESSES",
     "TOPOLOGIES",
     "AdversariesSection",
     "DataSection",
@@ -214,6 +215,18 @@ SAMPLINGS = Family(
         "power_of_choice": "fed.server.sampling:PowerOfChoice",
     },
     default="uniform",
+    short=True,
+)
+
+STALENESSES = Family(
+    "staleness",
+    Component,
+    {
+        "constant": "fed.server.staleness:Constant",
+        "polynomial": "fed.server.staleness:Polynomial",
+        "hinge": "fed.server.staleness:Hinge",
+    },
+    default="polynomial",
     short=True,
 )
 
