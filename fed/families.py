@@ -230,7 +230,16 @@ STALENESSES = Family(
     short=True,
 )
 
-ROUNDS = Family("rounds", Component, {"synchronous": "fed.server.synchronous:Synchronous"}, default="synchronous")
+ROUNDS = Family(
+    "rounds",
+    Component,
+    {
+        "synchronous": "fed.server.synchronous:Synchronous",
+        "buffered": "fed.server.unsynchronised:Buffered",
+        "asynchronous": "fed.server.unsynchronised:Asynchronous",
+    },
+    default="synchronous",
+)
 
 EVALUATIONS = Family(
     "evaluation",

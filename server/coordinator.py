@@ -105,9 +105,14 @@ class Coordinator:
         self.dismiss(gathering, are_late=False)
         return self.move(gathering, number)
 
-    def begin(self) -> Gathering:
-        """Nothing yet, of what is to move the model next."""
-        return Gathering(sum(self._sizes), self._integers_I, self.answer_bytes, self._aggregator.linear)
+    def begin(self, *, mixes: bool = False) -> Gathering:
+        """Nothing yet, of what is to move the model next.
+
+        Args:
+            mixes: whether it moves towards clients' models, rather than by their updates.
+        """
+        present_V = torch.cat([self._aggregator.start(self._state), self._averaged_B]) if mixes else None
+        return Gathering(sum(self._sizes), self._integers_I, self.answer_bytes, self._aggregator.linear, present_V)
 
     def ask(
         self,

@@ -80,9 +80,12 @@ class Gathering:
         integers_I: the model's.
         message_bytes: of one client's answer.
         is_linear: whether the mean of messages will do.
+        present_V: the model now, if it is to move towards clients' models, rather than by their updates.
     """
 
-    def __init__(self, size: int, integers_I: Tensor, message_bytes: int, is_linear: bool) -> None:
+    def __init__(
+        self, size: int, integers_I: Tensor, message_bytes: int, is_linear: bool, present_V: Tensor | None = None
+    ) -> None:
         self.integers_I = integers_I
         self.selected = self.replied = self.late = self.failed = 0
         self.bytes_up = self.bytes_down = 0
@@ -92,6 +95,7 @@ class Gathering:
         self._mean = WeightedMean(size)
         self._message_bytes = message_bytes
         self._is_linear = is_linear
+        self._present_V = present_V
         self._single: dict[int, tuple[Tensor, float]] = {}
         self._diverged: list[Failure] = []
 
@@ -164,8 +168,8 @@ class Gathering:
         del open_tasks[reply.task]
         update_V = reply.vector_V.double() - found.task.vector_V.double()
         self.loss_of[reply.client] = reply.train_loss
-        message, of_group = (update_V, float(reply.samples)), ((reply.train_loss,), (reply.samples,))
-        self._count([reply.task], message, reply.integers_I, *of_group, version - found.version, weigh)
+        message = update_V, float(reply.samples)
+        self._count([found], message, reply.integers_I, (reply.train_loss,), (reply.samples,), version, weigh)
 
     def _take_group(self, reply: GroupReply, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness) -> None:
         self.bytes_up += self._message_bytes * len(reply.tasks)
@@ -174,33 +178,36 @@ class Gathering:
         if not senders or senders != [found and (found.task.client, found.task.round) for found in asked]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", reply.round, reply.clients)
             return
-        versions = {open_tasks.pop(task).version for task in reply.tasks}
+        found = [open_tasks.pop(task) for task in reply.tasks]
         self.loss_of |= zip(reply.clients, reply.train_losses, strict=True)
-        of_group = reply.train_losses, reply.samples
         message = reply.mean_M, reply.weight
-        self._count(reply.tasks, message, reply.integers_I, *of_group, version - max(versions), weigh)
+        self._count(found, message, reply.integers_I, reply.train_losses, reply.samples, version, weigh)
 
     def _count(
         self,
-        tasks: Sequence[int],
+        tasks: Sequence[OpenTask],
         message: tuple[Tensor, float],
         integers_I: Tensor,
         losses: Sequence[float],
         samples: Sequence[int],
-        staleness: int,
+        version: int,
         weigh: Staleness,
     ) -> None:
+        """Of tasks that started from one model."""
+        staleness = version - tasks[0].version
         factor = weigh(staleness)
         if factor is None:
             self.late += len(tasks)
             return
         mean_M, weight = message
+        if self._present_V is not None:
+            mean_M = mean_M + (tasks[0].task.vector_V.double() - self._present_V)
         if factor != 1.0:
             mean_M = mean_M * factor
         if self._is_linear:
             self._mean.add(mean_M, weight)
         else:
-            self._single[tasks[0]] = mean_M, weight
+            self._single[tasks[0].task.id] = mean_M, weight
         self.integers_I = torch.maximum(self.integers_I, integers_I)
         self.losses += zip(losses, samples, strict=True)
         self.staleness += [staleness] * len(tasks)

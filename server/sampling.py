@@ -25,6 +25,7 @@ class Draw:
         cohort: how many clients, at most all.
         streams: the run's random streams.
         losses: the last training loss of each client that has taken part.
+        again: how many clients were drawn for the round before.
     """
 
     fleet: Fleet
@@ -32,6 +33,7 @@ class Draw:
     cohort: int
     streams: Streams
     losses: Mapping[int | str, float]
+    again: int = 0
 
     @property
     def population(self) -> int:
@@ -41,7 +43,7 @@ class Draw:
     @property
     def generator(self) -> np.random.Generator:
         """The round's own stream, from its beginning."""
-        return self.streams.generator("cohort", self.number)
+        return self.streams.generator("cohort", self.number, *filter(None, [self.again]))
 
     def by_samples(self, count: int) -> np.ndarray:
         """So many clients, one after the other, each with a probability proportional to its samples."""

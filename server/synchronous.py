@@ -40,10 +40,12 @@ class Rounds(Hyperparameters):
         """Whether the model is evaluated after a round."""
         return number % self.evaluate_every == 0 or number == self.count
 
-    def draw(self, coordinator: Coordinator, number: int, count: int) -> list[int | str]:
+    def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
         """So many of the clients that can take a task, or all where there are fewer, by the rule of the section."""
         count = min(count, len(coordinator.fleet.nodes()))
-        return self._rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses))
+        if not count:
+            return []
+        return self._rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
 
     @cached_property
     def _rule(self) -> Sampling:
@@ -121,7 +123,7 @@ class Synchronous(Rounds):
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:
             coordinator.gather(gathering, until=begins_s + self.backup_after_s, enough=len(chosen))
-            others = self.draw(coordinator, number, len(coordinator.open))
+            others = self.draw(coordinator, number, len(coordinator.open), gathering.selected)
             self._ask(coordinator, gathering, number, others, begins_s)
             enough = min(cohort, len(chosen))
         until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
@@ -155,7 +157,7 @@ class Synchronous(Rounds):
             lacking = missing - len(coordinator.open)
             if lacking > 0:
                 await_clients(coordinator, number, lacking)
-                clients = self.draw(coordinator, number, lacking)
+                clients = self.draw(coordinator, number, lacking, gathering.selected)
                 coordinator.ask(gathering, number, clients, cohort=self.cohort_of(coordinator.fleet.population))
             coordinator.gather(gathering, enough=missing)
 

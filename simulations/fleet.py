@@ -78,11 +78,11 @@ class SimulatedFleet:
         self._away: set[ClientId] = set()
         self._flights: dict[int, Flight] = {}
         self._busy: set[ClientId] = set()
-        self._spells: dict[ClientId, Spells] = {}
         self._events: list[_Event] = []
         self._numbers = 0
-        if not devices.are_always_there:
-            self._await_comings(devices, streams)
+        self._spells = _spells(data.clients, devices, streams)
+        for client in self._spells:
+            self._come_or_go(client)
 
     @property
     def population(self) -> int:
@@ -120,7 +120,7 @@ class SimulatedFleet:
             arrived = self._pass_instant()
             due += arrived
             replies += sum(flight.counts for flight in arrived)
-        if math.isfinite(until) and (enough is None or replies < enough):
+        if self._flights and math.isfinite(until) and (enough is None or replies < enough):
             self._pass_until(until)
         yield from self._answers(due)
 
@@ -142,12 +142,6 @@ class SimulatedFleet:
     def _at(self, time_s: float, what: "Flight | ClientId") -> None:
         heapq.heappush(self._events, _Event(time_s, self._numbers, what))
         self._numbers += 1
-
-    def _await_comings(self, devices: Devices, streams: Streams) -> None:
-        for client in self._data.clients:
-            if (spells := devices.spells(client, streams)) is not None:
-                self._spells[client] = spells
-                self._come_or_go(client)
 
     def _come_or_go(self, client: ClientId) -> None:
         spell = self._spells[client].at(self.clock)
@@ -269,6 +263,14 @@ class SimulatedFleet:
         self._states.keep((task.client,), [part.unsqueeze(0) for part in answer.kept])
         message, alone = (answer.message_M, answer.weight, answer.integers_I), (task.id,)
         return GroupReply(alone, task.round, (task.client,), *message, (answer.samples,), (answer.train_loss,))
+
+
+def _spells(clients: Sequence[ClientId], devices: Devices, streams: Streams) -> dict[ClientId, Spells]:
+    """Of those that are not always there."""
+    if devices.are_always_there:
+        return {}
+    found = ((client, devices.spells(client, streams)) for client in clients)
+    return {client: spells for client, spells in found if spells is not None}
 
 
 def _steps(flight: Flight) -> int | None:

@@ -174,9 +174,8 @@ class Simulation:
         work = self.data, self.groups, executor
         if isinstance(self.traffic, PeerTraffic):
             model = self.layout, *self.layout.pack(self.recipe.module)
-            return SimulatedPeers(
-                self.algorithm, self.mixing_NN, *work, *model, self._devices, self.streams, self._lr_in
-            )
+            devices = self._devices, self.streams
+            return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, *devices, self._lr_in)
         pools_data = self.algorithm.pools_data
         devices = self._devices.where_the_data_are() if pools_data else self._devices
         states = self.client_states()
