@@ -1,0 +1,254 @@
+"""Time in the simulator: rounds that end when they should, against event queues by hand."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import fed
+from fed.errors import InvalidExperiment
+from fed.randomness import Streams
+from fed.simulations.simulate import simulate
+
+from .conftest import Point, mean_output
+
+CLIENTS, LR = 8, 0.1
+SPEEDS = [1.0, 2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0]
+"""Samples a second; with one sample and one step a task takes the reciprocal, and nothing else costs time."""
+
+
+def data(samples: Sequence[int] = (1,) * CLIENTS) -> fed.FederatedData:
+    """f_i(x) = ½ |x − i|², in two dimensions."""
+    one = [torch.tensor([[1.0, 0.0], [0.0, 1.0], [client, -client]], dtype=torch.float64) for client in range(CLIENTS)]
+    return fed.FederatedData(
+        {
+            client: (one[client].expand(count, -1, -1).clone(), torch.zeros(count, dtype=torch.float64))
+            for client, count in enumerate(samples)
+        }
+    )
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> dict[str, Any]:
+    rows = [f"{client},{speed},1e300,1e300,0" for client, speed in enumerate(SPEEDS)]
+    path = tmp_path / "devices.csv"
+    path.write_text("client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s\n" + "\n".join(rows) + "\n")
+    return {"kind": "trace", "path": str(path)}
+
+
+def run(rounds: dict[str, Any], devices: Any, *, samples: Sequence[int] = (1,) * CLIENTS, **keys: Any) -> fed.Run:
+    model = Point(torch.zeros(2, dtype=torch.float64))
+    local = {"lr": LR, "steps": 1, "batch_size": 100, **keys.pop("local", {})}
+    experiment = fed.Experiment(rounds=rounds, devices=devices, local=local, **keys)
+    return simulate(experiment, data=data(samples), model=lambda: model, loss=mean_output)
+
+
+def lines(run: fed.Run, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(line[name] for name in names) for line in run.metrics]
+
+
+def cohort(number: int, count: int, again: int = 0, among: Sequence[int] = range(CLIENTS)) -> list[int]:
+    generator = Streams(0).generator("cohort", number, *filter(None, [again]))
+    return [among[place] for place in sorted(generator.choice(len(among), count, replace=False).tolist())]
+
+
+def test_a_round_ends_with_its_slowest_client(devices: dict[str, Any]) -> None:
+    finished = run({"count": 5, "cohort": 3}, devices)
+    ends = np.cumsum([max(1 / SPEEDS[client] for client in cohort(number, 3)) for number in range(1, 6)])
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends.tolist())
+
+
+def test_over_selection_ends_with_the_cohorts_last_reply_and_the_others_are_late(devices: dict[str, Any]) -> None:
+    finished = run({"count": 1, "cohort": 4, "over_selection": 1.5}, devices)
+    fastest = sorted(1 / SPEEDS[client] for client in cohort(1, 6))
+    assert lines(finished, "selected", "replied", "late", "failed") == [(6, 4, 2, 0)]
+    assert finished.metrics[0]["virtual_s"] == pytest.approx(fastest[3])
+    chosen = [client for client in cohort(1, 6) if 1 / SPEEDS[client] <= fastest[3]]
+    np.testing.assert_allclose(point(finished), LR * np.mean(chosen) * np.array([1, -1]), rtol=1e-12)
+
+
+def point(run: fed.Run) -> NDArray[np.float64]:
+    assert isinstance(run.model, Point)
+    x_D: NDArray[np.float64] = run.model.x_D.detach().numpy()
+    return x_D
+
+
+def test_who_is_late_is_busy_until_it_has_finished(devices: dict[str, Any]) -> None:
+    """Rounds of at most a tenth of a second, of all who are free."""
+    finished = run({"count": 12, "deadline_s": 0.1, "partial_work": "drop"}, devices)
+    free_at, now, expected, ends = [0.0] * CLIENTS, 0.0, [], []
+    for _ in range(12):
+        asked = [client for client in range(CLIENTS) if free_at[client] <= now]
+        for client in asked:
+            free_at[client] = now + 1 / SPEEDS[client]
+        in_time = sum(1 / SPEEDS[client] <= 0.1 for client in asked)
+        expected.append((len(asked), in_time, len(asked) - in_time))
+        now += min(0.1, max(1 / SPEEDS[client] for client in asked))
+        ends.append(now)
+    assert lines(finished, "selected", "replied", "late") == expected
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends)
+    assert expected[1] != expected[0]
+
+
+def test_a_deadline_ends_a_round_and_a_quorum_keeps_it_open(devices: dict[str, Any]) -> None:
+    by_deadline = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop"}, devices)
+    assert lines(by_deadline, "virtual_s", "replied", "late") == [(pytest.approx(0.3), 5, 3)]
+    by_quorum = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop", "quorum": 0.75}, devices)
+    assert lines(by_quorum, "virtual_s", "replied", "late") == [(pytest.approx(1 / 3), 6, 2)]
+    early = run({"count": 1, "deadline_s": 10.0}, devices)
+    assert lines(early, "virtual_s", "replied", "late") == [(pytest.approx(1.0), CLIENTS, 0)]
+
+
+def test_backups_are_asked_for_those_that_are_slow(devices: dict[str, Any]) -> None:
+    finished = run({"count": 1, "cohort": 4, "backup_after_s": 0.15}, devices)
+    first = cohort(1, 4)
+    slow = [client for client in first if 1 / SPEEDS[client] > 0.15]
+    free = [client for client in range(CLIENTS) if client not in slow]
+    backups = cohort(1, len(slow), again=4, among=free)
+    arrivals = sorted([1 / SPEEDS[client] for client in first] + [0.15 + 1 / SPEEDS[client] for client in backups])
+    assert lines(finished, "selected", "replied", "late") == [(4 + len(slow), 4, len(slow))]
+    assert finished.metrics[0]["virtual_s"] == pytest.approx(arrivals[3])
+
+
+def unsynchronised(
+    count: int, updates: int, concurrency: int, weight: Any, mixes: bool, samples: Sequence[int]
+) -> tuple[NDArray[np.float64], list[float], list[float]]:
+    """FedBuff and FedAsync with an event queue: the model, the clock and the mean staleness at each move."""
+    x, now = np.zeros(2), 0.0
+    queue: list[tuple[float, int, int, int, NDArray[np.float64]]] = []
+    clocks, ages, task = [], [], 0
+    for version, number in enumerate(range(1, count + 1)):
+        gathered: list[tuple[int, int, NDArray[np.float64], NDArray[np.float64]]] = []
+        drawn = 0
+        while len(gathered) < updates:
+            busy = {client for _, _, client, _, _ in queue}
+            free = [client for client in range(CLIENTS) if client not in busy]
+            asked = min(concurrency - len(queue), len(free))
+            if asked:
+                for client in cohort(number, asked, again=drawn, among=free):
+                    heapq.heappush(queue, (now + samples[client] / SPEEDS[client], task, client, version, x))
+                    task += 1
+                drawn += asked
+            now = queue[0][0]
+            while queue and queue[0][0] == now:
+                _, _, client, started, x0 = heapq.heappop(queue)
+                gathered.append((client, version - started, x0 + LR * (np.array([client, -client]) - x0), x0))
+        total = sum(samples[client] for client, *_ in gathered)
+        x = (
+            x
+            + sum(samples[client] * weight(age) * (y - (x if mixes else x0)) for client, age, y, x0 in gathered) / total
+        )
+        clocks.append(now)
+        ages.append(float(np.mean([age for _, age, _, _ in gathered])))
+    return x, clocks, ages
+
+
+@pytest.mark.parametrize("samples", [(1,) * CLIENTS, (3, 1, 2, 1, 4, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize(("buffer", "concurrency"), [(1, 1), (2, 5), (3, 8), (4, 4)])
+@pytest.mark.parametrize("staleness", ["polynomial", "constant", {"kind": "hinge", "grace": 1}])
+def test_buffered_rounds_are_an_event_queue_by_hand(
+    buffer: int, concurrency: int, staleness: Any, samples: Sequence[int], devices: dict[str, Any]
+) -> None:
+    rounds = {"kind": "buffered", "count": 25, "buffer": buffer, "concurrency": concurrency, "staleness": staleness}
+    finished = run(rounds, devices, samples=samples)
+    x, clocks, ages = unsynchronised(25, buffer, concurrency, weight_of(staleness), False, samples)
+    np.testing.assert_allclose(point(finished), x, rtol=1e-10)
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(clocks)
+    assert [line["staleness_mean"] for line in finished.metrics] == pytest.approx(ages)
+    if concurrency > buffer:
+        assert max(ages) > 1
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 8])
+@pytest.mark.parametrize("staleness", ["polynomial", "constant"])
+def test_asynchronous_rounds_are_an_event_queue_by_hand(
+    concurrency: int, staleness: Any, devices: dict[str, Any]
+) -> None:
+    samples = (3, 1, 2, 1, 4, 1, 2, 5)
+    rounds = {"kind": "asynchronous", "count": 40, "concurrency": concurrency, "staleness": staleness, "mixing": 0.7}
+    finished = run(rounds, devices, samples=samples)
+    s = weight_of(staleness)
+    x, clocks, ages = unsynchronised(40, 1, concurrency, lambda age: 0.7 * s(age), True, samples)
+    np.testing.assert_allclose(point(finished), x, rtol=1e-10)
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(clocks)
+    assert [line["staleness_mean"] for line in finished.metrics] == pytest.approx(ages)
+
+
+def weight_of(staleness: Any) -> Any:
+    if staleness == "polynomial":
+        return lambda age: 1 / math.sqrt(1 + age)
+    if staleness == "constant":
+        return lambda age: 1.0
+    return lambda age: 1.0 if age <= 1 else 1 / (10 * (age - 1) + 1)
+
+
+def test_an_update_that_is_too_stale_is_dropped_and_counted_late(devices: dict[str, Any]) -> None:
+    rounds = {"kind": "buffered", "count": 30, "buffer": 2, "concurrency": 8}
+    ages = lines(run(rounds, devices), "staleness_mean", "late")
+    assert max(age for age, _ in ages) > 2
+    bounded = lines(run({**rounds, "most_stale": 1}, devices), "staleness_mean", "late", "replied")
+    assert max(age for age, _, _ in bounded) <= 1
+    assert sum(late for _, late, _ in bounded) > 0
+    assert all(replied >= 2 for _, _, replied in bounded)
+
+
+class Classifier(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def equal_data() -> fed.FederatedData:
+    generator = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(20, 8, generator=generator), torch.arange(20) % 3) for _ in range(40)]
+    return fed.FederatedData(dict(enumerate(pairs)), test=pairs[0])
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "scaffold", "median"])
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"deadline_s": 1e9, "quorum": 1.0},
+        {"backup_after_s": 1e6},
+        {"kind": "buffered", "buffer": 10, "concurrency": 10},
+    ],
+    ids=str,
+)
+def test_with_equal_devices_and_samples_rounds_reduce_to_synchronous_ones_to_the_bit(
+    algorithm: str, rounds: dict[str, Any]
+) -> None:
+    def finished(rounds: dict[str, Any]) -> fed.Run:
+        described = fed.Experiment(
+            algorithm={"kind": algorithm}, rounds=rounds, local={"batch_size": 8}, simulation={"group": 4}
+        )
+        return simulate(described, data=equal_data(), model=Classifier)
+
+    plain = finished({"count": 5, "cohort": 10})
+    other = finished({"count": 5, **({} if "kind" in rounds else {"cohort": 10}), **rounds})
+    for part, its in zip(plain.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        assert torch.equal(part, its)
+    assert [{**line, "wall_s": 0} for line in plain.metrics] == [{**line, "wall_s": 0} for line in other.metrics]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unsynchronised_rounds_have_the_same_bits_whoever_trains(workers: int) -> None:
+    described = fed.Experiment(
+        rounds={"kind": "buffered", "count": 12, "buffer": 3, "concurrency": 9},
+        devices={"kind": "lognormal", "sigma": 1.5, "failure": 0.1},
+        simulation={"workers": workers, "group": 3},
+        local={"batch_size": 8},
+    )
+    digest = [line["test_loss"] for line in simulate(described, data=equal_data(), model=Classifier).metrics]
+    assert digest == test_unsynchronised_rounds_have_the_same_bits_whoever_trains.__dict__.setdefault("first", digest)
+    assert len(set(digest)) == 12
+
+
+def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) -> None:
+    with pytest.raises(InvalidExperiment, match=r"rounds.buffer must be at most 5.*got 6"):
+        run({"kind": "buffered", "buffer": 6, "concurrency": 5}, devices)
