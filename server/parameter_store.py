@@ -1,0 +1,321 @@
+"""A keyed store of tensors that workers push to and pull from, nobody too far ahead of the others."""
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Self, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor
+
+from fed.errors import InvalidInput, RunFailed, ValueRange
+
+__all__ = ["ParameterStore", "State", "Updater"]
+
+Updater: TypeAlias = Callable[[int | str, Tensor, Tensor], Tensor]
+
+
+class State(TypedDict):
+    """What a store restored from it goes on with: copies of the values, and where each worker is."""
+
+    bound: float
+    slowest: int
+    values: dict[int | str, Tensor]
+    clocks: dict[int | str, int]
+
+
+def _add(key: int | str, stored: Tensor, pushed: Tensor) -> Tensor:
+    return stored + pushed
+
+
+class ParameterStore:
+    r"""Tensors by key, shared by workers of which none runs more than a bound ahead of the slowest.
+
+    A worker's clock counts the periods that it has ended with :meth:`tick`; a push belongs to the clock at which its
+    worker is. At clock c a worker may proceed while
+
+    .. math:: c ≤ \min_{w} c_w + s
+
+    over the workers registered now, and pushes, pulls and ticks only then. So a pull at clock c has every push of
+    clocks up to c − s − 1, whoever made it and whoever joins later; of later clocks it has those that have come. With
+    s = 0 all of a clock's pushes are seen by everybody in the next; with s = ∞ nobody ever waits. The slowest may
+    always proceed, so there is always one who may. The smallest clock never falls: who registers starts there, and who
+    leaves holds nobody back.
+
+    Any number of threads may use a store. A call has happened when it returns, each at one instant between its call and
+    its return (it is linearizable, over all keys together), and a call that raises has changed nothing. Pushes are
+    applied in the order in which they come, so that sums of floats repeat to the bit only where that order does.
+
+    Like MXNet's KVStore: keys are numbers or texts; a key is set before it is pushed to; a push has the shape of the
+    stored value, lies on any device, and is merged by an updater; no two updates of a value happen at once. Unlike it:
+    the updater adds unless given, where MXNet's assigns, and returns the new value, where MXNet's changes the stored
+    one; every push is applied as it comes, as in ``dist_async``, and what makes workers wait for each other are clocks
+    and the bound, where ``dist_sync`` holds pushes of a key back until every worker has pushed, and updates once with
+    their sum; ``set`` is ``init``, may be repeated, and takes whoever's value comes; ``pull`` returns a copy, where
+    MXNet's fills ``out``; calls do their work before they return, where MXNet's queue it; they take one key and one
+    tensor; workers come and go. With s = ∞ it is what asynchronous workers find on TensorFlow's parameter servers.
+
+    Args:
+        bound: s, clocks: a whole number ≥ 0, or ``math.inf``.
+        updater: (key, stored, pushed) → the new value, of the same shape and type. It is called with copies, under the
+            store's lock: it must not wait, nor push. A state of its own is not part of the store's. ``lambda key,
+            stored, pushed: pushed`` assigns.
+
+    Raises:
+        ValueRange: if the bound is not such a number.
+
+    Example:
+        >>> store = ParameterStore(bound=1)
+        >>> store.set("w", torch.zeros(2))
+        >>> for worker in ("quick", "slow"):
+        ...     store.register(worker)
+        >>> for _ in range(2):
+        ...     store.push("w", torch.ones(2), worker="quick")
+        ...     store.tick("quick")
+        >>> store.get("w"), store.clock("quick"), store.may_proceed("quick")
+        (tensor([2., 2.]), 2, False)
+        >>> store.pull("w", worker="quick", timeout_s=0)
+        Traceback (most recent call last):
+        fed.errors.RunFailed: after 0 s worker 'quick' still waits at clock 2 for 'slow' (clock 0), because ...
+        >>> store.tick("slow")
+        >>> store.pull("w", worker="quick")
+        tensor([2., 2.])
+
+    Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS 2013. There
+    readers may be served from caches; here all read the one store, and see all that has come.
+    """
+
+    def __init__(self, *, bound: float = 0, updater: Updater = _add) -> None:
+        if bound != math.inf and (type(bound) is not int or bound < 0):
+            raise ValueRange(f"bound must be a whole number of clocks, at least 0, or math.inf, got {bound!r}")
+        self._bound = bound
+        self._updater = updater
+        self._values: dict[int | str, Tensor] = {}  # replaced, never changed: copied outside the lock
+        self._clocks: dict[int | str, int] = {}
+        self._workers_at: Counter[int] = Counter()
+        self._slowest = 0
+        self._changed = threading.Condition()
+
+    def set(self, key: int | str, tensor: Tensor) -> None:
+        """Give a key its first value, or another, of whatever shape and type.
+
+        Raises:
+            InvalidInput: if it is not a dense tensor of finite numbers.
+        """
+        value = _copy(f"the value of key {key!r}", tensor)
+        with self._changed:
+            self._values[key] = value
+
+    def get(self, key: int | str) -> Tensor:
+        """A copy of a key's value as it is now, whatever the clocks.
+
+        Raises:
+            InvalidInput: if the key was never set.
+        """
+        with self._changed:
+            value = self._value(key)
+        return value.clone()
+
+    def push(self, key: int | str, tensor: Tensor, worker: int | str) -> None:
+        """Merge a tensor into a key's value, as of the worker's clock.
+
+        Raises:
+            InvalidInput: if the key was never set, the worker is not registered or may not proceed, or the tensor, or
+                what the updater makes of it, is not finite, or not of the stored value's shape and type.
+        """
+        name = f"what worker {worker!r} pushes to key {key!r}"
+        pushed = _copy(name, tensor)
+        with self._changed:
+            self._refuse_to_run_ahead(worker)
+            stored = self._value(key)
+            _refuse_unlike(name, pushed, stored)
+            name = f"what the updater makes of key {key!r}"
+            value = _copy(name, self._updater(key, stored.clone(), pushed.to(stored.device)))
+            _refuse_unlike(name, value, stored)
+            self._values[key] = value
+
+    def pull(self, key: int | str, worker: int | str, timeout_s: float | None = None) -> Tensor:
+        """Wait until the worker may proceed, and copy a key's value at that instant.
+
+        Args:
+            key: whose value.
+            worker: who asks.
+            timeout_s: how long to wait at most, seconds ≥ 0; None: as long as it takes.
+
+        Raises:
+            InvalidInput: if the key was never set, or the worker is not registered, or leaves while it waits.
+            RunFailed: if the time passes; the message says whom it waits for.
+        """
+        with self._changed:
+            self._value(key)
+            self.wait(worker, timeout_s)
+            value = self._values[key]
+        return value.clone()
+
+    def register(self, worker: int | str) -> None:
+        """Let a worker take part, from the smallest clock on.
+
+        Raises:
+            InvalidInput: if it takes part already.
+        """
+        with self._changed:
+            if worker in self._clocks:
+                raise InvalidInput(f"a worker registers once, got {worker!r} again: let it leave first")
+            self._clocks[worker] = self._slowest
+            self._workers_at[self._slowest] += 1
+
+    def leave(self, worker: int | str) -> None:
+        """Let a worker go: what it pushed stays, and nobody waits for it any more.
+
+        Raises:
+            InvalidInput: if it is not registered.
+        """
+        with self._changed:
+            self._workers_at[self.clock(worker)] -= 1
+            del self._clocks[worker]
+            self._find_slowest()
+            self._changed.notify_all()  # it may be waiting itself
+
+    def tick(self, worker: int | str) -> None:
+        """End a worker's clock period; what it pushes from now on belongs to the next.
+
+        Raises:
+            InvalidInput: if it is not registered, or may not proceed.
+        """
+        with self._changed:
+            self._refuse_to_run_ahead(worker)
+            clock = self._clocks[worker]
+            self._clocks[worker] = clock + 1
+            self._workers_at[clock] -= 1
+            self._workers_at[clock + 1] += 1
+            if self._find_slowest():
+                self._changed.notify_all()
+
+    def clock(self, worker: int | str) -> int:
+        """Where a worker is: at the smallest clock when it registered, and one further for each tick since.
+
+        Raises:
+            InvalidInput: if it is not registered.
+        """
+        with self._changed:
+            if worker not in self._clocks:
+                raise InvalidInput(f"worker {worker!r} must be registered, and is not, or has left: register it first")
+            return self._clocks[worker]
+
+    def may_proceed(self, worker: int | str) -> bool:
+        """Whether a worker is at most the bound ahead of the slowest; never waits.
+
+        Raises:
+            InvalidInput: if it is not registered.
+        """
+        with self._changed:
+            return self.clock(worker) <= self._slowest + self._bound
+
+    def wait(self, worker: int | str, timeout_s: float | None = None) -> None:
+        """Wait until a worker may proceed.
+
+        Args:
+            worker: who waits.
+            timeout_s: how long at most, seconds ≥ 0; None: as long as it takes.
+
+        Raises:
+            InvalidInput: if it is not registered, or leaves while it waits.
+            RunFailed: if the time passes; the message says whom it waits for.
+        """
+        if timeout_s is not None and not timeout_s >= 0:
+            raise InvalidInput(f"timeout_s must be at least 0, or None to wait as long as it takes, got {timeout_s}")
+        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.may_proceed(worker), limit_s):
+                raise RunFailed(
+                    f"after {timeout_s:g} s worker {worker!r} still {self._whom_it_waits_for(worker)}: "
+                    "let them tick or leave, or raise timeout_s or the bound"
+                )
+
+    def state(self) -> State:
+        """All that there is at one instant, for a checkpoint; waiting threads are not part of it."""
+        with self._changed:
+            values = {key: value.clone() for key, value in self._values.items()}
+            return State(bound=self._bound, slowest=self._slowest, values=values, clocks=dict(self._clocks))
+
+    @classmethod
+    def restore(cls, state: State, *, updater: Updater = _add) -> Self:
+        """A store that goes on from a state.
+
+        Args:
+            state: what :meth:`state` returned.
+            updater: as the store had it.
+
+        Raises:
+            InvalidInput: if it is no state of a store.
+        """
+        if state.keys() != State.__annotations__.keys():
+            raise InvalidInput(
+                f"a store's state has the keys {', '.join(State.__annotations__)}, got {', '.join(state) or 'none'}: "
+                "restore what state() returned"
+            )
+        if state["slowest"] != min(state["clocks"].values(), default=state["slowest"]):
+            raise InvalidInput(
+                f"the state's slowest must be the smallest of its clocks, got {state['slowest']} and "
+                f"{_few(state['clocks'].values())}: restore what state() returned"
+            )
+        store = cls(bound=state["bound"], updater=updater)
+        for key, value in state["values"].items():
+            store.set(key, value)
+        store._clocks.update(state["clocks"])
+        store._workers_at.update(state["clocks"].values())
+        store._slowest = state["slowest"]
+        return store
+
+    def _value(self, key: int | str) -> Tensor:
+        if key not in self._values:
+            known = _few(map(repr, self._values)) or "none"
+            raise InvalidInput(f"a key must be set before it is used, got {key!r}; known: {known}")
+        return self._values[key]
+
+    def _refuse_to_run_ahead(self, worker: int | str) -> None:
+        if not self.may_proceed(worker):
+            raise InvalidInput(
+                f"worker {worker!r} may not push or tick while it {self._whom_it_waits_for(worker)}: call wait first"
+            )
+
+    def _whom_it_waits_for(self, worker: int | str) -> str:
+        clock = self._clocks[worker]
+        slow = (f"{other!r} (clock {at})" for other, at in self._clocks.items() if at + self._bound < clock)
+        return f"waits at clock {clock} for {_few(slow)}, because the bound is {self._bound}"
+
+    def _find_slowest(self) -> bool:
+        """Whether the smallest clock has risen; over a run this takes no more steps than there are ticks."""
+        before = self._slowest
+        while self._clocks and not self._workers_at[self._slowest]:
+            del self._workers_at[self._slowest]
+            self._slowest += 1
+        return self._slowest > before
+
+
+def _copy(name: str, tensor: Tensor) -> Tensor:
+    """A copy of a dense tensor of finite numbers, which nobody else can change."""
+    if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+        raise InvalidInput(f"{name} must be a dense tensor, got {type(tensor).__name__}")
+    copy = tensor.detach().clone()
+    if not (finite := copy.isfinite()).all():
+        raise InvalidInput(
+            f"{name} must be finite, got {int((~finite).sum())} of {finite.numel()} numbers that are not: look for "
+            "a step that diverged"
+        )
+    return copy
+
+
+def _refuse_unlike(name: str, tensor: Tensor, stored: Tensor) -> None:
+    if tensor.shape != stored.shape or tensor.dtype != stored.dtype:
+        raise InvalidInput(
+            f"{name} must be {stored.dtype} {tuple(stored.shape)} like the stored value, got {tensor.dtype} "
+            f"{tuple(tensor.shape)}: convert it, or set the key anew"
+        )
+
+
+def _few(items: Iterable[object]) -> str:
+    """The first of many, and how many more there are."""
+    texts = [str(item) for item in items]
+    return ", ".join(texts[:10]) + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
