@@ -1,0 +1,85 @@
+"""Stale synchronous parallel rounds: every client goes on at its own pace, none too far ahead of the slowest.
+
+Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS 2013.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from fed.server.coordinator import Coordinator
+from fed.server.gathering import Exchange, joined
+from fed.server.parameter_store import ParameterStore
+from fed.server.synchronous import Rounds, await_clients
+
+__all__ = ["BoundedStaleness"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedStaleness(Rounds):
+    r"""Every client trains all the time, and waits where it would run ahead of the slowest by more than a bound.
+
+    .. math:: x ← x + η_g \frac{\sum_{i ∈ A} n_i Δ_i}{\sum_{j} n_j}, \qquad c_i ≤ \min_j c_j + s \text{ for who is asked}
+
+    A are the clients that answer in an instant, j all clients, c_i how many tasks client i has finished; an algorithm
+    that counts clients alike has 1 in place of n. A round has passed when the slowest client has finished one more
+    task. With s = 0 nobody begins a round before all have ended the last one: with equal devices these are synchronous
+    rounds of everybody, to the bit. A server optimiser takes a step in each instant. There is no cohort to be drawn.
+
+    Args:
+        bound: s; ``none``: nobody ever waits.
+    """
+
+    bound: NonNegativeInt | Literal["none"] = 3
+
+    def check(self, population: int) -> None:
+        """Any number of clients will do."""
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether answers count, however late they come."""
+        return True
+
+    def cohort_of(self, population: int) -> int:
+        """All."""
+        return population
+
+    def asked_of(self, population: int) -> int:
+        """All."""
+        return population
+
+    def round(self, coordinator: Coordinator, number: int) -> Exchange:
+        """Until the slowest client has finished so many tasks."""
+        store = self._store(coordinator)
+        exchanges = []
+        while store.slowest < number:
+            gathering = coordinator.begin()
+            for clock, clients in sorted(self._ready(coordinator, store).items()):
+                coordinator.ask(gathering, clock + 1, clients, cohort=coordinator.fleet.population)
+            if not coordinator.open:
+                await_clients(coordinator, number, 1)
+                continue
+            coordinator.gather(gathering, enough=1)
+            share = gathering.samples / store.samples
+            if gathering.weight != gathering.samples:
+                share = gathering.replied / coordinator.fleet.population
+            exchanges.append(coordinator.move(gathering, number, share=share))
+            for client in gathering.loss_of:
+                store.tick(client)
+        return joined(exchanges)
+
+    def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
+        """Who has no task and need not wait, by clock."""
+        ready: dict[int, list[int | str]] = {}
+        for client in coordinator.fleet.nodes():
+            if store.may_proceed(client):
+                ready.setdefault(store.clock(client), []).append(client)
+        return ready
+
+    def _store(self, coordinator: Coordinator) -> ParameterStore:
+        """The clocks of all clients."""
+        if coordinator.store is None:
+            coordinator.store = ParameterStore(bound=math.inf if self.bound == "none" else self.bound)
+        return coordinator.store
