@@ -7,12 +7,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from fed.clients.data import ClientId, FederatedData
+from fed.clients.data import ClientId
 from fed.messages import Failure, GroupReply, Task
 from fed.simulations.client_states import ClientStates
-from fed.simulations.devices import Device
-from fed.simulations.executor import Executor, Item
-from fed.simulations.groups import Groups
+from fed.simulations.executor import Item
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
@@ -24,10 +23,7 @@ class SimulatedFleet:
     The clock moves to the last arrival of those that are collected together.
 
     Args:
-        data: by client.
-        groups: who trains together.
-        executor: does the work.
-        device: every client's.
+        clients: who trains on what.
         states: what the clients keep.
         answer_bytes: of a client's message with its integers.
         reduces: whether the mean of a group's messages is all that is wanted; else each client's comes by itself.
@@ -36,10 +32,7 @@ class SimulatedFleet:
 
     def __init__(
         self,
-        data: FederatedData,
-        groups: Groups,
-        executor: Executor,
-        device: Device,
+        clients: SimulatedClients,
         *,
         states: ClientStates,
         answer_bytes: int,
@@ -47,14 +40,14 @@ class SimulatedFleet:
         places: bool = False,
     ) -> None:
         self.clock = 0.0
-        self._data = data
-        self._groups = groups
-        self._executor = executor
-        self._device = device
+        self._data = clients.data
+        self._groups = clients.groups
+        self._executor = clients.executor
+        self._device = clients.device
         self._states = states
         self._answer_bytes = answer_bytes
         self._reduces = reduces
-        self._places = {client: place for place, client in enumerate(data.clients)} if places else {}
+        self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
         self._due: list[tuple[float, int, Task, int]] = []
 
     def nodes(self) -> Sequence[ClientId]:

@@ -40,6 +40,7 @@ from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.peers import SimulatedPeers
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.tasks import Recipe, Train
 from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
 from fed.simulations.work import device_of, on_device
@@ -170,26 +171,23 @@ class Simulation:
         Args:
             executor: of ``recipe``; it does the clients' work.
         """
-        work = self.data, self.groups, executor
-        if isinstance(self.traffic, PeerTraffic):
-            model = self.layout, *self.layout.pack(self.recipe.module)
-            return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, Device(), lr_in=self._lr_in)
-        pools_data = self.algorithm.pools_data
+        pools_data = getattr(self.algorithm, "pools_data", False)
         device = Device.without_network() if pools_data else Device()
-        states = self.client_states()
+        clients = SimulatedClients(self.data, self.groups, executor, device)
+        if isinstance(self.traffic, PeerTraffic):
+            first = self.layout.pack(self.recipe.module)
+            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
+        states, shared = self.client_states(), self.layout.shared
         fleet = SimulatedFleet(
-            *work,
-            device,
+            clients,
             states=states,
             answer_bytes=self.traffic.answer_bytes,
             reduces=self.algorithm.linear and not self._is_forged,
             places="place" in self.algorithm.asks,
         )
-        shared = self.layout.shared
-        model = shared, *shared.pack(self.recipe.module)
-        coordinator = Coordinator(
-            self.algorithm, self._attacked(fleet, self.traffic.part_sizes[0]), *model, self.streams, self._lr_in
-        )
+        attacked = self._attacked(fleet, self.traffic.part_sizes[0])
+        first = shared.pack(self.recipe.module)
+        coordinator = Coordinator(self.algorithm, attacked, shared, *first, self.streams, self._lr_in)
         return Coordinated(self.policy, coordinator, states, sends=not pools_data)
 
     @property

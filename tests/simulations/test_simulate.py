@@ -25,6 +25,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.scoring import ScoringByClients, ScoringByCoordinator
 from fed.simulations.simulate import simulate
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.simulations.work import Work
 
@@ -417,9 +418,10 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
 
     device = Device()
     vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
-    parts = simulation.data, Groups(simulation.experiment.local, 4), Watched(partial(Work, simulation.recipe)), device
+    executor = Watched(partial(Work, simulation.recipe))
+    clients = SimulatedClients(simulation.data, Groups(simulation.experiment.local, 4), executor, device)
     size_bytes = simulation.layout.size_bytes()
-    fleet = SimulatedFleet(*parts, states=simulation.client_states(), answer_bytes=size_bytes, reduces=True)
+    fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=size_bytes, reduces=True)
     tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
     fleet.dispatch(tasks[:6])
     takes_s = device.exchange_s(bytes_down=tasks[0].size_bytes(), samples=28, bytes_up=tasks[0].size_bytes())
