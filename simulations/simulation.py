@@ -15,6 +15,7 @@ from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
 from fed.aggregators.reporting import state_of
 from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
+from fed.clients.given import Given
 from fed.clients.losses import Loss, cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.evaluation import ByClients, ByCoordinator
@@ -24,7 +25,7 @@ from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator
 from fed.simulations.adversaries import AdversarialFleet, Attack, poisoned, recruited
-from fed.simulations.batching import Batching, choose
+from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.checks import (
     check_algorithm,
     check_batch_norm,
@@ -87,12 +88,18 @@ class Simulation:
         if getattr(self.algorithm, "pools_data", False):
             self.data = self.data.pooled()
         metric = metric or (None if loss else accuracy)
-        loss_on_device = on_device(loss or cross_entropy, self.device)
-        some = self.data.read(self.data.clients[0])
-        may_ignore = loss is not None and self.data.may_hold_negative_labels()
-        beside = self._beside(module)
-        parts = loss_on_device, experiment.local, self.phases, self.layout.private, beside, some, may_ignore
-        self.batching = choose(experiment.simulation, module, *parts, self.trainees, self.device)
+        training = LocalTraining(
+            module,
+            on_device(loss or cross_entropy, self.device),
+            experiment.local,
+            self.phases,
+            self.layout.private,
+            self._given(module),
+            self.data.read(self.data.clients[0]),
+            may_ignore=loss is not None and self.data.may_hold_negative_labels(),
+            device=self.device,
+        )
+        self.batching = choose(experiment.simulation, training, self.trainees)
         self.experiment = _resolved(experiment, data, model, self.batching)
         self.groups = Groups(experiment.local, self.batching.group, _normalises_batches(module), self.phases)
         self.recipe = Recipe(
@@ -143,26 +150,26 @@ class Simulation:
         first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
-        broadcast = self._beside(self.recipe.module)[1]
+        broadcast = self._given(self.recipe.module).broadcast
         places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
         train = Train(tuple(clients), 1, "mean", None, None, len(broadcast), self.population, places)
         return train, (*first, *broadcast, *self.client_states().stacked(clients, first))
 
-    def _beside(self, module: nn.Module) -> tuple[Any, tuple[Tensor, ...]]:
-        """What the algorithm has a client keep, and what goes out beside the model, in the first round."""
+    def _given(self, module: nn.Module) -> Given:
+        """What comes with a client's first task beside the model, and what the algorithm has it keep before that."""
         if self.has_peers:
-            return None, ()
+            return Given()
         shared = self.layout.shared
         vector_V, _ = shared.pack(module)
         state = self.algorithm.init(vector_V[: shared.parameters].double())
         broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
-        return state_of(self.algorithm, shared, vector_V), broadcast
+        return Given(state_of(self.algorithm, shared, vector_V), broadcast)
 
     def client_states(self) -> ClientStates:
         """What clients keep, before the first round."""
         module = self.recipe.module
         keeps_models = any(phase.is_personal for phase in self.phases)
-        state = self._beside(module)[0] or ()
+        state = self._given(module).client_state or ()
         return ClientStates(self.data.clients, self.layout, self.layout.pack(module), state, keeps_models)
 
     def federation(self, executor: Executor) -> Federation:
