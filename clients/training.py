@@ -15,10 +15,9 @@ from itertools import chain, islice
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.contracts import ContrastiveRule, LocalRule, Phase
-from fed.clients.batches import Batches
+from fed.clients.batches import Batches, normalises_batches
 from fed.clients.contrast import Contrast
 from fed.clients.data import Pair
 from fed.clients.flat import FlatParameters
@@ -88,7 +87,7 @@ class Trainer:
         self._moves = phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
-        self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
+        self._normalises_batches = normalises_batches(self.module)
         self._contrast = Contrast(self.module, rule) if isinstance(rule, ContrastiveRule) else None
         half = _HALF.get(local.precision)
         self._precision = torch.autocast(device.type, dtype=half) if half else nullcontext()

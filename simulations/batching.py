@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fed.aggregators.contracts import ContrastiveRule, Phase
 from fed.clients.batched import BatchedTrainer
+from fed.clients.batches import normalises_batches
 from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
 from fed.clients.given import Given
@@ -199,7 +199,7 @@ def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
         return "float16 scales each client's loss by its own gradients", 0
     if changed := changed_by_forward(module, training.samples[0]):
         return f"its forward pass changes {changed}", 0
-    if any(isinstance(part, _BatchNorm) for part in module.modules()):  # frozen, or unused
+    if normalises_batches(module):  # frozen, or unused
         return "it has BatchNorm, under which a last single sample joins the batch before it", 0
     inputs, targets = training.probe()
     half = -(-len(targets) // 2)

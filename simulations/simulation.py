@@ -5,21 +5,21 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
 from fed.aggregators.reporting import state_of
+from fed.clients.batches import normalises_batches
 from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
 from fed.clients.given import Given
 from fed.clients.losses import Loss, cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.evaluation import ByClients, ByCoordinator
-from fed.experiment import Experiment
+from fed.experiment import Experiment, Local
 from fed.kinds import Component
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
@@ -48,6 +48,11 @@ from fed.simulations.work import device_of, on_device
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation"]
+
+
+class _Adversaries(NamedTuple):
+    attack: Attack
+    clients: frozenset[ClientId]
 
 
 class Simulation:
@@ -87,34 +92,22 @@ class Simulation:
         self._adversaries = self._recruited(experiment)
         if getattr(self.algorithm, "pools_data", False):
             self.data = self.data.pooled()
-        metric = metric or (None if loss else accuracy)
-        training = LocalTraining(
-            module,
-            on_device(loss or cross_entropy, self.device),
-            experiment.local,
-            self.phases,
-            self.layout.private,
-            self._given(module),
-            self.data.read(self.data.clients[0]),
-            may_ignore=loss is not None and self.data.may_hold_negative_labels(),
-            device=self.device,
-        )
-        self.batching = choose(experiment.simulation, training, self.trainees)
+        self.batching = choose(experiment.simulation, self._training(module, experiment.local, loss), self.trainees)
         self.experiment = _resolved(experiment, data, model, self.batching)
-        self.groups = Groups(experiment.local, self.batching.group, _normalises_batches(module), self.phases)
+        self.groups = Groups(experiment.local, self.batching.group, normalises_batches(module), self.phases)
         self.recipe = Recipe(
-            module,
-            loss or cross_entropy,
-            metric,
-            experiment.local,
-            self.algorithm if isinstance(self.algorithm, Aggregator) else None,
-            self.phases,
-            self.layout.private,
-            self.batching.is_batched,
-            self.data.read,
-            self.data.test if self.held_out is None else None,
-            self.streams,
-            None if self.held_out is None else self.held_out.__getitem__,
+            module=module,
+            loss=loss or cross_entropy,
+            metric=metric or (None if loss else accuracy),
+            local=experiment.local,
+            aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
+            phases=self.phases,
+            private=self.layout.private,
+            is_batched=self.batching.is_batched,
+            read=self.data.read,
+            test=self.data.test if self.held_out is None else None,
+            streams=self.streams,
+            held_out=None if self.held_out is None else self.held_out.__getitem__,
         )
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
         self.traffic = self._traffic()
@@ -142,7 +135,7 @@ class Simulation:
     @property
     def attackers(self) -> list[ClientId]:
         """The clients that attack, in the order of their ids: numbers, then names."""
-        attackers = self._adversaries[1] if self._adversaries else ()
+        attackers = self._adversaries.clients if self._adversaries else ()
         return sorted(attackers, key=lambda client: (isinstance(client, str), client))
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
@@ -199,7 +192,7 @@ class Simulation:
 
     @property
     def _is_forged(self) -> bool:
-        return self._adversaries is not None and self._adversaries[0].forges
+        return self._adversaries is not None and self._adversaries.attack.forges
 
     def _attacked(self, fleet: SimulatedFleet, update_size: int) -> SimulatedFleet | AdversarialFleet:
         if self._adversaries is None or not self._is_forged:
@@ -233,6 +226,20 @@ class Simulation:
             )
         return phases, layout
 
+    def _training(self, module: nn.Module, local: Local, loss: Loss | None) -> LocalTraining:
+        """What clients will do, for the choice of whether they do it in groups."""
+        return LocalTraining(
+            module=module,
+            loss=on_device(loss or cross_entropy, self.device),
+            local=local,
+            phases=self.phases,
+            private=self.layout.private,
+            given=self._given(module),
+            samples=self.data.read(self.data.clients[0]),
+            may_ignore=loss is not None and self.data.may_hold_negative_labels(),
+            device=self.device,
+        )
+
     def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
         """What clients hold out to score models on, if they do; the data become what is left to train on."""
         evaluation = section.make()
@@ -246,13 +253,13 @@ class Simulation:
             )
         return None
 
-    def _recruited(self, experiment: Experiment) -> tuple[Attack, frozenset[ClientId]] | None:
+    def _recruited(self, experiment: Experiment) -> _Adversaries | None:
         """The attack and who takes part in it; their data are changed where that is the attack."""
         if experiment.adversaries is None:
             return None
         attack, attackers = recruited(experiment.adversaries, self.data.clients, self.streams)
         self.data = poisoned(self.data, attack, attackers)
-        return attack, attackers
+        return _Adversaries(attack, attackers)
 
     def _module(self, experiment: Experiment, model: Callable[[], nn.Module] | None, loss: Loss | None) -> nn.Module:
         """The first model, initialised from its own stream, and held to the data."""
@@ -282,10 +289,6 @@ class Simulation:
         if len(graph) != self.population:
             raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
         return mixing_matrix(graph)
-
-
-def _normalises_batches(module: nn.Module) -> bool:
-    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:
