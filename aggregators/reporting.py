@@ -11,17 +11,17 @@ from torch import Tensor
 from fed.aggregators.contracts import Aggregator, ClientWork
 from fed.layout import Layout
 
-__all__ = ["began", "message_sizes", "messages", "sends_updates", "state_of"]
+__all__ = ["first_client_state", "message_sizes", "messages", "sends_updates", "starting_states"]
 
 
-def state_of(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
+def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
     """What a client keeps before its first task, in the model's type: a named tuple, or None."""
     state = aggregator.init_client(vector_V[: layout.parameters])
     return state and type(state)(*(part.to(layout.dtype) for part in state))
 
 
 def sends_updates(aggregator: Aggregator) -> bool:
-    """Whether clients report what :meth:`fed.aggregators.contracts.Aggregator.report` says, and keep nothing."""
+    """Whether clients report plain updates, weighted by samples: :meth:`Aggregator.report` is as it was."""
     return type(aggregator).report is Aggregator.report
 
 
@@ -50,7 +50,7 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
     return [part.shape[1] for part in report.message]
 
 
-def began(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
+def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
     """The states in which local steps begin: the task's [V], or each client's own [K, V]."""
     anchor_P = start_V[: layout.parameters]
     began_KP = aggregator.begin(anchor_P, client_state)
@@ -69,7 +69,7 @@ def messages(
         aggregator: asks for it.
         layout: the model's.
         start_V: the model that came with the task.
-        began: of :func:`began`.
+        began: of :func:`starting_states`.
         trained_KV: what local steps made of it.
         work: the other fields of :class:`fed.aggregators.contracts.ClientWork`, of tensors in any type.
 
@@ -84,7 +84,7 @@ def messages(
             update_KP=(update_KP := update_KV[:, :params]),
             anchor_P=start_V[:params],
             began_KP=began[..., :params].expand_as(update_KP),
-            **{name: _wide(value) for name, value in work.items()},
+            **{name: _in_float64(value) for name, value in work.items()},
         )
     )
     state = report.client_state
@@ -95,11 +95,11 @@ def messages(
     return messages_KM, report.weight_K1.reshape(-1), state
 
 
-def _wide(value: Any) -> Any:
+def _in_float64(value: Any) -> Any:
     """Floating-point tensors in float64, whatever holds them."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, tuple):
-        wide = [_wide(part) for part in value]
+        wide = [_in_float64(part) for part in value]
         return type(value)(*wide) if hasattr(value, "_fields") else tuple(wide)
     return value

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, Broadcast, ContrastiveRule
-from fed.aggregators.reporting import began, messages, sends_updates
+from fed.aggregators.reporting import messages, sends_updates, starting_states
 from fed.clients.batched import BatchedTrainer, TrainedGroup
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.pairs import dense
@@ -82,7 +82,7 @@ class GroupTraining:
             raise
 
     def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
-        broadcast, kept = beside[: task.broadcasts], beside[task.broadcasts :]
+        broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
         state, own = (kept[:-2], kept[-2:]) if self._recipe.keeps_own else (kept, ())
         if state:
             assert self._recipe.aggregator is not None
@@ -91,7 +91,11 @@ class GroupTraining:
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         aggregator, samples = self._recipe.aggregator, sent.samples()
-        begin = sent.start if aggregator is None else began(aggregator, self._layout.shared, sent.start, sent.state)
+        begin = (
+            sent.start
+            if aggregator is None
+            else starting_states(aggregator, self._layout.shared, sent.start, sent.state)
+        )
         done = self._train(sent, begin)
         (vectors_KV, integers_KI), state, weights = done.reported, sent.state, tuple(map(float, samples))
         if aggregator is not None and sent.task.wants != "models":

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
-from fed.aggregators.reporting import state_of
+from fed.aggregators.reporting import first_client_state
 from fed.clients.batches import normalises_batches
 from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
@@ -156,7 +156,7 @@ class Simulation:
         vector_V, _ = shared.pack(module)
         state = self.algorithm.init(vector_V[: shared.parameters].double())
         broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
-        return Given(state_of(self.algorithm, shared, vector_V), broadcast)
+        return Given(first_client_state(self.algorithm, shared, vector_V), broadcast)
 
     def client_states(self) -> ClientStates:
         """What clients keep, before the first round."""

@@ -23,7 +23,7 @@ _Reader: TypeAlias = Callable[[ClientId], Pair]
 
 @dataclass(frozen=True)
 class Begin:
-    """Nothing: whoever gives it back has begun."""
+    """No work: a worker that gives it back has started."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Train:
         wants: what is to be sent back.
         lr: the step size; None: the experiment's.
         steps: how many optimizer steps; None: as many as the experiment says.
-        broadcasts: how many tensors the algorithm sends beside the model.
+        broadcast_count: how many tensors the algorithm sends beside the model.
         population: how many clients there are.
         places: each client's number among them, where the algorithm asks for it.
     """
@@ -53,7 +53,7 @@ class Train:
     wants: Literal["models", "messages", "mean"]
     lr: float | None = None
     steps: int | None = None
-    broadcasts: int = 0
+    broadcast_count: int = 0
     population: int = 1
     places: tuple[int, ...] = ()
 
@@ -64,10 +64,10 @@ class Trained:
 
     Args:
         samples: how many each client holds.
-        seen: how many each was trained on, as often as it was.
-        train_losses: each client's mean over those.
+        seen: how many samples each was trained on, each sample as often as it was seen.
+        train_losses: of each client, the mean over those.
         weights: of each client in the mean.
-        diverged: which client's loss or model is not finite any more, with a sentence; nobody's where None.
+        diverged: the client whose loss or model is no longer finite, and a sentence that says so; or None.
     """
 
     samples: tuple[int, ...]
