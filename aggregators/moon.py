@@ -1,7 +1,7 @@
 """Model-contrastive federated learning.
 
-Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1. Shapes: P, the model's
-parameters; B, samples of a batch; F, features of a representation.
+Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1.
+Shapes: K, clients of a group; P, the model's parameters; B, samples of a batch; F, features of a representation.
 """
 
 from dataclasses import dataclass
