@@ -2,10 +2,15 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fed.cli_tables import console
 from fed.errors import InvalidExperiment, InvalidInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fed.kinds import Component
 
 __all__ = ["all_algorithms", "one_algorithm"]
 
@@ -36,7 +41,6 @@ def one_algorithm(kind: str) -> None:
     Raises:
         InvalidInput: if there is no such algorithm.
     """
-    from rich import box
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -54,20 +58,29 @@ def one_algorithm(kind: str) -> None:
     for paragraph in body(section.target):
         out.print()
         out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
-    keys = [(name, field) for name, field in section.model_fields.items() if name != "kind"]
-    if keys:
-        properties = section.model_json_schema()["properties"]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("hyper-parameter", "default", "range", "what it is"):
-            table.add_column(heading, no_wrap=heading != "what it is")
-        for name, field in keys:
-            default = "–" if field.is_required() else str(field.get_default(call_default_factory=True))
-            table.add_row(*(Text(text) for text in (name, default, _range(properties[name]), field.description or "")))
-        out.print(table)
+    if len(section.model_fields) > 1:  # beside its kind
+        out.print(_hyperparameters(section))
     facts = Table(box=None, show_header=False, pad_edge=False)
     for name, text in _facts(ALGORITHMS.make(kind).make()):
         facts.add_row(Text(name, style="bold"), Text(text))
     out.print(facts)
+
+
+def _hyperparameters(section: type["Component"]) -> "Table":
+    """A table of an algorithm's keys: default, range and meaning."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    properties = section.model_json_schema()["properties"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("hyper-parameter", "default", "range", "what it is"):
+        table.add_column(heading, no_wrap=heading != "what it is")
+    for name, field in section.model_fields.items():
+        if name != "kind":
+            default = "–" if field.is_required() else str(field.get_default(call_default_factory=True))
+            table.add_row(*(Text(text) for text in (name, default, _range(properties[name]), field.description or "")))
+    return table
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
