@@ -91,11 +91,7 @@ class GroupTraining:
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         aggregator, samples = self._recipe.aggregator, sent.samples()
-        begin = (
-            sent.start
-            if aggregator is None
-            else starting_states(aggregator, self._layout.shared, sent.start, sent.state)
-        )
+        begin = self._begin(sent)
         done = self._train(sent, begin)
         (vectors_KV, integers_KI), state, weights = done.reported, sent.state, tuple(map(float, samples))
         if aggregator is not None and sent.task.wants != "models":
@@ -107,6 +103,12 @@ class GroupTraining:
                 vectors_KV, integers_KI = _mean(vectors_KV, weights), _largest(integers_KI, sent.integers)
         trained = Trained(samples, done.seen, tuple(done.train_losses), weights, done.diverged)
         return trained, () if done.diverged else (vectors_KV, integers_KI, *(state or ()), *done.own)
+
+    def _begin(self, sent: _Sent) -> Tensor:
+        """Where local steps begin: the task's model, or what the algorithm makes of it for each client."""
+        if self._recipe.aggregator is None:
+            return sent.start
+        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.state)
 
     def _train(self, sent: _Sent, begin: Tensor) -> _Results:
         """All phases, each from where the last of its model ends."""
