@@ -3,6 +3,7 @@
 Shapes: K, clients of a group; P, trainable parameters; V ≥ P, the whole floating-point state; M, numbers of a message.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,13 +12,17 @@ from torch import Tensor
 from fed.aggregators.contracts import Aggregator, ClientWork
 from fed.layout import Layout
 
-__all__ = ["first_client_state", "message_sizes", "messages", "sends_updates", "starting_states"]
+__all__ = ["each_part", "first_client_state", "message_sizes", "messages", "sends_updates", "starting_states"]
 
 
 def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
     """What a client keeps before its first task, in the model's type: a named tuple, or None."""
-    state = aggregator.init_client(vector_V[: layout.parameters])
-    return state and type(state)(*(part.to(layout.dtype) for part in state))
+    return each_part(aggregator.init_client(vector_V[: layout.parameters]), lambda part: part.to(layout.dtype))
+
+
+def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What a client keeps, with each of its tensors changed: a named tuple of the same type, or None."""
+    return state and type(state)(*map(change, state))
 
 
 def sends_updates(aggregator: Aggregator) -> bool:
@@ -39,7 +44,7 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
             lr=1.0,
             momentum=0.0,
             train_loss_K1=number_11,
-            client_state=state and type(state)(*(part.unsqueeze(0) for part in state)),
+            client_state=each_part(state, lambda part: part.unsqueeze(0)),
             broadcast=aggregator.broadcast(aggregator.init(params_P)),
             population=population,
             start_loss_K1=number_11,
@@ -87,9 +92,7 @@ def messages(
             **{name: _in_float64(value) for name, value in work.items()},
         )
     )
-    state = report.client_state
-    if state is not None:
-        state = type(state)(*(part.to(layout.dtype).expand(len(trained_KV), -1) for part in state))
+    state = each_part(report.client_state, lambda part: part.to(layout.dtype).expand(len(trained_KV), -1))
     is_update = len(report.message) == 1 and report.message[0] is update_KP
     messages_KM = update_KV if is_update else torch.cat([*report.message, update_KV[:, params:]], 1)
     return messages_KM, report.weight_K1.reshape(-1), state

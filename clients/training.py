@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.contracts import ContrastiveRule, LocalRule, Phase
+from fed.aggregators.reporting import each_part
 from fed.clients.batches import Batches, normalises_batches
 from fed.clients.contrast import Contrast
 from fed.clients.data import Pair
@@ -189,7 +190,7 @@ class Trainer:
             part = part.to(self.device, self._flat.x_Q.dtype)
             return self._flat.spread(part) if part.shape == (self.layout.shared.parameters,) else part
 
-        state = given.client_state and type(given.client_state)(*map(spread, given.client_state))
+        state = each_part(given.client_state, spread)
         began_Q = self._flat.x_Q[: self._flat.shared]
         anchor_Q = began_Q.clone() if given.anchor_P is None else spread(given.anchor_P)
         return given._replace(client_state=state, broadcast=tuple(map(spread, given.broadcast)), anchor_P=anchor_Q)

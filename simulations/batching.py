@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fed.aggregators.contracts import ContrastiveRule, Phase
+from fed.aggregators.reporting import each_part
 from fed.clients.batched import BatchedTrainer
 from fed.clients.batches import normalises_batches
 from fed.clients.data import Pair
@@ -285,8 +286,7 @@ def _is_no_mean(training: LocalTraining) -> bool:
 def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:
     """How far some clients come in one group: [K, V], and their losses [K]."""
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
-    kept = given.client_state
-    kept = kept and type(kept)(*(part.expand(len(pairs), -1) for part in kept))
+    kept = each_part(given.client_state, lambda part: part.expand(len(pairs), -1))
     trained = trainer.train(*state, pairs, orders, given._replace(client_state=kept))
     return trained.vectors_KV - state[0], torch.tensor(trained.train_losses)
 

@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, Broadcast, ContrastiveRule
-from fed.aggregators.reporting import messages, sends_updates, starting_states
+from fed.aggregators.reporting import each_part, messages, sends_updates, starting_states
 from fed.clients.batched import BatchedTrainer, TrainedGroup
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.pairs import dense
@@ -202,7 +203,7 @@ class _PhaseTraining:
         rows = zip(sent.task.clients, sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
         for row, (client, pair, vector_V, integers_I) in enumerate(rows):
             seed = self._streams.torch_seed("module", client, sent.task.round, *self._key)
-            state = given.client_state and type(given.client_state)(*(part[row] for part in given.client_state))
+            state = each_part(given.client_state, itemgetter(row))
             of_client = given._replace(client_state=state)
             order = self._order(client, sent.task.round)
             trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, given=of_client))
