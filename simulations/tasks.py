@@ -28,14 +28,17 @@ class Begin:
 
 @dataclass(frozen=True)
 class Train:
-    """Train a group from (start [V] or [K, V], integers [I] or [K, I], broadcast …, what the clients keep [K, ·] …).
+    """Train a group.
 
-    Clients keep the algorithm's state, and a vector and integers of their own where the recipe says so.
+    With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
+    tensors, and what the clients keep, [K, ·] each: the parts of the algorithm's state, and where the recipe says so a
+    vector and integers of their own.
 
-    Answered by :class:`Trained`, with what is wanted of the group in float64, its integers, and what the clients keep
-    from now on [K, ·] …: of "models" the trained vectors [K, V], in the model's type, and integers [K, I]; of
-    "messages" each client's parts and its float buffers' update [K, M], and integers [K, I]; of the "mean" that of the
-    messages [M], and the largest integers [I].
+    The answer is a :class:`Trained`, what is wanted, and what the clients keep from now on. There are wanted
+
+    - the "models": the trained vectors [K, V], in the model's type, and integers [K, I];
+    - the "messages": each client's parts and its float buffers' update [K, M], in float64, and integers [K, I];
+    - their "mean": [M], in float64, and of the integers the largest [I].
 
     Args:
         clients: the group.
