@@ -231,6 +231,7 @@ class _Gathered:
             return
         for task in reply.tasks:
             del open_tasks[task]
+        self.loss_of |= zip(reply.clients, reply.train_losses, strict=True)
         self._count(reply.tasks[0], reply.mean_M, reply.weight, reply.integers_I, reply.train_losses, reply.samples)
 
     def _count(

@@ -172,6 +172,12 @@ def test_a_group_counts_as_its_clients_do() -> None:
     assert ours.train_loss == pytest.approx((0.1 * 3 + 0.2 * 1 + 0.5 * 2) / 6)
 
 
+def test_the_last_loss_of_each_client_is_known_however_it_answers() -> None:
+    moves = coordinator(silent, together(1.0, 3.0), lambda task: [reply(task, -2.0)])
+    moves.exchange(1, [0, 1, 2])
+    assert moves.losses == {0: 0.1, 1: 0.2, 2: 0.5}
+
+
 def test_the_order_of_groups_does_not_matter() -> None:
     scripts = [together(0.1, 0.7, samples=[3, 5]), together(1e-9, -0.3, samples=[1, 7], first=2)]
     one, other = (coordinator(*ordered, silent, silent) for ordered in (scripts, scripts[::-1]))
