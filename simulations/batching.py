@@ -201,17 +201,19 @@ def _tried(
         return "a group's gradients differ from those of its clients one by one", 0
     if _is_no_mean(module, loss, (inputs, targets), device):
         return _NO_MEAN, 0
-    if problem := _not_scored(module, loss, state, (inputs, targets), device):
+    if problem := _not_scored(module, loss, private, (inputs, targets), device):
         return problem, 0
     return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(module: nn.Module, loss: Loss, state: _State, samples: Pair, device: torch.device) -> str | None:
+def _not_scored(
+    module: nn.Module, loss: Loss, private: Collection[str], samples: Pair, device: torch.device
+) -> str | None:
     """Why models cannot be evaluated together; None where they can."""
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
-        rows = [part.repeat(2, 1) for part in state]
-        together = BatchedEvaluator(module, loss, None, device).scores(rows[0], rows[1], samples)
+        rows = [part.repeat(2, 1) for part in Layout.of(module, private).pack(module)]
+        together = BatchedEvaluator(module, loss, None, device, private).scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])

@@ -387,6 +387,36 @@ def test_what_has_no_meaning_is_refused(algorithm: dict[str, Any], error: type[E
         simulate(fed.Experiment(algorithm=algorithm, rounds={"count": 1}), data=data(), model=module())
 
 
+class OwnBody(Own):
+    """A body of each client's own under a head that they share."""
+
+    names = ("0.weight", "0.bias")
+
+
+@pytest.mark.parametrize("evaluation", ["clients", "coordinator"])
+def test_what_is_private_may_be_the_first_layers(evaluation: str) -> None:
+    """Batched or not: the same scores, of the same models."""
+    tested = replace(data(), test=data().train[5])
+    lines, states = [], []
+    for batching in ("on", "off"):
+        run = simulate(
+            fed.Experiment(
+                algorithm={"kind": f"python:{__name__}:OwnBody"},
+                rounds={"count": 3, "cohort": COHORT},
+                local={"batch_size": 100},
+                evaluation=evaluation,
+                simulation={"batching": batching},
+            ),
+            data=tested,
+            model=module(),
+        )
+        lines.append([[line["test_loss"], line["client_accuracy_mean"]] for line in run.metrics])
+        states.append(run.models)
+    np.testing.assert_allclose(lines[0], lines[1], rtol=1e-10)
+    for client, model in states[0].items():
+        torch.testing.assert_close(dict(model.state_dict()), dict(states[1][client].state_dict()), rtol=1e-10, atol=0)
+
+
 def test_a_personal_model_that_diverges_ends_the_run_and_is_named() -> None:
     described = fed.Experiment(algorithm={"kind": "ditto", "strength": 1e300}, local={"epochs": 5})
     with pytest.raises(fed.errors.Diverged, match="client 0"):
