@@ -108,6 +108,16 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
     )
 
 
+def test_power_of_choice_has_twice_the_cohort_for_candidates_unless_told_otherwise() -> None:
+    crowd = Crowd([1] * 12)
+    losses: dict[int | str, float] = {client: float(place) for place, client in enumerate("abcdefghijkl")}
+    for number in range(1, 21):
+        draw = Draw(crowd, number, 3, Streams(0), losses)
+        assert PowerOfChoice().sample(draw) == PowerOfChoice(candidates=6).sample(draw)
+        candidates = sorted(map(str, PowerOfChoice(candidates=6).sample(Draw(crowd, number, 6, Streams(0), losses))))
+        assert PowerOfChoice().sample(draw) == candidates[-3:]
+
+
 def test_fewer_candidates_than_the_cohort_are_refused() -> None:
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 3, got 2"):
         PowerOfChoice(candidates=2).sample(Draw(Crowd([1] * 6), 1, 3, Streams(0), {}))
