@@ -380,6 +380,12 @@ def test_a_cohort_above_the_population_is_refused() -> None:
         simulate(fed.Experiment(**SMALL).override({"rounds.cohort": 13}))
 
 
+def test_fewer_candidates_than_the_cohort_are_refused_before_the_first_round() -> None:
+    sampling = {"kind": "power_of_choice", "candidates": 4}
+    with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 5, got 4"):
+        Simulation(fed.Experiment(**SMALL).override({"rounds.sampling": sampling}))
+
+
 def test_null_sections_need_python_objects() -> None:
     with pytest.raises(InvalidExperiment, match="data"):
         simulate(fed.Experiment(data=None))
