@@ -474,6 +474,16 @@ def test_a_robust_rule_sees_single_messages_and_leaves_them_as_they_are(rule: Ro
     assert np.array_equal(messages_SM, before)
 
 
+def test_the_geometric_median_leaves_a_message_that_it_begins_at() -> None:
+    # The coordinates' medians are the first message, whose angle in the triangle is less than 120°: at the median the
+    # directions to all three sum to 0.
+    messages_SM = np.array([[0.0, 0.0], [10.0, -0.1], [-0.1, 10.0]])
+    point_M = one(reduced(GeometricMedian(iterations=1000), messages_SM))
+    away_SM = messages_SM - point_M
+    directions_SM = away_SM / np.linalg.norm(away_SM, axis=1, keepdims=True)
+    np.testing.assert_allclose(directions_SM.sum(0), np.zeros(2), rtol=0, atol=1e-7)
+
+
 def test_no_column_is_forgotten_where_there_are_many() -> None:
     messages_SM = drawn(5, 70_001)
     same(one(reduced(Median(), messages_SM)), np.median(messages_SM, axis=0))

@@ -310,6 +310,24 @@ def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_model(kin
     assert all(bool(torch.isfinite(tensor).all()) for tensor in stored.values())
 
 
+@pytest.mark.parametrize("batching", ["on", "off"])
+def test_a_report_that_overflows_stops_the_run_and_names_the_client(batching: str) -> None:
+    """The loss of client 2 is 1e10, and finite; its power is not."""
+    data = fed.FederatedData(
+        {client: (torch.ones(2, 1), torch.full((2,), 1e10 if client == 2 else 1.0)) for client in range(4)}
+    )
+    experiment = fed.Experiment(
+        algorithm={"kind": "qfedavg", "q": 40.0}, rounds={"count": 1}, simulation={"batching": batching}
+    )
+    with pytest.raises(Diverged, match="round 1, client 2: what it reports is not finite"):
+        simulate(
+            experiment,
+            data=data,
+            model=lambda: nn.Linear(1, 1),
+            loss=lambda output, target: (1e-9 * output + target[:, None]).mean(),
+        )
+
+
 def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
     class Impatient:
         def begin(self, expectation: Expectation) -> None:
