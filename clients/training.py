@@ -204,7 +204,7 @@ class Trainer:
         inputs_N, targets_N = (part.to(self.device) for part in samples)
         chunks = max(len(targets_N) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
         with seeded_torch(seed, self.device):
-            for inputs_b, targets_b in zip(inputs_N.chunk(chunks), targets_N.chunk(chunks), strict=True):
+            for inputs_b, targets_b in zip(inputs_N.tensor_split(chunks), targets_N.tensor_split(chunks), strict=True):
                 with torch.set_grad_enabled(gradient):
                     loss = self._loss_of(inputs_b.clone(), targets_b.clone(), losses)
                 if gradient:

@@ -110,7 +110,8 @@ class Coordinator:
     def exchange(self, number: int, clients: Sequence[int | str]) -> Exchange:
         """Send the model to clients, gather their models, and move ours by the mean of their updates.
 
-        Replies may come in any order: the outcome is the same, to the bit.
+        Replies may come in any order: the outcome is the same, to the bit. Where fewer come than the aggregator needs,
+        as under a sampling whose cohorts vary, the model stays as it was.
 
         Args:
             number: of the round, from 1.
@@ -133,7 +134,7 @@ class Coordinator:
         gathered = _Gathered(start_V, self._integers_I, sum(self._sizes), self.answer_bytes, self._aggregator.linear)
         gathered.count(self.fleet.collect(), tasks)
         self.losses |= gathered.loss_of
-        if gathered.losses:
+        if gathered.losses and self._suffice(len(gathered.losses), number):
             self._apply(gathered, number)
         return Exchange(
             selected=len(clients),
@@ -149,6 +150,14 @@ class Coordinator:
     def answer_bytes(self) -> int:
         """Bytes of a client's message and integers as they travel."""
         return sum(self._sizes) * self._layout.dtype.itemsize + self._integers_I.nbytes
+
+    def _suffice(self, replies: int, number: int) -> bool:
+        try:
+            self._aggregator.check(replies)
+        except InvalidExperiment as error:
+            _log.warning("round %d: the model stays as it was: %s", number, error)
+            return False
+        return True
 
     def _apply(self, gathered: "_Gathered", number: int) -> None:
         if self._aggregator.linear:
@@ -231,6 +240,7 @@ class _Gathered:
             return
         for task in reply.tasks:
             del open_tasks[task]
+        self.loss_of |= zip(reply.clients, reply.train_losses, strict=True)
         self._count(reply.tasks[0], reply.mean_M, reply.weight, reply.integers_I, reply.train_losses, reply.samples)
 
     def _count(

@@ -85,11 +85,15 @@ class Attack(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Attack):
-    r"""Attackers train as they should, on wrong labels: :math:`y ← C - 1 - y`, of C classes."""
+    r"""Attackers train as they should, on wrong labels: :math:`y ← C - 1 - y`, of C classes.
+
+    Labels below 0, which a loss may leave out, stay as they are.
+    """
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """Each label's opposite."""
-        return classes - 1 - targets
+        labels = targets.long()
+        return torch.where(labels < 0, labels, classes - 1 - labels).to(targets.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -221,18 +221,18 @@ def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
         return "a group's gradients differ from those of its clients one by one", 0
     if _is_no_mean(training):
         return _NO_MEAN, 0
-    if problem := _not_scored(training, state):
+    if problem := _not_scored(training):
         return problem, 0
     return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(training: LocalTraining, state: _State) -> str | None:
+def _not_scored(training: LocalTraining) -> str | None:
     """Why models cannot be evaluated together; None where they can."""
     module, loss, device, samples = training.module, training.loss, training.device, training.probe()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
-        rows = [part.repeat(2, 1) for part in state]
-        together = BatchedEvaluator(module, loss, None, device).scores(rows[0], rows[1], samples)
+        rows = [part.repeat(2, 1) for part in Layout.of(module, training.private).pack(module)]
+        together = BatchedEvaluator(module, loss, None, device, training.private).scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])

@@ -68,7 +68,10 @@ class SimulatedFleet:
             heapq.heappush(self._due, (self.clock + self._takes_s(task, size_bytes, samples), task.id, task, samples))
 
     def collect(self, until: float = math.inf) -> Iterator[GroupReply | Failure]:
-        """Train all clients whose answers are due, those together that started from one model."""
+        """Train all clients whose answers are due, those together that started from one model.
+
+        What clients keep changes at the end, for all of them, and for nobody if one has diverged or an error is raised.
+        """
         versions: dict[tuple[int, int], list[tuple[Task, int]]] = {}
         while self._due and self._due[0][0] <= until:
             self.clock, _, task, samples = heapq.heappop(self._due)
@@ -80,9 +83,15 @@ class SimulatedFleet:
                 seen = sum(self._groups.seen(sizes[place], tasks[place].steps) for place in group)
                 members = [tasks[place] for place in group]
                 items[self._executor.submit(self._item(members, seen))] = members
+        kept: list[tuple[list[ClientId], Sequence[Tensor]]] = []
+        has_diverged = False
         for ticket, members in items.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, answer, tensors in self._executor.results([ticket]):
-                yield from self._answers(members, answer, tensors)
+            for _, trained, tensors in self._executor.results([ticket]):
+                has_diverged |= trained.diverged is not None
+                kept.append(([task.client for task in members], tensors[2:]))
+                yield from self._answers(members, trained, tensors)
+        for clients, states in () if has_diverged else kept:
+            self._states.keep(clients, states)
 
     def _takes_s(self, task: Task, size_bytes: int, samples: int) -> float:
         seen = self._groups.seen(samples, task.steps)
@@ -109,8 +118,7 @@ class SimulatedFleet:
             (id_,) = (task.id for task in tasks if task.client == client)
             yield Failure(id_, number, client, reason, diverged=True)
             return
-        messages, integers, *states = tensors
-        self._states.keep([task.client for task in tasks], states)
+        messages, integers, *_ = tensors
         parts = [slice(None)] if self._reduces else [slice(row, row + 1) for row in range(len(tasks))]
         for part in parts:
             yield GroupReply(

@@ -100,6 +100,7 @@ class GroupTraining:
                 vectors_KV = vectors_KV.double().sub_(begin)
             else:
                 vectors_KV, weights, state = self._report(aggregator, sent, begin, done)
+                done = done._replace(diverged=done.diverged or _overflown(sent.task, vectors_KV))
             if sent.task.wants == "mean":
                 vectors_KV, integers_KI = _mean(vectors_KV, weights), _largest(integers_KI, sent.integers)
         trained = Trained(samples, done.seen, tuple(done.train_losses), weights, done.diverged)
@@ -237,6 +238,21 @@ def _mean(messages_KM: Tensor, weights: Sequence[float]) -> Tensor:
 
 def _largest(integers_KI: Tensor, sent_I: Tensor) -> Tensor:
     return integers_KI.amax(0) if integers_KI.numel() else sent_I
+
+
+def _overflown(task: Train, messages_KM: Tensor) -> tuple[ClientId, str] | None:
+    """The first client of a group whose message is not finite, as where a power of its loss overflows; or nobody."""
+    if math.isfinite(messages_KM.sum()):
+        return None
+    finite = torch.isfinite(messages_KM).all(1).tolist()
+    return next(
+        (
+            (client, "what it reports is not finite")
+            for client, is_finite in zip(task.clients, finite, strict=True)
+            if not is_finite
+        ),
+        None,
+    )
 
 
 def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:
