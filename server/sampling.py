@@ -62,6 +62,13 @@ class Sampling(Hyperparameters, ABC):
     def places(self, draw: Draw) -> np.ndarray:
         """The clients of a round as places in the fleet, from 0, in any order."""
 
+    def check(self, cohort: int, population: int) -> None:
+        """Hold the rule to how many clients take part in a round, of so many.
+
+        Raises:
+            InvalidExperiment: if it cannot draw them.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Sampling):
@@ -122,13 +129,18 @@ class PowerOfChoice(Sampling):
 
     candidates: PositiveInt | None = None
 
+    def check(self, cohort: int, population: int) -> None:
+        """As many candidates as clients in a cohort, at least."""
+        if (count := self._count(cohort, population)) < cohort:
+            raise InvalidExperiment(
+                f"rounds.sampling.candidates must be at least the cohort of {cohort}, got {count}: raise it"
+            )
+
     def places(self, draw: Draw) -> np.ndarray:
         """Those with the largest losses; of equal ones the first drawn."""
-        count = min(self.candidates or 2 * draw.cohort, draw.population)
-        if count < draw.cohort:
-            raise InvalidExperiment(
-                f"rounds.sampling.candidates must be at least the cohort of {draw.cohort}, got {count}: raise it"
-            )
-        nodes, drawn = draw.fleet.nodes(), draw.by_samples(count)
+        nodes, drawn = draw.fleet.nodes(), draw.by_samples(self._count(draw.cohort, draw.population))
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.cohort]]
+
+    def _count(self, cohort: int, population: int) -> int:
+        return min(self.candidates or 2 * cohort, population)

@@ -37,13 +37,14 @@ class Synchronous(Hyperparameters):
         """Hold the policy to the number of clients.
 
         Raises:
-            InvalidExperiment: if the cohort is larger than the population.
+            InvalidExperiment: if the cohort is larger than the population, or the rule that draws it cannot.
         """
         if self.cohort != "all" and self.cohort > population:
             raise InvalidExperiment(
                 f"rounds.cohort must be at most {population}, the number of clients, got {self.cohort}: "
                 "lower it, or write all"
             )
+        self._rule.check(self.cohort_of(population), population)
 
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """One round, numbered from 1."""

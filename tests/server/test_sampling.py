@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fed.errors import InvalidExperiment
+from fed.families import SAMPLINGS
 from fed.messages import Failure, Task
 from fed.randomness import Streams
 from fed.server.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
+from fed.server.synchronous import Synchronous
 
 ROUNDS = 2000
 
@@ -108,6 +110,12 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
     )
 
 
-def test_fewer_candidates_than_the_cohort_are_refused() -> None:
+def test_fewer_candidates_than_the_cohort_are_refused_before_the_first_round() -> None:
+    def rounds(**keys: int) -> Synchronous:
+        return Synchronous(cohort=3, sampling=SAMPLINGS.make("power_of_choice", **keys))
+
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 3, got 2"):
-        PowerOfChoice(candidates=2).sample(Draw(Crowd([1] * 6), 1, 3, Streams(0), {}))
+        rounds(candidates=2).check(6)
+    rounds(candidates=3).check(6)
+    rounds(candidates=30).check(6)
+    rounds().check(4)
