@@ -1,6 +1,6 @@
 """Dynamic regularisation: each client's loss is bent until its own minimum and everybody's are one.
 
-Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263, algorithm 1.
+Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263.
 Shapes: K, clients of a group; P, the model's parameters.
 """
 

@@ -1,7 +1,6 @@
 """MimeLite: clients descend with the server's momentum, and leave it as it is.
 
-Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606,
-algorithm 1: MimeLite, of SGD with momentum.
+Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606.
 Shapes: K, clients of a group; P, the model's parameters.
 """
 

@@ -1,6 +1,6 @@
 """Fair averaging: clients that fare worse count more.
 
-Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497, algorithm 2: q-FedAvg.
+Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497.
 Shapes: K, clients of a group; P, the model's parameters.
 """
 

@@ -70,7 +70,7 @@ class DataSection(Component):
             names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
             defaults["partition"] = {"kind": "natural" if names_clients else "iid"}
         partition = {**keys, **defaults}["partition"]
-        chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", None))
+        chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", partition))
         names_them = chosen in ("natural", "file") or chosen.startswith("python:")
         if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and not names_them:
             defaults["clients"] = 100
@@ -198,7 +198,6 @@ SCHEDULES = Family(
     Component,
     {"constant": "fed.schedules:Constant", "cosine": "fed.schedules:Cosine", "step": "fed.schedules:Step"},
     default="constant",
-    short=True,
 )
 
 SAMPLINGS = Family(
@@ -212,7 +211,6 @@ SAMPLINGS = Family(
         "power_of_choice": "fed.server.sampling:PowerOfChoice",
     },
     default="uniform",
-    short=True,
 )
 
 ROUNDS = Family("rounds", Component, {"synchronous": "fed.server.synchronous:Synchronous"}, default="synchronous")
@@ -221,5 +219,5 @@ EVALUATIONS = Family(
     "evaluation",
     Component,
     {"coordinator": "fed.evaluation:ByCoordinator", "clients": "fed.evaluation:ByClients"},
-    short=True,
+    default="clients",
 )
