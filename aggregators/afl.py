@@ -1,7 +1,7 @@
 """Agnostic averaging: the model is made for the worst mixture of the clients.
 
-Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, arXiv 1902.00146. Shapes:
-K, clients of a group; N, all clients; P, the model's parameters.
+Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, arXiv 1902.00146.
+Shapes: K, clients of a group; N, all clients; P, the model's parameters.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Block-wise model-update filtering: momentum on the update of a whole block of local training.
 
 Chen & Huo, "Scalable training of deep learning machines by incremental block training with intra-block parallel
-optimization and blockwise model-update filtering", ICASSP 2016. Shapes: P, the model's parameters.
+optimization and blockwise model-update filtering", ICASSP 2016.
+Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass

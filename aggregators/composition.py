@@ -43,10 +43,10 @@ class Reducer(Piece, ABC):
     """A piece that needs the single messages of a round."""
 
     def left(self, messages: int) -> int:
-        """How many messages it leaves of so many.
+        """How many messages are left of so many that reach it.
 
         Raises:
-            InvalidExperiment: if it needs more.
+            InvalidExperiment: if those are too few.
         """
         return messages
 
@@ -107,7 +107,7 @@ class Composed(Aggregator):
         return report
 
     def check(self, replies: int) -> None:
-        """Hold each piece to how many messages reach it."""
+        """Refuse rounds in which too few messages reach a piece."""
         for piece in self._pieces:
             replies = piece.left(replies) if isinstance(piece, Reducer) else replies
 
@@ -121,11 +121,9 @@ class Composed(Aggregator):
                 piece_state, messages_SM, weights_S = piece.reduce(piece_state, messages_SM, weights_S, generator)
             kept.append(piece_state)
         state = state._replace(kept=tuple(kept))
-        return (
-            (state, messages_SM[0])
-            if len(messages_SM) == 1
-            else super().combine(state, messages_SM, weights_S, generator)
-        )
+        if len(messages_SM) == 1:
+            return state, messages_SM[0]
+        return super().combine(state, messages_SM, weights_S, generator)
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """The model plus the mean update through the pieces."""
@@ -159,7 +157,7 @@ def chain(*pieces: Piece) -> Chain:
             applies.
 
     Raises:
-        InvalidExperiment: if one of them is none.
+        InvalidExperiment: if one of them is not a piece.
 
     Example:
         >>> import torch

@@ -84,7 +84,7 @@ class ClientWork:
     def gradients_K1(self) -> Tensor:  # noqa: N802  # a shape suffix
         r"""‖a‖₁: how many gradients an update holds, :math:`y - x̂ = -η \sum_s a_s g_s`.
 
-        Without momentum, and of Adam, one a step, τ. With it a step counts on in those after:
+        Without momentum, and under Adam, each step counts once: τ. With momentum it counts in later steps, too:
 
         .. math:: ‖a‖_1 = \frac{1}{1 - ρ} \left(τ - ρ \frac{1 - ρ^τ}{1 - ρ}\right)
 
@@ -136,8 +136,8 @@ class Phase:
         rule: a correction of the gradient of the shared parameters, or a term of the loss, or None.
         trains: which parameters move: all, or those alone that are shared or private.
         epochs: passes over the client's data, in place of what the section local says.
-        is_personal: whether it trains the model that a client keeps for itself, not the one that it reports. Before its
-            first task that is the model that comes with it.
+        is_personal: whether it trains the model that a client keeps for itself, not the one that it reports. A client's
+            first task brings the model with which its own begins.
     """
 
     rule: "LocalRule | ContrastiveRule | None" = None
@@ -146,15 +146,15 @@ class Phase:
     is_personal: bool = False
 
     def local(self, local: Local) -> Local:
-        """The section of the experiment as it holds here."""
+        """The experiment's section ``local`` with this phase's epochs."""
         return local if self.epochs is None else local.model_copy(update={"epochs": self.epochs, "steps": None})
 
     def steps(self, steps: int | None) -> int | None:
-        """How many optimizer steps a task takes here that says so many in all; None: as :meth:`local` says."""
+        """How many steps this phase takes of a task that asks for so many; None: as many as :meth:`local` says."""
         return steps if self.epochs is None else None
 
     def moves(self, shared: int) -> slice:
-        """Which numbers of a row move, whose first are the shared parameters."""
+        """Which numbers of a parameter vector move; its first ones are the ``shared`` parameters."""
         return {"all": slice(None), "shared": slice(shared), "private": slice(shared, None)}[self.trains]
 
 
@@ -172,9 +172,9 @@ class Aggregator(Hyperparameters, ABC):
     linear: ClassVar[bool] = True
     """Whether the mean of the messages is all it needs, so that groups of clients may be reduced where they train."""
     personal: ClassVar[bool] = False
-    """Whether what it is for are models of the clients' own, each to be scored on its client's data."""
+    """Whether its purpose is a model for each client, scored on that client's own data."""
     asks: ClassVar[frozenset[str]] = frozenset()
-    """What a report needs beside the local steps: "loss" and "gradient" of x on the client's own data; its "place"."""
+    """What a report needs beside the local steps: "loss" or "gradient" of x on the client's own data; its "place"."""
     pools_data: ClassVar[bool] = False
     """Whether one client holds all clients' data, so that nobody reports to a coordinator."""
 
@@ -220,10 +220,10 @@ class Aggregator(Hyperparameters, ABC):
         return Report((work.update_KP,), work.samples_K1, work.client_state)
 
     def check(self, replies: int) -> None:
-        """Hold the algorithm to how many clients answer in a round.
+        """Refuse rounds in which too few clients answer.
 
         Raises:
-            InvalidExperiment: if it needs more.
+            InvalidExperiment: if the algorithm needs more than so many replies.
         """
 
     def check_local(self, local: Local) -> None:

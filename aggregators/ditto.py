@@ -36,6 +36,7 @@ class Ditto(FedAvg):
     """
 
     personal: ClassVar[bool] = True
+
     strength: NonNegativeFloat = 0.1
     personal_epochs: PositiveInt | None = None
 

@@ -32,10 +32,10 @@ class EAMSGD(EASGD):
         v_i ← δ v_i + d(x_i + δ v_i), \qquad x_i ← x_i + v_i, \qquad
         x_i ← x_i - α (x_i - c), \qquad c ← c + α \sum_{i ∈ S} (x_i - c)
 
-    d(x̂) is what the local steps of a period add to x̂. Of one step, d(x̂) = −η ∇f_i(x̂), and this is the paper's rule to
-    the letter. Of τ steps we deviate: the paper's velocity changes after every step, ours after every period, because
-    the optimizer's own momentum begins anew with every task; and unlike that it lasts. ``local.momentum`` would come on
-    top of it.
+    d(x̂) is what the local steps of a period add to x̂. Of one step, d(x̂) = −η ∇f_i(x̂), and this is the paper's rule,
+    but that the differences are those after the step, as in :mod:`fed.aggregators.easgd`. Of τ steps we deviate
+    further: the paper's velocity changes after every step, ours after every period, because the optimizer's own
+    momentum begins anew with every task; and unlike that it lasts. ``local.momentum`` would come on top of it.
 
     Args:
         momentum: δ in [0, 1), from one exchange to the next. The paper has 0.99 from one step to the next, which over a

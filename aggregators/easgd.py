@@ -43,6 +43,9 @@ class EASGD(Aggregator):
     clients explore; who does not take part stays where it is. The centre is the model that users evaluate. Clients
     count alike.
 
+    The paper takes gradient and differences at the same x_i; here the differences are those after the steps. So of one
+    step x_i moves by −(1 − α) η ∇f_i(x_i) − α (x_i − c), where the paper's moves by −η ∇f_i(x_i) − α (x_i − c).
+
     Args:
         elasticity: α in (0, 1); 0.9/N unless given, N being all clients, which is the paper's β = N α = 0.9. In a round
             of |S| clients the centre goes α |S| of the way to their mean: more than 1 overshoots, and with everybody

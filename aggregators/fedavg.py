@@ -1,7 +1,8 @@
 """Federated averaging.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, arXiv
-1602.05629, algorithm 1. Shapes: P, the model's parameters.
+1602.05629, algorithm 1.
+Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass

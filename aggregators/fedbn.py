@@ -40,6 +40,6 @@ class FedBN(FedAvg):
         layers = [part for part in module.modules() if isinstance(part, _BatchNorm)]
         if not layers:
             raise InvalidModel(
-                "fedbn needs a model with batch normalisation, got none: choose one, as cnn with batch_norm: true"
+                "fedbn needs a model with batch normalisation, got none: choose mlp or cnn with batch_norm: true"
             )
         return names_held_by(layers, module)

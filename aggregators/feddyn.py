@@ -1,7 +1,7 @@
 """Dynamic regularisation: each client's loss is bent until its own minimum and everybody's are one.
 
-Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263. Shapes: P,
-the model's parameters.
+Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class FedDyn(Aggregator):
     .. math::
         h ← h - α \frac{1}{N} \sum_{i ∈ S} (y_i - x), \qquad x ← \frac{1}{|S|} \sum_{i ∈ S} y_i - h / α
 
-    where x stands for the model that the task came with. The minimum is approached by the experiment's local steps,
+    On the right-hand sides x is the model that the task came with. The experiment's local steps approach the minimum,
     each along ∇f_i(y) − g_i + α (y − x). Where all rest, h is 0 and x a stationary point of the mean loss: clients
     count alike, however many samples they hold.
 
@@ -54,11 +54,11 @@ class FedDyn(Aggregator):
     alpha: PositiveFloat = 0.1
 
     def init(self, params_P: Tensor) -> State:
-        """The model, not tilted."""
+        """The model, and a tilt of zero."""
         return State(params_P, torch.zeros_like(params_P))
 
     def init_client(self, params_P: Tensor) -> ClientState:
-        """No gradient."""
+        """A gradient of zero."""
         return ClientState(torch.zeros_like(params_P))
 
     def correct(

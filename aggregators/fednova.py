@@ -1,7 +1,8 @@
 """Normalised averaging: who takes more local steps than others pulls the model no harder for it.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020, arXiv
-2007.07481: FedNova, with the normalising vectors of plain steps and of momentum. Shapes: P, the model's parameters.
+2007.07481: FedNova, with the normalising vectors of plain steps and of momentum.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ class FedNova(Aggregator):
 
     .. math:: ‖a_i‖_1 = \frac{1}{1 - ρ} \left(τ - ρ \frac{1 - ρ^τ}{1 - ρ}\right), \qquad τ = τ_i
 
-    η cancels, so clients divide by ‖a‖₁ alone. Where all take as many steps this is FedAvg. Under Adam, whose steps are
-    no sum of gradients, ‖a‖₁ is τ.
+    and with Nesterov's momentum ρ² in place of the ρ before the fraction. η cancels, so clients divide by ‖a‖₁ alone.
+    Where all take as many steps this is FedAvg. Under Adam, whose steps are no sum of gradients, ‖a‖₁ is τ.
     """
 
     def init(self, params_P: Tensor) -> State:

@@ -33,6 +33,7 @@ class FedPer(FedAvg):
     """
 
     personal: ClassVar[bool] = True
+
     personal_layers: PositiveInt = 1
 
     def private(self, module: nn.Module) -> Collection[str]:

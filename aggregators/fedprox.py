@@ -1,7 +1,7 @@
 """Federated averaging with a proximal term.
 
-Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv 1812.06127, algorithm 2. Shapes: P, the
-model's parameters.
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv 1812.06127, algorithm 2.
+Shapes: P, the model's parameters.
 """
 
 from dataclasses import dataclass

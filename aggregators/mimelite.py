@@ -1,7 +1,7 @@
 """MimeLite: clients descend with the server's momentum, and leave it as it is.
 
-Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606:
-MimeLite, of SGD with momentum. Shapes: P, the model's parameters.
+Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass

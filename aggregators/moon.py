@@ -1,7 +1,7 @@
 """Model-contrastive federated learning.
 
-Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1. Shapes: P, the model's
-parameters; B, samples of a batch; F, features of a representation.
+Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1.
+Shapes: K, clients of a group; P, the model's parameters; B, samples of a batch; F, features of a representation.
 """
 
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ class MOON(FedAvg):
         """The run's first model."""
         return ClientState(params_P)
 
-    def report(self, work: ClientWork) -> Report:
-        """The update, weighted by samples; the client keeps its model."""
-        return Report((work.update_KP,), work.samples_K1, ClientState(work.began_KP + work.update_KP))
-
     def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
         """What is added to a batch's loss: μ times the mean of −log of a softmax of two."""
         nearer_B = cosine_similarity(features_BF, server_BF) - cosine_similarity(features_BF, previous_BF)
         return self.mu * softplus(-nearer_B / self.temperature).mean()
+
+    def report(self, work: ClientWork) -> Report:
+        """The update, weighted by samples; the client keeps its model."""
+        return Report((work.update_KP,), work.samples_K1, ClientState(work.began_KP + work.update_KP))

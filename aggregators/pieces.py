@@ -29,7 +29,7 @@ class Weigh(Piece):
     by: Literal["samples", "clients"] = "samples"
 
     def report(self, report: Report, work: ClientWork) -> Report:
-        """Another weight."""
+        """The same message, weighted so."""
         weight_K1 = work.samples_K1 if self.by == "samples" else torch.ones_like(work.samples_K1)
         return report._replace(weight_K1=weight_K1)
 
@@ -65,7 +65,7 @@ class Scale(Piece):
     factor: PositiveFloat = 1.0
 
     def apply(self, state: None, update_P: Tensor) -> tuple[None, Tensor]:
-        """Longer or shorter."""
+        """The update times the factor."""
         return None, update_P * self.factor
 
 
@@ -86,7 +86,7 @@ class Momentum(Piece):
     momentum: DecayRate = 0.9
 
     def init(self, params_P: Tensor) -> Velocity:
-        """At rest."""
+        """A velocity of zero."""
         return Velocity(torch.zeros_like(params_P))
 
     def apply(self, state: Velocity, update_P: Tensor) -> tuple[Velocity, Tensor]:

@@ -1,7 +1,7 @@
 """Post-local SGD: first a mean after every step, later local steps between means.
 
-Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217. Shapes: P, the
-model's parameters.
+Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass

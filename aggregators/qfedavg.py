@@ -1,7 +1,7 @@
 """Fair averaging: clients that fare worse count more.
 
-Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497: q-FedAvg. Shapes: K,
-clients of a group; P, the model's parameters.
+Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass

@@ -3,6 +3,7 @@
 Shapes: K, clients of a group; P, trainable parameters; V ≥ P, the whole floating-point state; M, numbers of a message.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,17 +12,21 @@ from torch import Tensor
 from fed.aggregators.contracts import Aggregator, ClientWork
 from fed.layout import Layout
 
-__all__ = ["began", "message_sizes", "messages", "sends_updates", "state_of"]
+__all__ = ["each_part", "first_client_state", "message_sizes", "messages", "sends_updates", "starting_states"]
 
 
-def state_of(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
+def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
     """What a client keeps before its first task, in the model's type: a named tuple, or None."""
-    state = aggregator.init_client(vector_V[: layout.parameters])
-    return state and type(state)(*(part.to(layout.dtype) for part in state))
+    return each_part(aggregator.init_client(vector_V[: layout.parameters]), lambda part: part.to(layout.dtype))
+
+
+def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What a client keeps, with each of its tensors changed: a named tuple of the same type, or None."""
+    return state and type(state)(*map(change, state))
 
 
 def sends_updates(aggregator: Aggregator) -> bool:
-    """Whether clients report what :meth:`fed.aggregators.contracts.Aggregator.report` says, and keep nothing."""
+    """Whether clients report plain updates, weighted by samples: :meth:`Aggregator.report` is as it was."""
     return type(aggregator).report is Aggregator.report
 
 
@@ -39,7 +44,7 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
             lr=1.0,
             momentum=0.0,
             train_loss_K1=number_11,
-            client_state=state and type(state)(*(part.unsqueeze(0) for part in state)),
+            client_state=each_part(state, lambda part: part.unsqueeze(0)),
             broadcast=aggregator.broadcast(aggregator.init(params_P)),
             population=population,
             start_loss_K1=number_11,
@@ -50,7 +55,7 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
     return [part.shape[1] for part in report.message]
 
 
-def began(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
+def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
     """The states in which local steps begin: the task's [V], or each client's own [K, V]."""
     anchor_P = start_V[..., : layout.parameters]
     began_KP = aggregator.begin(anchor_P, client_state)
@@ -69,7 +74,7 @@ def messages(
         aggregator: asks for it.
         layout: the model's.
         start_V: the model that came with the task; or each client's own, [K, V].
-        began: of :func:`began`.
+        began: of :func:`starting_states`.
         trained_KV: what local steps made of it.
         work: the other fields of :class:`fed.aggregators.contracts.ClientWork`, of tensors in any type.
 
@@ -84,22 +89,20 @@ def messages(
             update_KP=(update_KP := update_KV[:, :params]),
             anchor_P=start_V[..., :params],
             began_KP=began[..., :params].expand_as(update_KP),
-            **{name: _wide(value) for name, value in work.items()},
+            **{name: _in_float64(value) for name, value in work.items()},
         )
     )
-    state = report.client_state
-    if state is not None:
-        state = type(state)(*(part.to(layout.dtype).expand(len(trained_KV), -1) for part in state))
+    state = each_part(report.client_state, lambda part: part.to(layout.dtype).expand(len(trained_KV), -1))
     is_update = len(report.message) == 1 and report.message[0] is update_KP
     messages_KM = update_KV if is_update else torch.cat([*report.message, update_KV[:, params:]], 1)
     return messages_KM, report.weight_K1.reshape(-1), state
 
 
-def _wide(value: Any) -> Any:
+def _in_float64(value: Any) -> Any:
     """Floating-point tensors in float64, whatever holds them."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, tuple):
-        wide = [_wide(part) for part in value]
+        wide = [_in_float64(part) for part in value]
         return type(value)(*wide) if hasattr(value, "_fields") else tuple(wide)
     return value

@@ -1,7 +1,8 @@
 """Stochastic controlled averaging: every client's steps are corrected by how its gradient differs from the others'.
 
 Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020, arXiv 1910.06378,
-algorithm 1 with option II. Shapes: K, clients of a group; P, the model's parameters.
+algorithm 1 with option II.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Slow momentum: momentum on what whole rounds of local steps have done, in units of gradients.
 
 Wang et al., "SlowMo: Improving communication-efficient distributed SGD with slow momentum", ICLR 2020, arXiv
-1910.00643, algorithm 1. Shapes: P, the model's parameters.
+1910.00643, algorithm 1.
+Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ samples in a batch, n = K · B in those of all clients.
 """
 
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from fed.aggregators.contracts import LocalRule, Phase
+from fed.aggregators.reporting import each_part
 from fed.clients.data import Pair
 from fed.clients.given import Given
 from fed.clients.group_steps import Block, GroupSteps
@@ -145,7 +147,8 @@ class BatchedTrainer:
         if back is not None:
             anchor_P = given.anchor_P
             anchor_P = anchor_P if anchor_P is None or anchor_P.ndim == 1 else anchor_P[rows]
-            given = given._replace(client_state=_rows_of(given.client_state, rows), anchor_P=anchor_P)
+            kept = each_part(given.client_state, operator.itemgetter(rows))
+            given = given._replace(client_state=kept, anchor_P=anchor_P)
         self._set_lr(self._local.lr if given.lr is None else given.lr)
         with torch.no_grad():
             sums_K = self._run(stack, (inputs_N, targets_N), blocks, given).cpu()
@@ -172,7 +175,7 @@ class BatchedTrainer:
         sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
         began_KQ = anchor_KQ = stack.x_KQ[:, : stack.shared]
         if self._rule is not None:
-            state = given.client_state and type(given.client_state)(*map(stack.spread, given.client_state))
+            state = each_part(given.client_state, stack.spread)
             given = given._replace(client_state=state, broadcast=tuple(map(stack.spread, given.broadcast)))
             anchor_P = given.anchor_P
             anchor_KQ = began_KQ.clone() if anchor_P is None else stack.spread(anchor_P).expand_as(began_KQ)
@@ -193,7 +196,7 @@ class BatchedTrainer:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
                         x_KQ, gradient_KQ = stack.x_KQ[:active], gradient_KQ[:active]
                         if self._rule is not None:
-                            kept = _rows_of(given.client_state, slice(active))
+                            kept = each_part(given.client_state, operator.itemgetter(slice(active)))
                             of_active = given._replace(client_state=kept, anchor_P=anchor_KQ[:active])
                             gradient_KQ = of_active.corrected(self._rule, gradient_KQ, x_KQ, stack.shared)
                         optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
@@ -295,11 +298,6 @@ def _bucket(active: int, rows: int) -> int:
     while active <= (half := -(-rows // 2)) < rows:
         rows = half
     return rows
-
-
-def _rows_of(state: Any, rows: Any) -> Any:
-    """Some rows of each tensor of a named tuple, or None."""
-    return state and type(state)(*(part[rows] for part in state))
 
 
 def _largest(numbers: Tensor) -> float:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.experiment import Local
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "normalises_batches"]
 
 
 class Batches:
@@ -58,6 +60,16 @@ class Batches:
     def within(self, step: int) -> list[int]:
         """The samples of each batch of a step of so many."""
         return _cut(step, self._size, self._never_single)
+
+
+def normalises_batches(module: nn.Module) -> bool:
+    """Whether a model has batch normalisation, which a single sample has no variance for.
+
+    Example:
+        >>> normalises_batches(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        True
+    """
+    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def _cut(samples: int, size: int, never_single: bool) -> list[int]:

@@ -40,8 +40,9 @@ class Contrast:
         layers[-1].register_forward_pre_hook(self._see)
 
     def hold(self, server: dict[str, Tensor], previous: dict[str, Tensor]) -> None:
-        """Compare with these parameters, by name, until others are given."""
-        self._others = server, previous
+        """Compare with these parameters, by name, and the module's present buffers, until others are given."""
+        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        self._others = {**buffers, **server}, {**buffers, **previous}
 
     def penalty(self, inputs_b: Tensor) -> Tensor:
         """The rule's term for the batch that the module has just been called with."""

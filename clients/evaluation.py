@@ -5,7 +5,7 @@ Shapes: N samples; B, those of a batch; C classes; K models; V, a model's floati
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -71,11 +71,19 @@ class BatchedEvaluator:
         loss: (output, target) → a scalar, the mean over the batch.
         metric: (output, target) → a number, the mean over the batch; or None.
         device: where to compute.
+        private: the names of what the model does not share.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, metric: Metric | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        metric: Metric | None,
+        device: torch.device,
+        private: Collection[str] = (),
+    ) -> None:
         self._module = copy.deepcopy(module).to(device).eval()
-        self._layout = Layout.of(self._module)
+        self._layout = Layout.of(self._module, private)
         self._names = [part.name for part in self._layout.parts]
         self._loss = loss
         self._metric = metric

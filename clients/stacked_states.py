@@ -17,7 +17,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class StackedStates:
-    """The states of some clients: of each tensor one with a row for every client.
+    """The states of some clients: each of the model's tensors is one tensor with a row for every client.
 
     Args:
         layout: of one client's state.

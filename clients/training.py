@@ -15,10 +15,10 @@ from itertools import chain, islice
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.contracts import ContrastiveRule, LocalRule, Phase
-from fed.clients.batches import Batches
+from fed.aggregators.reporting import each_part
+from fed.clients.batches import Batches, normalises_batches
 from fed.clients.contrast import Contrast
 from fed.clients.data import Pair
 from fed.clients.flat import FlatParameters
@@ -88,7 +88,7 @@ class Trainer:
         self._moves = phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
-        self._normalises_batches = any(isinstance(part, _BatchNorm) for part in self.module.modules())
+        self._normalises_batches = normalises_batches(self.module)
         self._contrast = Contrast(self.module, rule) if isinstance(rule, ContrastiveRule) else None
         half = _HALF.get(local.precision)
         self._precision = torch.autocast(device.type, dtype=half) if half else nullcontext()
@@ -191,7 +191,7 @@ class Trainer:
             part = part.to(self.device, self._flat.x_Q.dtype)
             return self._flat.spread(part) if part.shape == (self.layout.shared.parameters,) else part
 
-        state = given.client_state and type(given.client_state)(*map(spread, given.client_state))
+        state = each_part(given.client_state, spread)
         began_Q = self._flat.x_Q[: self._flat.shared]
         anchor_Q = began_Q.clone() if given.anchor_P is None else spread(given.anchor_P)
         return given._replace(client_state=state, broadcast=tuple(map(spread, given.broadcast)), anchor_P=anchor_Q)
@@ -205,7 +205,7 @@ class Trainer:
         inputs_N, targets_N = (part.to(self.device) for part in samples)
         chunks = max(len(targets_N) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
         with seeded_torch(seed, self.device):
-            for inputs_b, targets_b in zip(inputs_N.chunk(chunks), targets_N.chunk(chunks), strict=True):
+            for inputs_b, targets_b in zip(inputs_N.tensor_split(chunks), targets_N.tensor_split(chunks), strict=True):
                 with torch.set_grad_enabled(gradient):
                     loss = self._loss_of(inputs_b.clone(), targets_b.clone(), losses)
                 if gradient:

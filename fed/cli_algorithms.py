@@ -1,11 +1,17 @@
 """``fed algorithms``: what there is to choose from, and all about one of them, as its docstring and its code say it."""
 
+import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fed.cli_tables import console
 from fed.errors import InvalidExperiment, InvalidInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fed.kinds import Component
 
 __all__ = ["all_algorithms", "one_algorithm"]
 
@@ -36,7 +42,6 @@ def one_algorithm(kind: str) -> None:
     Raises:
         InvalidInput: if there is no such algorithm.
     """
-    from rich import box
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
@@ -54,20 +59,29 @@ def one_algorithm(kind: str) -> None:
     for paragraph in body(section.target):
         out.print()
         out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
-    keys = [(name, field) for name, field in section.model_fields.items() if name != "kind"]
-    if keys:
-        properties = section.model_json_schema()["properties"]
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("hyper-parameter", "default", "range", "what it is"):
-            table.add_column(heading, no_wrap=heading != "what it is")
-        for name, field in keys:
-            default = "–" if field.is_required() else str(field.get_default(call_default_factory=True))
-            table.add_row(*(Text(text) for text in (name, default, _range(properties[name]), field.description or "")))
-        out.print(table)
+    has_keys = len(section.model_fields) > 1  # beside its kind
+    out.print(_hyperparameters(section) if has_keys else "")
     facts = Table(box=None, show_header=False, pad_edge=False)
     for name, text in _facts(ALGORITHMS.make(kind).make()):
         facts.add_row(Text(name, style="bold"), Text(text))
     out.print(facts)
+
+
+def _hyperparameters(section: type["Component"]) -> "Table":
+    """A table of an algorithm's keys: default, range and meaning."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    properties = section.model_json_schema()["properties"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("hyper-parameter", "default", "range", "what it is"):
+        table.add_column(heading, no_wrap=heading != "what it is")
+    for name, field in section.model_fields.items():
+        if name != "kind":
+            default = "–" if field.is_required() else _written(field.get_default(call_default_factory=True))
+            table.add_row(*(Text(text) for text in (name, default, _range(properties[name]), field.description or "")))
+    return table
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
@@ -90,6 +104,11 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]
     yield "client keeps", "; ".join(filter(None, kept)) or "nothing"
     model = "the shared part of the model" if is_private else "the model"
+    if getattr(algorithm, "pools_data", False):
+        yield "moves down", "nothing"
+        yield "moves up", "nothing"
+        yield "combines with", "any local training; any schedule of the step size"
+        return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
     yield "moves up", f"{_sizes(message_sizes(algorithm, params_P, _POPULATION), model)} from each client"
@@ -140,6 +159,16 @@ def _sizes(sizes: list[int], model: str) -> str:
     parts += [f"{populations} × one number for each client of the population"] if populations else []
     parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
     return " and ".join(parts)
+
+
+def _written(value: Any) -> str:
+    """A default as an experiment would write it.
+
+    Example:
+        >>> [_written(value) for value in (None, False, 0.0, "clients")]
+        ['null', 'false', '0.0', 'clients']
+    """
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _range(schema: dict[str, Any]) -> str:

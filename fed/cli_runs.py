@@ -53,7 +53,7 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
 
 def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
     """Run a comparison, print its table and where the report is; the exit code, 1 if a run failed."""
-    from fed.simulations.findings import failures
+    from fed.simulations.findings import failures, unlike
 
     shown = display()
     with _all_to_standard_error(as_json):
@@ -72,6 +72,8 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
     else:
         _print_table(result)
         typer.echo(directory / "report.html")
+    if difference := unlike(result):
+        _note(f"note: {difference}")
     for line in (failed := failures(result)):
         _note(f"error: {line}")
     return 1 if failed else 0

@@ -233,6 +233,8 @@ class Experiment(Document):
 def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of nested mappings with some values replaced; sections on the way to a value are created.
 
+    A text on the way is a section's kind, written short, and stays its kind.
+
     Args:
         document: a document's keys and values.
         values: dotted path of a key → its value; a mapping replaces the whole section.
@@ -240,14 +242,17 @@ def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> di
     Example:
         >>> with_overrides({"local": {"lr": 0.1}}, {"local.steps": 3, "topology.kind": "ring"})
         {'local': {'lr': 0.1, 'steps': 3}, 'topology': {'kind': 'ring'}}
+        >>> with_overrides({"evaluation": "clients"}, {"evaluation.fraction": 0.5})
+        {'evaluation': {'kind': 'clients', 'fraction': 0.5}}
     """
     changed = copy.deepcopy(dict(document))
     for path, value in values.items():
         *sections, key = path.split(".")
         place = changed
         for name in sections:
-            if not isinstance(place.get(name), dict):
-                place[name] = {}
+            section = place.get(name)
+            if not isinstance(section, dict):
+                place[name] = {"kind": section} if isinstance(section, str) else {}
             place = place[name]
         place[key] = copy.deepcopy(value)
     return changed

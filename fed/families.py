@@ -73,7 +73,7 @@ class DataSection(Component):
             names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
             defaults["partition"] = {"kind": "natural" if names_clients else "iid"}
         partition = {**keys, **defaults}["partition"]
-        chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", None))
+        chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", partition))
         names_them = chosen in ("natural", "file") or chosen.startswith("python:")
         if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and not names_them:
             defaults["clients"] = 100
@@ -201,7 +201,6 @@ SCHEDULES = Family(
     Component,
     {"constant": "fed.schedules:Constant", "cosine": "fed.schedules:Cosine", "step": "fed.schedules:Step"},
     default="constant",
-    short=True,
 )
 
 SAMPLINGS = Family(
@@ -215,7 +214,6 @@ SAMPLINGS = Family(
         "power_of_choice": "fed.server.sampling:PowerOfChoice",
     },
     default="uniform",
-    short=True,
 )
 
 STALENESSES = Family(
@@ -227,7 +225,6 @@ STALENESSES = Family(
         "hinge": "fed.server.staleness:Hinge",
     },
     default="polynomial",
-    short=True,
 )
 
 ROUNDS = Family(
@@ -237,6 +234,7 @@ ROUNDS = Family(
         "synchronous": "fed.server.synchronous:Synchronous",
         "buffered": "fed.server.unsynchronised:Buffered",
         "asynchronous": "fed.server.unsynchronised:Asynchronous",
+        "bounded_staleness": "fed.server.bounded_staleness:BoundedStaleness",
     },
     default="synchronous",
 )
@@ -245,7 +243,7 @@ EVALUATIONS = Family(
     "evaluation",
     Component,
     {"coordinator": "fed.evaluation:ByCoordinator", "clients": "fed.evaluation:ByClients"},
-    short=True,
+    default="clients",
 )
 
 AVAILABILITIES = Family(
@@ -258,7 +256,6 @@ AVAILABILITIES = Family(
         "trace": "fed.simulations.availability:Traced",
     },
     default="always",
-    short=True,
 )
 
 DEVICES = Family(
@@ -271,5 +268,4 @@ DEVICES = Family(
         "trace": "fed.simulations.devices:Traced",
     },
     default="uniform",
-    short=True,
 )

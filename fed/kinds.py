@@ -72,7 +72,6 @@ class Family(Generic[_Section]):
         builtin: short name → ``module:Name``.
         given: names of the parameters that the framework supplies.
         default: the kind of a section that names none.
-        short: whether a kind's name will do for a section with nothing else.
     """
 
     name: str
@@ -80,7 +79,6 @@ class Family(Generic[_Section]):
     builtin: Mapping[str, str] = field(hash=False)
     given: frozenset[str] = frozenset()
     default: str | None = None
-    short: bool = False
 
     def section(self, kind: str) -> type[_Section]:
         """The section that a kind's keys are held to.
@@ -94,7 +92,7 @@ class Family(Generic[_Section]):
         """The section that these keys, ``kind`` among them, make."""
         if isinstance(value, self.base):
             return value
-        if self.short and isinstance(value, str):
+        if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict):
             raise ValueError(f"must be a mapping with the key kind, got {value!r}")
@@ -125,8 +123,8 @@ class Family(Generic[_Section]):
         choices = [self._schema_of(kind, handler) for kind in self.builtin]
         pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
         users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
-        names = [{"enum": list(self.builtin), "type": "string"}] if self.short else []
-        return {"anyOf": [*names, *choices, users]}
+        names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
+        return {"anyOf": [names, *choices, users]}
 
     def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         section = self.section(kind)

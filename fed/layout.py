@@ -206,7 +206,7 @@ def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:
 
 
 def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
-    """One after another, private ones last; and where they end."""
+    """Parts that lie one after another from an offset, private ones last; and where they end."""
     parts = []
     for name, tensor in sorted(tensors.items(), key=lambda item: item[0] in private):
         parts.append(Part(name, tensor.shape, offset, tensor.dtype))

@@ -124,7 +124,7 @@ class WeightedMean:
         return [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
 
     def _cut_first(self) -> None:
-        """Cut into lanes what has stood alone until now."""
+        """Cut the first vector into lanes, if it is the only one so far."""
         if self._only_P is not None:
             pieces, self._only_P = self._pieces(self._only_P), None
             self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)

@@ -14,13 +14,13 @@ __all__ = ["Constant", "Cosine", "Schedule", "Step"]
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Hyperparameters, ABC):
-    """A factor for each round, after a linear warm-up.
+    r"""A factor for each round, after a linear warm-up.
 
-    .. math:: η_t = η · min(1, t / (w + 1)) · s(t)
+    .. math:: η_t = η · t / (w + 1) \text{ for } t ≤ w, \qquad η_t = η · s(t - w) \text{ after it}
 
     Args:
-        warm_up: w, rounds in which the step size rises in equal parts; it is whole from round w + 1 on (Goyal et al.
-            2017, 1706.02677).
+        warm_up: w, rounds in which the step size rises in equal parts; it is whole in round w + 1 (Goyal et al. 2017,
+            1706.02677), where s begins.
     """
 
     warm_up: NonNegativeInt = 0
@@ -57,7 +57,7 @@ class Cosine(Schedule):
     .. math:: s(t) = e + (1 - e) (1 + \cos(π (t - 1) / T)) / 2
 
     Args:
-        end: e in [0, 1], the factor after the last of T rounds.
+        end: e in [0, 1], the factor after the last of T rounds, those of the warm-up not among them.
 
     Example:
         >>> [round(Cosine().factor(number, 5), 3) for number in range(1, 6)]

@@ -48,6 +48,7 @@ def sentence_error(sentence: str, key: str, value: object) -> InitErrorDetails:
 def nearest(name: str, known: list[str]) -> str:
     """What to say after an unknown name: the nearest known one, and all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ";"
     return f"{meant} known: {', '.join(known)}"
 

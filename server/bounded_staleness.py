@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import NonNegativeInt
 
 from fed.server.coordinator import Coordinator
-from fed.server.gathering import Exchange, joined
+from fed.server.gathering import Exchange, Gathering, joined
 from fed.server.parameter_store import ParameterStore
 from fed.server.synchronous import Rounds, await_clients
 
@@ -21,7 +21,9 @@ __all__ = ["BoundedStaleness"]
 class BoundedStaleness(Rounds):
     r"""Every client trains all the time, and waits where it would run ahead of the slowest by more than a bound.
 
-    .. math:: x ← x + η_g \frac{\sum_{i ∈ A} n_i Δ_i}{\sum_{j} n_j}, \qquad c_i ≤ \min_j c_j + s \text{ for who is asked}
+    .. math::
+        x ← x + η_g \frac{\sum_{i ∈ A} n_i Δ_i}{\sum_{j} n_j}, \qquad
+        c_i ≤ \min_j c_j + s \text{ for those that are asked}
 
     A are the clients that answer in an instant, j all clients, c_i how many tasks client i has finished; an algorithm
     that counts clients alike has 1 in place of n. A round has passed when the slowest client has finished one more
@@ -57,23 +59,31 @@ class BoundedStaleness(Rounds):
         while store.slowest < number:
             gathering = coordinator.begin()
             for clock, clients in sorted(self._ready(coordinator, store).items()):
-                coordinator.ask(gathering, clock + 1, clients, cohort=coordinator.fleet.population)
+                coordinator.ask(gathering, clock + 1, clients, cohort=len(coordinator.fleet.members()))
             if not coordinator.open:
                 await_clients(coordinator, number, 1)
                 continue
             coordinator.gather(gathering, enough=1)
-            share = gathering.samples / store.samples
-            if gathering.weight != gathering.samples:
-                share = gathering.replied / coordinator.fleet.population
+            share = self._share(coordinator, gathering)
             exchanges.append(coordinator.move(gathering, number, share=share))
             for client in gathering.loss_of:
                 store.tick(client)
         return joined(exchanges)
 
+    def _share(self, coordinator: Coordinator, gathering: Gathering) -> float:
+        """What those that have answered are of all: by samples, where the algorithm weighs by them."""
+        fleet = coordinator.fleet
+        samples = sum(count for _, count in gathering.losses)
+        if gathering.weight != samples:
+            return gathering.replied / len(fleet.members())
+        return samples / sum(fleet.size_of(client) for client in fleet.members())
+
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
         """Who has no task and need not wait, by clock."""
         ready: dict[int, list[int | str]] = {}
         for client in coordinator.fleet.nodes():
+            if client not in store.workers:
+                store.register(client)
             if store.may_proceed(client):
                 ready.setdefault(store.clock(client), []).append(client)
         return ready

@@ -4,6 +4,7 @@ Shapes: P, trainable parameters; V, the whole floating-point state; B = V − P;
 numbers of a client's message and its B.
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,11 @@ from fed.messages import Task
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
 from fed.server.gathering import Exchange, Gathering, OpenTask, Staleness
+from fed.server.parameter_store import ParameterStore
 
 __all__ = ["Coordinator"]
+
+_log = logging.getLogger(__name__)
 
 
 def _alike(staleness: int) -> float:
@@ -36,6 +40,7 @@ class Coordinator:
         losses: the last training loss of each client that has answered.
         version: how often the model has moved.
         open: the tasks that are to be answered, by id.
+        store: the clients' clocks, where rounds have some.
 
     Args:
         aggregator: how the mean update moves the model.
@@ -65,6 +70,7 @@ class Coordinator:
         self.losses: dict[int | str, float] = {}
         self.version = 0
         self.open: dict[int, OpenTask] = {}
+        self.store: ParameterStore | None = None
         self._lr_in = lr_in
         self._aggregator = aggregator
         self._layout = layout
@@ -77,11 +83,11 @@ class Coordinator:
             )
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
-        self._sizes = [*message_sizes(aggregator, params_P, fleet.population), layout.size - layout.parameters]
+        self._sizes = [*message_sizes(aggregator, params_P, len(fleet.members())), layout.size - layout.parameters]
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
-        self._asked: tuple[int, dict[int | str, int]] = (0, {})
+        self._asked: dict[int | str, tuple[int, int]] = {}
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The model that users evaluate: (vector [V], integers [I])."""
@@ -90,7 +96,8 @@ class Coordinator:
     def exchange(self, number: int, clients: Sequence[int | str]) -> Exchange:
         """Send the model to clients, gather their models, and move ours by the mean of their updates.
 
-        Replies may come in any order: the outcome is the same, to the bit.
+        Replies may come in any order: the outcome is the same, to the bit. Where fewer come than the aggregator needs,
+        as under a sampling whose cohorts vary, the model stays as it was.
 
         Args:
             number: of the round, from 1.
@@ -174,20 +181,25 @@ class Coordinator:
         gathering.failed += 0 if are_late else len(self.open)
         self.open.clear()
 
-    def move(self, gathering: Gathering, number: int) -> Exchange:
-        """Move the model by what was gathered; no task of the round may be open where rounds wait for all of it."""
+    def move(self, gathering: Gathering, number: int, share: float = 1.0) -> Exchange:
+        """Move the model by what was gathered.
+
+        Args:
+            gathering: of replies.
+            number: of the round, from 1.
+            share: what the mean is multiplied with.
+        """
         self.losses |= gathering.loss_of
-        if gathering.replied:
-            self._apply(gathering, number)
+        if gathering.replied and self._suffice(gathering.replied, number):
+            self._apply(gathering, number, share)
             self.version += 1
         return gathering.exchange()
 
     def _repeats(self, client: int | str, number: int) -> int:
         """How many tasks a client has had in a round before."""
-        if self._asked[0] != number:
-            self._asked = number, {}
-        repeats = self._asked[1].get(client, 0)
-        self._asked[1][client] = repeats + 1
+        last, repeats = self._asked.get(client, (number, -1))
+        repeats = repeats + 1 if last == number else 0
+        self._asked[client] = number, repeats
         return repeats
 
     @property
@@ -195,14 +207,24 @@ class Coordinator:
         """Bytes of a client's message and integers as they travel."""
         return sum(self._sizes) * self._layout.dtype.itemsize + self._integers_I.nbytes
 
-    def _apply(self, gathering: Gathering, number: int) -> None:
+    def _suffice(self, replies: int, number: int) -> bool:
+        try:
+            self._aggregator.check(replies)
+        except InvalidExperiment as error:
+            _log.warning("round %d: the model stays as it was: %s", number, error)
+            return False
+        return True
+
+    def _apply(self, gathering: Gathering, number: int, share: float) -> None:
         if self._aggregator.linear:
             state, mean_M = self._state, gathering.mean()
         else:
             stream = self.streams.generator("combine", number)
             state, mean_M = self._aggregator.combine(self._state, *gathering.rows(), stream)
+        if share != 1.0:
+            mean_M = mean_M * share
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
-        reduced = Reduced(tuple(mean), gathering.replied, self.fleet.population)
+        reduced = Reduced(tuple(mean), gathering.replied, len(self.fleet.members()))
         state = self._aggregator.apply(state, reduced)
         averaged_B = self._averaged_B + averaged_B
         # At once, so that an interruption finds the model of one round or of the other.

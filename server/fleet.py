@@ -17,9 +17,8 @@ class Fleet(Protocol):
         """Seconds since the run began: simulated ones, or real ones."""
         ...
 
-    @property
-    def population(self) -> int:
-        """How many clients take part, whether they are there now or not."""
+    def members(self) -> Sequence[int | str]:
+        """The clients that take part, whether they are there now or not, in a fixed order."""
         ...
 
     def nodes(self) -> Sequence[int | str]:

@@ -7,7 +7,7 @@ message and of its float buffers' update.
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from fed.errors import Diverged
 from fed.messages import Failure, GroupReply, Reply, Task, refusal
 from fed.reduction import WeightedMean
 
-__all__ = ["Exchange", "Gathering", "OpenTask", "Staleness"]
+__all__ = ["Exchange", "Gathering", "OpenTask", "Staleness", "joined"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,21 @@ class Exchange:
     bytes_down: int
     train_loss: float | None
     staleness_mean: float = 0.0
+
+
+def joined(exchanges: Sequence[Exchange]) -> Exchange:
+    """Several exchanges as one."""
+    counts = {
+        name: sum(getattr(one, name) for one in exchanges)
+        for name in ("selected", "replied", "late", "failed", "bytes_up", "bytes_down")
+    }
+    replied = [(one, one.replied) for one in exchanges if one.train_loss is not None]
+    total = sum(weight for _, weight in replied)
+    if len(replied) == 1 or not total:
+        return replace(replied[0][0] if replied else exchanges[0], **counts)
+    loss = math.fsum((one.train_loss or 0.0) * weight for one, weight in replied) / total
+    staleness = sum(one.staleness_mean * weight for one, weight in replied) / total
+    return Exchange(**counts, train_loss=loss, staleness_mean=staleness)
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,7 @@ class Gathering:
         self._message_bytes = message_bytes
         self._is_linear = is_linear
         self._present_V = present_V
+        self._weight = 0.0
         self._single: dict[int, tuple[Tensor, float]] = {}
         self._diverged: list[Failure] = []
 
@@ -138,6 +154,11 @@ class Gathering:
         """The messages [S, M] and weights [S], in the order of their tasks."""
         messages, weights = zip(*(self._single[task] for task in sorted(self._single)), strict=True)
         return torch.stack(messages), torch.tensor(weights, dtype=torch.float64)
+
+    @property
+    def weight(self) -> float:
+        """The sum of the replies' weights."""
+        return self._weight
 
     def train_loss(self) -> float | None:
         """The replies' mean loss, weighted by samples."""
@@ -200,6 +221,7 @@ class Gathering:
             self.late += len(tasks)
             return
         mean_M, weight = message
+        self._weight += weight
         if self._present_V is not None:
             mean_M = mean_M + (tasks[0].task.vector_V.double() - self._present_V)
         if factor != 1.0:

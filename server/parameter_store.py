@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Self, TypeAlias, TypedDict
 
 import torch
@@ -96,6 +96,17 @@ class ParameterStore:
         self._workers_at: Counter[int] = Counter()
         self._slowest = 0
         self._changed = threading.Condition()
+
+    @property
+    def slowest(self) -> int:
+        """The smallest clock; it never falls."""
+        with self._changed:
+            return self._slowest
+
+    @property
+    def workers(self) -> Collection[int | str]:
+        """Those that are registered."""
+        return self._clocks.keys()
 
     def set(self, key: int | str, tensor: Tensor) -> None:
         """Give a key its first value, or another, of whatever shape and type.

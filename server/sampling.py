@@ -55,6 +55,13 @@ class Draw:
 class Sampling(Hyperparameters, ABC):
     """A rule that draws cohorts."""
 
+    def check(self, cohort: int) -> None:
+        """Hold the rule to how many clients are to take part.
+
+        Raises:
+            InvalidExperiment: if it cannot draw so many.
+        """
+
     def sample(self, draw: Draw) -> list[int | str]:
         """The clients of a round, in the fleet's order."""
         nodes = draw.fleet.nodes()
@@ -124,13 +131,21 @@ class PowerOfChoice(Sampling):
 
     candidates: PositiveInt | None = None
 
+    def check(self, cohort: int) -> None:
+        """Hold the number of candidates to the cohort.
+
+        Raises:
+            InvalidExperiment: if there are fewer.
+        """
+        if self.candidates is not None and self.candidates < cohort:
+            raise InvalidExperiment(
+                f"rounds.sampling.candidates must be at least the cohort of {cohort}, got {self.candidates}: raise it"
+            )
+
     def places(self, draw: Draw) -> np.ndarray:
         """Those with the largest losses; of equal ones the first drawn."""
+        self.check(draw.cohort)
         count = min(self.candidates or 2 * draw.cohort, draw.population)
-        if count < draw.cohort:
-            raise InvalidExperiment(
-                f"rounds.sampling.candidates must be at least the cohort of {draw.cohort}, got {count}: raise it"
-            )
         nodes, drawn = draw.fleet.nodes(), draw.by_samples(count)
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
         return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.cohort]]

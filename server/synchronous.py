@@ -45,10 +45,11 @@ class Rounds(Hyperparameters):
         count = min(count, len(coordinator.fleet.nodes()))
         if not count:
             return []
-        return self._rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
+        return self.rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
 
     @cached_property
-    def _rule(self) -> Sampling:
+    def rule(self) -> Sampling:
+        """Draws them."""
         rule: Sampling = SAMPLINGS.validate(self.sampling).make()
         return rule
 
@@ -85,13 +86,15 @@ class Synchronous(Rounds):
         """Hold the policy to the number of clients.
 
         Raises:
-            InvalidExperiment: if the cohort is larger than the population, or backups would come after the deadline.
+            InvalidExperiment: if the cohort is larger than the population, or than the sampling can draw, or backups
+                would come after the deadline.
         """
         if self.cohort != "all" and self.cohort > population:
             raise InvalidExperiment(
                 f"rounds.cohort must be at most {population}, the number of clients, got {self.cohort}: "
                 "lower it, or write all"
             )
+        self.rule.check(self.asked_of(population))
         if self.backup_after_s and self.deadline_s and self.backup_after_s >= self.deadline_s:
             raise InvalidExperiment(
                 f"rounds.backup_after_s must be below the deadline of {self.deadline_s} s, got {self.backup_after_s}: "
@@ -114,7 +117,7 @@ class Synchronous(Rounds):
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """One round, numbered from 1."""
         fleet = coordinator.fleet
-        cohort, asked = self.cohort_of(fleet.population), self.asked_of(fleet.population)
+        cohort, asked = self.cohort_of(len(fleet.members())), self.asked_of(len(fleet.members()))
         await_clients(coordinator, number, 1 if self.cohort == "all" else cohort)
         begins_s = fleet.clock
         gathering = coordinator.begin()
@@ -138,7 +141,7 @@ class Synchronous(Rounds):
         self, coordinator: Coordinator, gathering: Gathering, number: int, clients: list[int | str], begins_s: float
     ) -> None:
         left_s = None if self.deadline_s is None else max(begins_s + self.deadline_s - coordinator.fleet.clock, 0.0)
-        cohort = self.cohort_of(coordinator.fleet.population)
+        cohort = self.cohort_of(len(coordinator.fleet.members()))
         is_cohort = not gathering.selected and self.over_selection == 1
         coordinator.ask(
             gathering,
@@ -158,7 +161,7 @@ class Synchronous(Rounds):
             if lacking > 0:
                 await_clients(coordinator, number, lacking)
                 clients = self.draw(coordinator, number, lacking, gathering.selected)
-                coordinator.ask(gathering, number, clients, cohort=self.cohort_of(coordinator.fleet.population))
+                coordinator.ask(gathering, number, clients, cohort=self.cohort_of(len(coordinator.fleet.members())))
             coordinator.gather(gathering, enough=missing)
 
 

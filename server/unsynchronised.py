@@ -59,7 +59,7 @@ class _Unsynchronised(Rounds, ABC):
         """
         if self.updates > self.asked_of(population):
             raise InvalidExperiment(
-                f"rounds.buffer must be at most {self.asked_of(population)}, how many clients have tasks at a time, got "
+                f"rounds.buffer must be at most {self.asked_of(population)}, of clients that have tasks, got "
                 f"{self.updates}: lower it, or raise rounds.concurrency"
             )
 
@@ -81,7 +81,7 @@ class _Unsynchronised(Rounds, ABC):
         """Until the model moves for that time, counted from 1."""
         gathering = coordinator.begin(mixes=self.mixes)
         while gathering.replied < self.updates:
-            free = self.asked_of(coordinator.fleet.population) - len(coordinator.open)
+            free = self.asked_of(len(coordinator.fleet.members())) - len(coordinator.open)
             if clients := self.draw(coordinator, number, free, gathering.selected):
                 coordinator.ask(gathering, number, clients, cohort=self.updates)
             if not coordinator.open:

@@ -85,11 +85,15 @@ class Attack(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelFlip(Attack):
-    r"""Attackers train as they should, on wrong labels: :math:`y ← C - 1 - y`, of C classes."""
+    r"""Attackers train as they should, on wrong labels: :math:`y ← C - 1 - y`, of C classes.
+
+    Labels below 0, which a loss may leave out, stay as they are.
+    """
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """Each label's opposite."""
-        return classes - 1 - targets
+        labels = targets.long()
+        return torch.where(labels < 0, labels, classes - 1 - labels).to(targets.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,10 +294,9 @@ class AdversarialFleet:
         """The wrapped fleet's."""
         return self._fleet.clock
 
-    @property
-    def population(self) -> int:
+    def members(self) -> Sequence[ClientId]:
         """The wrapped fleet's."""
-        return self._fleet.population
+        return self._fleet.members()
 
     def nodes(self) -> Sequence[ClientId]:
         """The wrapped fleet's: nobody knows who attacks."""

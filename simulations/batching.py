@@ -5,23 +5,22 @@ Shapes: V, a model's floating-point state; I, its integers.
 
 import contextlib
 import copy
-import random
 import re
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fed.aggregators.contracts import ContrastiveRule, Phase
+from fed.aggregators.reporting import each_part
 from fed.clients.batched import BatchedTrainer
+from fed.clients.batches import normalises_batches
 from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
 from fed.clients.given import Given
@@ -31,8 +30,9 @@ from fed.errors import InvalidExperiment
 from fed.experiment import Execution, Local
 from fed.layout import Layout
 from fed.randomness import seeded_torch
+from fed.simulations.forward_changes import changed_by_forward
 
-__all__ = ["Batching", "choose"]
+__all__ = ["Batching", "LocalTraining", "choose"]
 
 _State: TypeAlias = tuple[Tensor, Tensor]
 
@@ -62,19 +62,44 @@ class Batching:
     reason: str
 
 
-def choose(
-    execution: Execution,
-    module: nn.Module,
-    loss: Loss,
-    local: Local,
-    phases: Sequence[Phase],
-    private: Collection[str],
-    beside: tuple[Any, tuple[Tensor, ...]],
-    samples: Pair,
-    may_ignore: bool,
-    trainees: int,
-    device: torch.device,
-) -> Batching:
+@dataclass(frozen=True)
+class LocalTraining:
+    """Local training as clients will do it, and a client's samples to try it on.
+
+    Args:
+        module: the model; it is only read.
+        loss: (output, target) → scalar.
+        local: the experiment's section of that name.
+        phases: what local training consists of.
+        private: the names of what the model does not share.
+        given: what comes with a client's first task beside the model, and what it keeps before it.
+        samples: some client's.
+        may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
+        device: where clients will train.
+    """
+
+    module: nn.Module
+    loss: Loss
+    local: Local
+    phases: Sequence[Phase]
+    private: Collection[str]
+    given: Given
+    samples: Pair
+    may_ignore: bool
+    device: torch.device
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of the parameters that a client trains."""
+        return sum(part.numel() * part.element_size() for part in self.module.parameters() if part.requires_grad)
+
+    def probe(self) -> Pair:
+        """A few samples."""
+        inputs, targets = (part[:_PROBE_SAMPLES] for part in self.samples)
+        return inputs, targets
+
+
+def choose(execution: Execution, training: LocalTraining, trainees: int) -> Batching:
     """Decide from the experiment, the model and the kind of device, so that the same choice is made everywhere.
 
     Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
@@ -83,68 +108,70 @@ def choose(
 
     Args:
         execution: the experiment's section ``simulation``.
-        module: the model; it is only read.
-        loss: (output, target) → scalar.
-        local: the experiment's section of that name.
-        phases: what local training consists of.
-        private: the names of what the model does not share.
-        beside: what a client keeps for its rules before its first task, and what comes with that beside the model.
-        samples: some client's.
-        may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
-        trainees: how many clients train in a round.
-        device: where clients will train.
+        training: what clients will do.
+        trainees: how many of them train in a round.
 
     Raises:
         InvalidExperiment: if batching is asked for and cannot be.
     """
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
-    client_bytes = sum(part.numel() * part.element_size() for part in module.parameters() if part.requires_grad)
     group, limit = execution.group, f"as simulation.group={execution.group} says"
-    if device.type == "cpu" and client_bytes * group > _CACHE_BYTES:
-        group, limit = (
-            _CACHE_BYTES // client_bytes,
-            f"to keep their parameters within {_CACHE_BYTES >> 20} MiB of cache",
-        )
-    if execution.batching == "auto" and trainees == 1:
-        return Batching(False, 1, "a round trains one client")
-    if execution.batching == "auto" and device.type == "cpu":
-        if execution.group == 1:
-            return Batching(False, 1, "simulation.group is 1")
-        if group < 2:
-            return Batching(False, 1, f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache")
-        if (operations := _operations(module, loss, local, samples)) > _MOST_OPERATIONS:
-            return Batching(False, 1, _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6))
-    with seeded_torch(0, device):  # whose generators are the user's
-        problem, taken_bytes = cast("str | None", _IGNORES), 0.0
-        if any(isinstance(phase.rule, ContrastiveRule) for phase in phases):
-            problem = "its algorithm compares three models' representations"
-        elif not may_ignore:
-            tried = [_tried(module, loss, local, phase, private, beside, samples, device) for phase in phases]
-            problem = next((problem for problem, _ in tried if problem is not None), None)
-            taken_bytes = max(taken_bytes for _, taken_bytes in tried)
+    if training.device.type == "cpu" and training.parameter_bytes * group > _CACHE_BYTES:
+        group = _CACHE_BYTES // training.parameter_bytes
+        limit = f"to keep their parameters within {_CACHE_BYTES >> 20} MiB of cache"
+    if execution.batching == "auto" and (reason := _no_gain(training, group, execution.group, trainees)):
+        return Batching(False, 1, reason)
+    problem, client_bytes = _obstacle(training)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
         return Batching(False, 1, problem)
-    if device.type == "cuda":
-        room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
-        taken_bytes += 2 * client_bytes  # for the moments of Adam, which the trial does not keep
-        if taken_bytes * group > room_bytes:
-            group, limit = int(room_bytes / taken_bytes), "to keep them within the GPU's memory"
+    if training.device.type == "cuda":
+        room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(training.device)[0]
+        client_bytes += 2 * training.parameter_bytes  # for the moments of Adam, which the trial does not keep
+        if client_bytes * group > room_bytes:
+            group, limit = int(room_bytes / client_bytes), "to keep them within the GPU's memory"
     group = max(group, 1)
     return Batching(
         True, group, f"up to {group} client{'s train' if group > 1 else ' trains'} as one computation, {limit}"
     )
 
 
-def _operations(module: nn.Module, loss: Loss, local: Local, samples: Pair) -> int:
+def _no_gain(training: LocalTraining, group: int, asked: int, trainees: int) -> str | None:
+    """Why batching would save nothing, in groups of so many clients where so many were asked for; None if it may."""
+    if trainees == 1:
+        return "a round trains one client"
+    if training.device.type != "cpu":
+        return None
+    if asked == 1:
+        return "simulation.group is 1"
+    if group < 2:
+        return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
+    operations = _operations(training)
+    return _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6) if operations > _MOST_OPERATIONS else None
+
+
+def _obstacle(training: LocalTraining) -> tuple[str | None, float]:
+    """Why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
+    if any(isinstance(phase.rule, ContrastiveRule) for phase in training.phases):
+        return "its algorithm compares three models' representations", 0.0
+    if training.may_ignore:
+        return _IGNORES, 0.0
+    with seeded_torch(0, training.device):  # whose generators are the user's
+        tried = [_tried(training, phase) for phase in training.phases]
+    problem = next((problem for problem, _ in tried if problem is not None), None)
+    return problem, max(client_bytes for _, client_bytes in tried)
+
+
+def _operations(training: LocalTraining) -> int:
     """Floating-point operations of a client's step, those of its matrix products and convolutions."""
-    inputs, targets = (part[: local.batch_size].clone() for part in samples)
-    tried = copy.deepcopy(module).train()
+    inputs, targets = (part[: training.local.batch_size].clone() for part in training.samples)
+    tried = copy.deepcopy(training.module).train()
     counter = _Counter()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
     with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counter:
-        torch.autograd.backward(loss(tried(inputs), targets))  # what it raises, the first step of the loop will raise
+        # What it raises, the first step of the loop will raise.
+        torch.autograd.backward(training.loss(tried(inputs), targets))
     return counter.operations
 
 
@@ -166,52 +193,46 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         return result
 
 
-def _tried(
-    module: nn.Module,
-    loss: Loss,
-    local: Local,
-    phase: Phase,
-    private: Collection[str],
-    beside: tuple[Any, tuple[Tensor, ...]],
-    samples: Pair,
-    device: torch.device,
-) -> tuple[str | None, float]:
-    """Why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
+def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
+    """Why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
+    module, loss, local, device = training.module, training.loss, training.local, training.device
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
-    if changed := _changed_by_forward(module, samples):
+    if changed := changed_by_forward(module, training.samples[0]):
         return f"its forward pass changes {changed}", 0
-    if any(isinstance(part, _BatchNorm) for part in module.modules()):  # frozen, or unused
+    if normalises_batches(module):  # frozen, or unused
         return "it has BatchNorm, under which a last single sample joins the batch before it", 0
-    inputs, targets = (part[:_PROBE_SAMPLES] for part in samples)
-    pairs = [(inputs[:count], targets[:count]) for count in (len(targets), -(-len(targets) // 2), 1)]
-    probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, -(-len(targets) // 2))})
-    state = Layout.of(module, private).pack(module)
-    parts = replace(phase, epochs=None), device, private
+    inputs, targets = training.probe()
+    half = -(-len(targets) // 2)
+    pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
+    probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
+    state = Layout.of(module, training.private).pack(module)
+    parts = replace(phase, epochs=None), device, training.private
     try:
         with _memory(device) as used_bytes:
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, *beside)
+            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.given)
         if local.precision != "float32":  # whose rounding may be as large as what is looked for
             probe = probe.model_copy(update={"precision": "float32"})
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, *beside)
+            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.given)
     except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
         return _plainly(error), 0
-    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, *beside)
+    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.given)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
-    if _is_no_mean(module, loss, (inputs, targets), device):
+    if _is_no_mean(training):
         return _NO_MEAN, 0
-    if problem := _not_scored(module, loss, state, (inputs, targets), device):
+    if problem := _not_scored(training):
         return problem, 0
     return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(module: nn.Module, loss: Loss, state: _State, samples: Pair, device: torch.device) -> str | None:
+def _not_scored(training: LocalTraining) -> str | None:
     """Why models cannot be evaluated together; None where they can."""
+    module, loss, device, samples = training.module, training.loss, training.device, training.probe()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
-        rows = [part.repeat(2, 1) for part in state]
-        together = BatchedEvaluator(module, loss, None, device).scores(rows[0], rows[1], samples)
+        rows = [part.repeat(2, 1) for part in Layout.of(module, training.private).pack(module)]
+        together = BatchedEvaluator(module, loss, None, device, training.private).scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])
@@ -238,16 +259,17 @@ _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
 _NO_MEAN = "its loss is no mean over samples"
 
 
-def _is_no_mean(module: nn.Module, loss: Loss, samples: Pair, device: torch.device) -> bool:
+def _is_no_mean(training: LocalTraining) -> bool:
     """Whether a loss of a batch is another number than the mean over its samples, for outputs of any size.
 
     Labels take every class in turn, for a client with one class does not show whether they are weighed.
     """
-    inputs, targets = (part.clone().to(device) for part in samples)
+    loss, device = training.loss, training.device
     if loss is cross_entropy:
         return False
+    inputs, targets = (part.clone().to(device) for part in training.probe())
     with torch.no_grad(), contextlib.suppress(Exception):  # what a loss does not take shows nothing
-        output = copy.deepcopy(module).to(device).eval()(inputs)
+        output = copy.deepcopy(training.module).to(device).eval()(inputs)
         classes = output.shape[1] if output.ndim > 1 else 1
         count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
         labels = targets[torch.arange(count, device=device) % len(targets)]
@@ -261,19 +283,15 @@ def _is_no_mean(module: nn.Module, loss: Loss, samples: Pair, device: torch.devi
     return False
 
 
-def _probed(
-    trainer: BatchedTrainer, state: _State, pairs: list[Pair], kept: Any, broadcast: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:
+def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:
+    """How far some clients come in one group: [K, V], and their losses [K]."""
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
-    kept = kept and type(kept)(*(part.expand(len(pairs), -1) for part in kept))
-    trained = trainer.train(*state, pairs, orders, Given(kept, broadcast))
+    kept = each_part(given.client_state, lambda part: part.expand(len(pairs), -1))
+    trained = trainer.train(*state, pairs, orders, given._replace(client_state=kept))
     return trained.vectors_KV - state[0], torch.tensor(trained.train_losses)
 
 
-def _probed_one_by_one(
-    trainer: Trainer, state: _State, pairs: list[Pair], kept: Any, broadcast: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:
-    given = Given(kept, broadcast)
+def _probed_one_by_one(trainer: Trainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:
     trained = [
         trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, given=given)
         for number, pair in enumerate(pairs)
@@ -289,52 +307,6 @@ def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
         if not torch.allclose(got, expected, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
             return False
     return True
-
-
-def _changed_by_forward(module: nn.Module, samples: Pair) -> str | None:
-    """What a forward pass in training changes: a parameter, a buffer or another attribute; None where nothing is."""
-    tried = copy.deepcopy(module).cpu().train()
-    before = {name: part.clone() for name, part in _tensors(tried)}
-    attributes = {name: _attributes(part) for name, part in tried.named_modules()}
-    drawn = random.getstate(), repr(np.random.get_state())
-    with torch.no_grad(), contextlib.suppress(Exception):  # which the first step of the loop will raise again
-        tried(samples[0][:2].clone())
-    if drawn != (random.getstate(), repr(np.random.get_state())):
-        return "the state of Python's or NumPy's random generator"
-    for name, part in _tensors(tried):
-        if name not in before or not torch.equal(part, before[name]):
-            return name
-    for name, part in tried.named_modules():
-        if changed := [key for key, value in _attributes(part).items() if attributes.get(name, {}).get(key) != value]:
-            return ".".join(filter(None, (name, changed[0])))
-    return None
-
-
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module keeps beside parameters, buffers and other modules, in a form that tells whether it has changed."""
-    kept = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
-    return {key: _form(value) for key, value in kept.items()}
-
-
-def _form(value: object, depth: int = 3) -> object:
-    """A plain value itself, of a generator its state, of a collection its parts, of all else which object it is."""
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    if depth and isinstance(value, Mapping):
-        return [(_form(key, depth - 1), _form(part, depth - 1)) for key, part in value.items()]
-    if depth and isinstance(value, (list, tuple, deque)):
-        return [_form(part, depth - 1) for part in value]
-    return id(value)
 
 
 def _plainly(error: Exception) -> str:

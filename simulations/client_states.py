@@ -25,7 +25,7 @@ class ClientStates:
     Args:
         clients: all there are.
         layout: of a whole model.
-        first: the first one: (vector [V], integers [I]).
+        first: the run's first: (vector [V], integers [I]).
         state: what the algorithm has a client keep before its first task.
         keeps_models: whether clients train models of their own.
     """
@@ -41,7 +41,7 @@ class ClientStates:
         self._kept: dict[ClientId, _Kept] = {}
 
     def before(self, model: _State) -> _Kept:
-        """What a client keeps to which this model, of the shared state, is the first that comes."""
+        """What a client keeps before its first task, if that brings this model, of the shared state."""
         own = model if self._keeps_models else self._private if self._layout.private else ()
         return *self._state, *own
 
@@ -51,7 +51,7 @@ class ClientStates:
         return [torch.stack(parts) for parts in zip(*kept, strict=True)]
 
     def keep(self, clients: Sequence[ClientId], parts: Sequence[Tensor]) -> None:
-        """Keep what they say from now on, [K, ·] each."""
+        """Take down what these clients keep from now on, [K, ·] each."""
         for row, client in enumerate(clients if parts else ()):
             self._kept[client] = tuple(part[row].clone() for part in parts)
 
@@ -60,7 +60,7 @@ class ClientStates:
         return self._layout.joined(model, self._private)
 
     def models(self, model: _State) -> Mapping[ClientId, _State]:
-        """Each client's own model, as it now is beside this shared state; none where it has nothing of its own."""
+        """Each client's own model, its private parts joined to this shared state; empty where clients keep neither."""
         if not (self._keeps_models or self._layout.private):
             return {}
         before = self.before(model)

@@ -1,4 +1,4 @@
-"""Pure work: the items that are to be done, and who does them; the bits of the results are the same, whoever does.
+"""Pure work: items to be done, and executors that do them. Results have the same bits whichever executor it is.
 
 An item is a small picklable content with tensors. Here this process does it; in :mod:`fed.simulations.workers`
 others do.

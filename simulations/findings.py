@@ -6,7 +6,7 @@ from typing import Any
 from fed.quantities import bytes_text, count_text, mean_text
 from fed.simulations.outcomes import ComparisonResult, has_finished
 
-__all__ = ["accuracy_text", "failures", "finding"]
+__all__ = ["accuracy_text", "failures", "finding", "unlike"]
 
 _BASELINES = {"centralized": "the ceiling", "local": "the floor"}
 
@@ -20,6 +20,8 @@ def finding(result: ComparisonResult) -> str:
     measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
     if not measured:
         return _by_loss(result.rows)
+    if difference := unlike(result):
+        return difference
     rivals = [row for row in measured if row["algorithm"] not in _BASELINES] or measured
     sentences = [_best(rivals)]
     bounds = [row for row in measured if row["algorithm"] in _BASELINES and row not in rivals]
@@ -30,6 +32,19 @@ def finding(result: ComparisonResult) -> str:
     if result.comparison.target_accuracy is not None:
         sentences.append(_cheapest(rivals, result.comparison.target_accuracy))
     return " ".join(sentences)
+
+
+def unlike(result: ComparisonResult) -> str:
+    """That variants were scored on different samples, some by the clients and some by the coordinator; else empty."""
+    measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
+    by_clients = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is not None]
+    others = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is None]
+    if not by_clients or not others:
+        return ""
+    return (
+        f"Accuracies do not compare: clients score {_sequence(by_clients)} on samples of their own, the coordinator "
+        f"{_sequence(others)} on the test set. Write evaluation: clients in the base to score all alike."
+    )
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> str:

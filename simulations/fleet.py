@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fed.clients.data import ClientId, FederatedData
+from fed.clients.data import ClientId
 from fed.messages import Failure, GroupReply, Task
 from fed.randomness import Streams
 from fed.simulations.availability import Spells
 from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import Devices
-from fed.simulations.executor import Executor, Item
+from fed.simulations.executor import Item
 from fed.simulations.flights import Answer, Departures, Flight
-from fed.simulations.groups import Groups
 from fed.simulations.presence import Presence
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
@@ -39,11 +39,7 @@ class SimulatedFleet:
     all that are due together, or where ``looks_ahead`` all that are under way, from as many models as they were sent.
 
     Args:
-        data: by client.
-        groups: who trains together.
-        executor: does the work.
-        devices: what clients run on.
-        streams: the run's.
+        clients: who trains on what.
         states: what the clients keep.
         answer_bytes: of a client's message with its integers.
         reduces: whether the mean of the messages of a group that is due is all that is wanted; else each comes singly.
@@ -53,11 +49,7 @@ class SimulatedFleet:
 
     def __init__(
         self,
-        data: FederatedData,
-        groups: Groups,
-        executor: Executor,
-        devices: Devices,
-        streams: Streams,
+        clients: SimulatedClients,
         *,
         states: ClientStates,
         answer_bytes: int,
@@ -66,28 +58,28 @@ class SimulatedFleet:
         places: bool = False,
     ) -> None:
         self.clock = 0.0
-        self._data = data
-        self._groups = groups
-        self._executor = executor
-        self._departures = Departures(devices, groups, streams, answer_bytes)
+        self._data = clients.data
+        self._groups = clients.groups
+        self._executor = clients.executor
+        self._departures = Departures(clients.devices, clients.groups, clients.streams, answer_bytes)
         self._states = states
         self._reduces = reduces
         self._looks_ahead = looks_ahead
-        self._places = {client: place for place, client in enumerate(data.clients)} if places else {}
-        self._present = Presence(data.clients)
+        self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
+        self._present = Presence(clients.data.clients)
         self._away: set[ClientId] = set()
         self._flights: dict[int, Flight] = {}
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
+        self._kept: list[tuple[Sequence[ClientId], Sequence[Tensor]]] = []
         self._numbers = 0
-        self._spells = _spells(data.clients, devices, streams)
+        self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
         for client in self._spells:
             self._come_or_go(client)
 
-    @property
-    def population(self) -> int:
-        """How many clients there are."""
-        return len(self._data.clients)
+    def members(self) -> Sequence[ClientId]:
+        """All clients."""
+        return self._data.clients
 
     def nodes(self) -> Sequence[ClientId]:
         """Those that are there and have no task."""
@@ -113,7 +105,10 @@ class SimulatedFleet:
             self._at(flight.arrives_s, flight)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
-        """Train those whose answers are due, those together that started from one model, and give their answers."""
+        """Train those whose answers are due, and give their answers.
+
+        What clients keep changes at the end, for all of them, and for nobody if one has diverged or an error is raised.
+        """
         due: list[Flight] = []
         replies = 0
         while self._flights and self._events[0].time_s <= until and (enough is None or replies < enough):
@@ -182,14 +177,21 @@ class SimulatedFleet:
         counting = [flight for flight in due if flight.counts]
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
+        has_diverged = False
         if wanted:
             ahead = [one for one in self._flights.values() if one.counts and one.answer is None]
             for answer in self._train(wanted, ahead if self._looks_ahead else []):
-                given |= set(answer.tasks) if isinstance(answer, GroupReply) else set()
+                if isinstance(answer, Failure):
+                    has_diverged = True
+                else:
+                    given |= set(answer.tasks)
                 yield answer
-        for flight in counting:
+        for flight in counting if not has_diverged else ():
             if flight.task.id not in given:
                 yield self._given_singly(flight)
+        for clients, states in self._kept if not has_diverged else ():
+            self._states.keep(clients, states)
+        self._kept = []
 
     def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[GroupReply | Failure]:
         """Train flights; of groups that are due as a whole, from one model, the answers where means will do."""
@@ -220,7 +222,7 @@ class SimulatedFleet:
             first.lr,
             tuple(map(_steps, flights)),
             len(first.broadcast),
-            self.population,
+            len(self._data.clients),
             tuple(self._places[client] for client in clients) if self._places else (),
             tuple((task.round, *filter(None, [task.repeats])) for task in tasks),
         )
@@ -241,7 +243,7 @@ class SimulatedFleet:
         messages, integers, *states = tensors
         clients = tuple(flight.task.client for flight in flights)
         if reduces:
-            self._states.keep(clients, states)
+            self._kept.append((clients, states))
             ids = tuple(flight.task.id for flight in flights)
             weight, losses = sum(trained.weights), trained.train_losses
             yield GroupReply(ids, flights[0].task.round, clients, messages, weight, integers, trained.samples, losses)
@@ -257,10 +259,10 @@ class SimulatedFleet:
             )
 
     def _given_singly(self, flight: Flight) -> GroupReply:
-        """One client's answer, as the mean of a group of one; from now on it keeps what it says."""
+        """One client's answer, as the mean of a group of one."""
         assert flight.answer is not None
         task, answer = flight.task, flight.answer
-        self._states.keep((task.client,), [part.unsqueeze(0) for part in answer.kept])
+        self._kept.append(((task.client,), [part.unsqueeze(0) for part in answer.kept]))
         message, alone = (answer.message_M, answer.weight, answer.integers_I), (task.id,)
         return GroupReply(alone, task.round, (task.client,), *message, (answer.samples,), (answer.train_loss,))
 

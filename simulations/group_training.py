@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, Broadcast, ContrastiveRule
-from fed.aggregators.reporting import began, messages, sends_updates
+from fed.aggregators.reporting import messages, sends_updates, starting_states
 from fed.clients.batched import BatchedTrainer, TrainedGroup
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.pairs import dense
@@ -82,7 +82,7 @@ class GroupTraining:
             raise
 
     def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
-        broadcast, kept = beside[: task.broadcasts], beside[task.broadcasts :]
+        broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
         state, own = (kept[:-2], kept[-2:]) if self._recipe.keeps_own else (kept, ())
         if state:
             assert self._recipe.aggregator is not None
@@ -91,7 +91,7 @@ class GroupTraining:
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         aggregator, samples = self._recipe.aggregator, sent.samples()
-        begin = sent.start if aggregator is None else began(aggregator, self._layout.shared, sent.start, sent.state)
+        begin = self._begin(sent)
         done = self._train(sent, begin)
         (vectors_KV, integers_KI), state, weights = done.reported, sent.state, tuple(map(float, samples))
         if aggregator is not None and sent.task.wants != "models":
@@ -99,10 +99,17 @@ class GroupTraining:
                 vectors_KV = vectors_KV.double().sub_(begin)
             else:
                 vectors_KV, weights, state = self._report(aggregator, sent, begin, done)
+                done = done._replace(diverged=done.diverged or _overflown(sent.task, vectors_KV))
             if sent.task.wants == "mean":
                 vectors_KV, integers_KI = _mean(vectors_KV, weights), _largest(integers_KI, sent.integers)
         trained = Trained(samples, done.seen, tuple(done.train_losses), weights, done.diverged)
         return trained, () if done.diverged else (vectors_KV, integers_KI, *(state or ()), *done.own)
+
+    def _begin(self, sent: _Sent) -> Tensor:
+        """Where local steps begin: the task's model, or what the algorithm makes of it for each client."""
+        if self._recipe.aggregator is None:
+            return sent.start
+        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.state)
 
     def _train(self, sent: _Sent, begin: Tensor) -> _Results:
         """All phases, each from where the last of its model ends."""
@@ -229,6 +236,21 @@ def _mean(messages_KM: Tensor, weights: Sequence[float]) -> Tensor:
 
 def _largest(integers_KI: Tensor, sent_I: Tensor) -> Tensor:
     return integers_KI.amax(0) if integers_KI.numel() else sent_I
+
+
+def _overflown(task: Train, messages_KM: Tensor) -> tuple[ClientId, str] | None:
+    """The first client of a group whose message is not finite, as where a power of its loss overflows; or nobody."""
+    if math.isfinite(messages_KM.sum()):
+        return None
+    finite = torch.isfinite(messages_KM).all(1).tolist()
+    return next(
+        (
+            (client, "what it reports is not finite")
+            for client, is_finite in zip(task.clients, finite, strict=True)
+            if not is_finite
+        ),
+        None,
+    )
 
 
 def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:

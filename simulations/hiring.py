@@ -39,7 +39,7 @@ _WORTH_WORKERS_S = 20.0
 
 @contextlib.contextmanager
 def hired(simulation: Simulation, expectation: Expectation | None = None) -> Iterator[Executor]:
-    """Whoever does a simulation's work, for as long as the context lasts.
+    """The executor of a simulation's work: this process, or workers that end with the context.
 
     Args:
         simulation: what is to be done.

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import PeerRule
-from fed.clients.data import ClientId, FederatedData
+from fed.clients.data import ClientId
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
-from fed.randomness import Streams
 from fed.server.gathering import Exchange
-from fed.simulations.devices import Devices
-from fed.simulations.executor import Executor, Item
-from fed.simulations.groups import Groups
+from fed.simulations.executor import Item
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.tasks import Train, label_of
 
 __all__ = ["SimulatedPeers", "degrees"]
@@ -33,14 +31,9 @@ class SimulatedPeers:
     Args:
         rule: what a peer does in a round.
         mixing_NN: W, sparse, float64; None where peers never meet.
-        data: by peer.
-        groups: who trains together.
-        executor: does the work.
+        peers: who trains on what.
         layout: the model's.
-        vector_V: every peer's first model.
-        integers_I: its integer buffers.
-        devices: what peers run on; they are always there.
-        streams: the run's.
+        first: every peer's first model: (vector [V], integers [I]).
         lr_in: (round, peers) → step size of local steps.
     """
 
@@ -48,25 +41,18 @@ class SimulatedPeers:
         self,
         rule: PeerRule,
         mixing_NN: Tensor | None,
-        data: FederatedData,
-        groups: Groups,
-        executor: Executor,
+        peers: SimulatedClients,
         layout: Layout,
-        vector_V: Tensor,
-        integers_I: Tensor,
-        devices: Devices,
-        streams: Streams,
+        first: tuple[Tensor, Tensor],
         lr_in: Callable[[int, int], float],
     ) -> None:
         self.clock = 0.0
         self._rule = rule
         self._mixing_NN = mixing_NN
-        self._crew = _Crew(list(data.clients), [data.size_of(client) for client in data.clients], groups, executor)
+        self._peers = peers
         self._layout = layout
-        self._nodes = self._crew.clients
-        self._x_NV = vector_V.repeat(len(self._nodes), 1)
-        self._integers_NI = integers_I.repeat(len(self._nodes), 1)
-        self._devices = [devices.device(client, streams) for client in self._nodes]
+        self._nodes = list(peers.data.clients)
+        self._x_NV, self._integers_NI = (part.repeat(len(self._nodes), 1) for part in first)
         self._lr_in = lr_in
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -86,17 +72,18 @@ class SimulatedPeers:
         """
         params = self._layout.parameters
         lr = self._lr_in(number, len(self._nodes))
-        work = _Round(number, lr, self._crew, self._mixing_NN, self._x_NV[:, params:], self._integers_NI)
+        work = _Round(number, lr, self._peers, self._mixing_NN, self._x_NV[:, params:], self._integers_NI)
         x_NP = self._rule.step(self._x_NV[:, :params], work.descend, work.mix)
         averaged_NB = work.mixed(work.averaged_NB) if work.mixes else work.averaged_NB
         self._x_NV = torch.cat([x_NP, averaged_NB], 1)
         self._integers_NI = work.integers_NI
         model_bytes = self._layout.size * self._layout.dtype.itemsize
         sent_bytes = [work.mixes * degree * model_bytes for degree in degrees(self._mixing_NN, len(self._nodes))]
-        seen = [self._crew.groups.seen(size) for size in self._crew.sizes]
+        seen = [self._peers.groups.seen(size) for size in self._peers.sizes]
+        devices = map(self._peers.device_of, self._nodes)
         self.clock += max(
             device.gossip_s(samples=samples, bytes_each_way=size_bytes)
-            for device, samples, size_bytes in zip(self._devices, seen, sent_bytes, strict=True)
+            for device, samples, size_bytes in zip(devices, seen, sent_bytes, strict=True)
         )
         return Exchange(
             selected=len(self._nodes),
@@ -117,23 +104,13 @@ def degrees(mixing_NN: Tensor | None, peers: int) -> list[int]:
     return torch.bincount(to[to != source], minlength=peers).tolist()
 
 
-@dataclass(frozen=True)
-class _Crew:
-    """The peers, and who trains them."""
-
-    clients: list[ClientId]
-    sizes: list[int]
-    groups: Groups
-    executor: Executor
-
-
 @dataclass
 class _Round:
     """One round's local steps and exchanges, which the rule calls as ``descend`` and ``mix``."""
 
     number: int
     lr: float
-    crew: _Crew
+    peers: SimulatedClients
     mixing_NN: Tensor | None
     averaged_NB: Tensor
     integers_NI: Tensor
@@ -146,12 +123,12 @@ class _Round:
         start_NV = torch.cat([x_NP, self.averaged_NB], 1)
         trained_NV, integers_NI = torch.empty_like(start_NV), torch.empty_like(self.integers_NI)
         diverged: list[tuple[int, ClientId, str]] = []
-        rows_of = {self._submit(rows, start_NV): rows for rows in self.crew.groups.of(self.crew.sizes)}
+        rows_of = {self._submit(rows, start_NV): rows for rows in self.peers.groups.of(self.peers.sizes)}
         for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, trained, tensors in self.crew.executor.results([ticket]):
+            for _, trained, tensors in self.peers.executor.results([ticket]):
                 if trained.diverged is not None:
                     client, reason = trained.diverged
-                    diverged.append((self.crew.clients.index(client), client, reason))
+                    diverged.append((self.peers.data.clients.index(client), client, reason))
                     continue
                 trained_NV[rows], integers_NI[rows] = tensors
                 self.losses += zip(trained.train_losses, trained.samples, strict=True)
@@ -163,9 +140,9 @@ class _Round:
         return trained_NV[:, : x_NP.shape[1]]
 
     def _submit(self, rows: list[int], start_NV: Tensor) -> int:
-        train = Train(tuple(self.crew.clients[row] for row in rows), self.number, wants="models", lr=self.lr)
-        seen = sum(self.crew.groups.seen(self.crew.sizes[row]) for row in rows)
-        return self.crew.executor.submit(
+        train = Train(tuple(self.peers.data.clients[row] for row in rows), self.number, wants="models", lr=self.lr)
+        seen = sum(self.peers.groups.seen(self.peers.sizes[row]) for row in rows)
+        return self.peers.executor.submit(
             Item(train, (start_NV[rows], self.integers_NI[rows]), label_of(train), cost=seen)
         )
 

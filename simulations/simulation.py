@@ -5,26 +5,27 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
-from fed.aggregators.reporting import state_of
+from fed.aggregators.reporting import first_client_state
+from fed.clients.batches import normalises_batches
 from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
 from fed.clients.evaluation import Metric, accuracy
+from fed.clients.given import Given
 from fed.clients.losses import Loss, cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.evaluation import ByClients, ByCoordinator
-from fed.experiment import Experiment
+from fed.experiment import Experiment, Local
 from fed.kinds import Component
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator
 from fed.simulations.adversaries import AdversarialFleet, Attack, poisoned, recruited
-from fed.simulations.batching import Batching, choose
+from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.checks import (
     check_algorithm,
     check_batch_norm,
@@ -34,18 +35,23 @@ from fed.simulations.checks import (
     own_copy,
 )
 from fed.simulations.client_states import ClientStates
-from fed.simulations.devices import Devices
 from fed.simulations.executor import Executor
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.peers import SimulatedPeers
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.tasks import Recipe, Train
 from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
 from fed.simulations.work import device_of, on_device
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation"]
+
+
+class _Adversaries(NamedTuple):
+    attack: Attack
+    clients: frozenset[ClientId]
 
 
 class Simulation:
@@ -86,28 +92,22 @@ class Simulation:
         self._adversaries = self._recruited(experiment)
         if getattr(self.algorithm, "pools_data", False):
             self.data = self.data.pooled()
-        metric = metric or (None if loss else accuracy)
-        loss_on_device = on_device(loss or cross_entropy, self.device)
-        some = self.data.read(self.data.clients[0])
-        may_ignore = loss is not None and self.data.may_hold_negative_labels()
-        beside = self._beside(module)
-        parts = loss_on_device, experiment.local, self.phases, self.layout.private, beside, some, may_ignore
-        self.batching = choose(experiment.simulation, module, *parts, self.trainees, self.device)
+        self.batching = choose(experiment.simulation, self._training(module, experiment.local, loss), self.trainees)
         self.experiment = _resolved(experiment, data, model, self.batching)
-        self.groups = Groups(experiment.local, self.batching.group, _normalises_batches(module), self.phases)
+        self.groups = Groups(experiment.local, self.batching.group, normalises_batches(module), self.phases)
         self.recipe = Recipe(
-            module,
-            loss or cross_entropy,
-            metric,
-            experiment.local,
-            self.algorithm if isinstance(self.algorithm, Aggregator) else None,
-            self.phases,
-            self.layout.private,
-            self.batching.is_batched,
-            self.data.read,
-            self.data.test if self.held_out is None else None,
-            self.streams,
-            None if self.held_out is None else self.held_out.__getitem__,
+            module=module,
+            loss=loss or cross_entropy,
+            metric=metric or (None if loss else accuracy),
+            local=experiment.local,
+            aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
+            phases=self.phases,
+            private=self.layout.private,
+            is_batched=self.batching.is_batched,
+            read=self.data.read,
+            test=self.data.test if self.held_out is None else None,
+            streams=self.streams,
+            held_out=None if self.held_out is None else self.held_out.__getitem__,
         )
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
         self.traffic = self._traffic()
@@ -135,7 +135,7 @@ class Simulation:
     @property
     def attackers(self) -> list[ClientId]:
         """The clients that attack, in the order of their ids: numbers, then names."""
-        attackers = self._adversaries[1] if self._adversaries else ()
+        attackers = self._adversaries.clients if self._adversaries else ()
         return sorted(attackers, key=lambda client: (isinstance(client, str), client))
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
@@ -143,26 +143,26 @@ class Simulation:
         first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
-        broadcast = self._beside(self.recipe.module)[1]
+        broadcast = self._given(self.recipe.module).broadcast
         places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
         train = Train(tuple(clients), 1, "mean", None, (), len(broadcast), self.population, places)
         return train, (*first, *broadcast, *self.client_states().stacked(clients, [first] * len(clients)))
 
-    def _beside(self, module: nn.Module) -> tuple[Any, tuple[Tensor, ...]]:
-        """What the algorithm has a client keep, and what goes out beside the model, in the first round."""
+    def _given(self, module: nn.Module) -> Given:
+        """What comes with a client's first task beside the model, and what the algorithm has it keep before that."""
         if self.has_peers:
-            return None, ()
+            return Given()
         shared = self.layout.shared
         vector_V, _ = shared.pack(module)
         state = self.algorithm.init(vector_V[: shared.parameters].double())
         broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
-        return state_of(self.algorithm, shared, vector_V), broadcast
+        return Given(first_client_state(self.algorithm, shared, vector_V), broadcast)
 
     def client_states(self) -> ClientStates:
         """What clients keep, before the first round."""
         module = self.recipe.module
         keeps_models = any(phase.is_personal for phase in self.phases)
-        state = self._beside(module)[0] or ()
+        state = self._given(module).client_state or ()
         return ClientStates(self.data.clients, self.layout, self.layout.pack(module), state, keeps_models)
 
     def federation(self, executor: Executor) -> Federation:
@@ -171,34 +171,30 @@ class Simulation:
         Args:
             executor: of ``recipe``; it does the clients' work.
         """
-        work = self.data, self.groups, executor
+        pools_data = getattr(self.algorithm, "pools_data", False)
+        devices = self.experiment.devices.make()
+        devices = devices.where_the_data_are() if pools_data else devices
+        clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if isinstance(self.traffic, PeerTraffic):
-            model = self.layout, *self.layout.pack(self.recipe.module)
-            devices = self._devices, self.streams
-            return SimulatedPeers(self.algorithm, self.mixing_NN, *work, *model, *devices, self._lr_in)
-        pools_data = self.algorithm.pools_data
-        devices = self._devices.where_the_data_are() if pools_data else self._devices
-        states = self.client_states()
+            first = self.layout.pack(self.recipe.module)
+            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
+        states, shared = self.client_states(), self.layout.shared
         fleet = SimulatedFleet(
-            *work,
-            devices,
-            self.streams,
+            clients,
             states=states,
             answer_bytes=self.traffic.answer_bytes,
             reduces=self.algorithm.linear and not self._is_forged,
             looks_ahead=self.policy.keeps_late,
             places="place" in self.algorithm.asks,
         )
-        shared = self.layout.shared
-        model = shared, *shared.pack(self.recipe.module)
-        coordinator = Coordinator(
-            self.algorithm, self._attacked(fleet, self.traffic.part_sizes[0]), *model, self.streams, self._lr_in
-        )
+        attacked = self._attacked(fleet, self.traffic.part_sizes[0])
+        first = shared.pack(self.recipe.module)
+        coordinator = Coordinator(self.algorithm, attacked, shared, *first, self.streams, self._lr_in)
         return Coordinated(self.policy, coordinator, states, sends=not pools_data)
 
     @property
     def _is_forged(self) -> bool:
-        return self._adversaries is not None and self._adversaries[0].forges
+        return self._adversaries is not None and self._adversaries.attack.forges
 
     def _attacked(self, fleet: SimulatedFleet, update_size: int) -> SimulatedFleet | AdversarialFleet:
         if self._adversaries is None or not self._is_forged:
@@ -232,6 +228,20 @@ class Simulation:
             )
         return phases, layout
 
+    def _training(self, module: nn.Module, local: Local, loss: Loss | None) -> LocalTraining:
+        """What clients will do, for the choice of whether they do it in groups."""
+        return LocalTraining(
+            module=module,
+            loss=on_device(loss or cross_entropy, self.device),
+            local=local,
+            phases=self.phases,
+            private=self.layout.private,
+            given=self._given(module),
+            samples=self.data.read(self.data.clients[0]),
+            may_ignore=loss is not None and self.data.may_hold_negative_labels(),
+            device=self.device,
+        )
+
     def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
         """What clients hold out to score models on, if they do; the data become what is left to train on."""
         evaluation = section.make()
@@ -245,13 +255,13 @@ class Simulation:
             )
         return None
 
-    def _recruited(self, experiment: Experiment) -> tuple[Attack, frozenset[ClientId]] | None:
+    def _recruited(self, experiment: Experiment) -> _Adversaries | None:
         """The attack and who takes part in it; their data are changed where that is the attack."""
         if experiment.adversaries is None:
             return None
         attack, attackers = recruited(experiment.adversaries, self.data.clients, self.streams)
         self.data = poisoned(self.data, attack, attackers)
-        return attack, attackers
+        return _Adversaries(attack, attackers)
 
     def _module(self, experiment: Experiment, model: Callable[[], nn.Module] | None, loss: Loss | None) -> nn.Module:
         """The first model, initialised from its own stream, and held to the data."""
@@ -281,10 +291,6 @@ class Simulation:
         if len(graph) != self.population:
             raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
         return mixing_matrix(graph)
-
-
-def _normalises_batches(module: nn.Module) -> bool:
-    return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:

@@ -23,19 +23,22 @@ _Reader: TypeAlias = Callable[[ClientId], Pair]
 
 @dataclass(frozen=True)
 class Begin:
-    """Nothing: whoever gives it back has begun."""
+    """No work: a worker that gives it back has started."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a group from (start [V] or [K, V], integers [I] or [K, I], broadcast …, what the clients keep [K, ·] …).
+    """Train a group.
 
-    Clients keep the algorithm's state, and a vector and integers of their own where the recipe says so.
+    With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
+    tensors, and what the clients keep, [K, ·] each: the parts of the algorithm's state, and where the recipe says so a
+    vector and integers of their own.
 
-    Answered by :class:`Trained`, with what is wanted of the group in float64, its integers, and what the clients keep
-    from now on [K, ·] …: of "models" the trained vectors [K, V], in the model's type, and integers [K, I]; of
-    "messages" each client's parts and its float buffers' update [K, M], and integers [K, I]; of the "mean" that of the
-    messages [M], and the largest integers [I].
+    The answer is a :class:`Trained`, what is wanted, and what the clients keep from now on. There are wanted
+
+    - the "models": the trained vectors [K, V], in the model's type, and integers [K, I];
+    - the "messages": each client's parts and its float buffers' update [K, M], in float64, and integers [K, I];
+    - their "mean": [M], in float64, and of the integers the largest [I].
 
     Args:
         clients: the group.
@@ -43,7 +46,7 @@ class Train:
         wants: what is to be sent back.
         lr: the step size; None: the experiment's.
         steps: how many optimizer steps each client takes, None: as many as the experiment says; so do all where empty.
-        broadcasts: how many tensors the algorithm sends beside the model.
+        broadcast_count: how many tensors the algorithm sends beside the model.
         population: how many clients there are.
         places: each client's number among them, where the algorithm asks for it.
         keys: what names each client's random streams beside it; the round where empty.
@@ -54,7 +57,7 @@ class Train:
     wants: Literal["models", "messages", "mean"]
     lr: float | None = None
     steps: tuple[int | None, ...] = ()
-    broadcasts: int = 0
+    broadcast_count: int = 0
     population: int = 1
     places: tuple[int, ...] = ()
     keys: tuple[tuple[int, ...], ...] = ()
@@ -70,10 +73,10 @@ class Trained:
 
     Args:
         samples: how many each client holds.
-        seen: how many each was trained on, as often as it was.
-        train_losses: each client's mean over those.
+        seen: how many samples each was trained on, each sample as often as it was seen.
+        train_losses: of each client, the mean over those.
         weights: of each client in the mean.
-        diverged: which client's loss or model is not finite any more, with a sentence; nobody's where None.
+        diverged: the client whose loss or model is no longer finite, and a sentence that says so; or None.
     """
 
     samples: tuple[int, ...]

@@ -57,12 +57,12 @@ class CoordinatedTraffic:
 
     @property
     def bytes_down(self) -> int:
-        """What clients get; what goes beside the model may be longer once a round has said what it is."""
+        """What clients get. A broadcast may grow after the first round, as AFL's mixture does."""
         if self.algorithm.pools_data:
             return 0
         first = self.algorithm.init(self._params_P)
-        told = tuple(torch.ones(size, dtype=torch.float64) for size in self.part_sizes)
-        later = self.algorithm.apply(first, Reduced(told, self.cohort, self.population))
+        means = tuple(torch.ones(size, dtype=torch.float64) for size in self.part_sizes)
+        later = self.algorithm.apply(first, Reduced(means, self.cohort, self.population))
         beside = [sum(part.numel() for part in self.algorithm.broadcast(state)) for state in (first, later)]
         first_bytes, later_bytes = (self._bytes_of(self.shared.size + numbers) for numbers in beside)
         return self.cohort * (first_bytes + (self.rounds - 1) * later_bytes)
@@ -104,5 +104,5 @@ class PeerTraffic:
 
     @property
     def bytes_down(self) -> int:
-        """The same: what a peer sends its neighbour gets."""
+        """The same, for what a peer sends a neighbour receives."""
         return self.bytes_up

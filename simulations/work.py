@@ -50,7 +50,7 @@ class Work:
         self._recipe = recipe
         self._device = device
         self._training = GroupTraining(recipe, self._loss, device)
-        self._evaluator = BatchedEvaluator(recipe.module, self._loss, self._metric, device)
+        self._evaluator = BatchedEvaluator(recipe.module, self._loss, self._metric, device, recipe.private)
 
     def __call__(
         self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]

@@ -1,4 +1,4 @@
-"""A worker process: its life from the first word to the last, and how its parent and it speak to each other.
+"""A worker process: what it does from start to end, and the protocol between it and its parent.
 
 Through a pipe the parent sends the slot of an item, or nothing to end it; the worker answers with what became of it.
 Contents and tensors lie in shared memory: two slots, and behind them room for what :mod:`faulthandler` writes.
@@ -78,19 +78,19 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
     *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
     *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
 )
-"""What a program may have set that changes bits."""
+"""Settings of PyTorch that change the bits of results: how each is read, and how it is set."""
 
 
 def current_settings() -> list[Any]:
-    """What this process has set that changes bits, for a worker to set as well."""
+    """This process's settings that change the bits of results, for a worker to take over."""
     return [current() for current, _ in _SETTINGS]
 
 
 class Maker:
-    """What makes the work, on its way to a process, in memory: a pipe that nobody reads would hold up its writer.
+    """The factory of a worker's work, which travels in shared memory: a pipe that nobody reads would block its writer.
 
     Args:
-        make: what makes it; picklable. It is pickled when a process starts.
+        make: the factory; picklable. It is pickled when a process starts.
     """
 
     def __init__(self, make: Make) -> None:
@@ -112,7 +112,7 @@ class Maker:
         self._memory, self._size = state
 
     def make(self, number: int) -> Work:
-        """The work of the worker of this number; in its process, and once."""
+        """The work of the worker with this number; to be called in its process, and once."""
         make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
         del self._memory  # it may be large
         return make(number)
@@ -123,7 +123,7 @@ _NOT_PORTABLE = (
 )
 
 _PARENT_CHECK_S = 1.0
-"""How often a worker looks whether its parent is still its parent."""
+"""How often a worker checks that its parent is still its parent."""
 
 
 def serve(
@@ -134,30 +134,17 @@ def serve(
     maker: Maker,
     number: int,
 ) -> None:
-    """A worker's life.
+    """The main function of a worker: do items until there is nothing more to come.
 
     Args:
-        connection: its end of the pipe.
+        connection: the worker's end of the pipe.
         memory: that it shares with its parent: the slots, and then ``FAULT_BYTES``.
         capacity_bytes: what the tensors in a slot may take.
         settings: the parent's :func:`current_settings`.
         maker: makes the work.
         number: the worker's, from 0.
     """
-    os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Its parent ends it, but a user's data may be read by processes of its own, which daemons must not have.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    os.lseek(memory.fd, len(memory.mapped) - FAULT_BYTES, os.SEEK_SET)
-    faulthandler.enable(memory.fd)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
-        Path("/proc/self/oom_score_adj").write_text("500")
-    torch.set_num_threads(1)
-    with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
-        torch.set_num_interop_threads(1)
-    for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
-        set_to(value)
+    _prepare_process(connection, memory, settings)
     slots = [Slot(memory, index, capacity_bytes) for index in range(SLOTS)]
     with contextlib.suppress(EOFError, ConnectionError):
         try:
@@ -176,6 +163,24 @@ def serve(
                 _exit_at_once()
 
 
+def _prepare_process(connection: Connection, memory: SharedMemory, settings: Sequence[Any]) -> None:
+    """Compute as the parent does, with one thread, and end when it ends."""
+    os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Its parent ends it, but a user's data may be read by processes of its own, which daemons must not have.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    os.lseek(memory.fd, len(memory.mapped) - FAULT_BYTES, os.SEEK_SET)
+    faulthandler.enable(memory.fd)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
+        Path("/proc/self/oom_score_adj").write_text("500")
+    torch.set_num_threads(1)
+    with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
+        torch.set_num_interop_threads(1)
+    for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
+        set_to(value)
+
+
 def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[Answer, int]:
     """Do what is in a slot and put the result there; what became of it, and the size of what is pickled."""
     if slot.is_recalled:
@@ -192,7 +197,7 @@ def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[Ans
 
 
 def _portable(error: FedError) -> FedError:
-    """An error that reaches the parent: this one, or else what the tree has that is nearest to it."""
+    """An error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
     try:
         pickled = pickle.dumps(error)
         if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
@@ -204,7 +209,7 @@ def _portable(error: FedError) -> FedError:
 
 
 def _exit_at_once() -> None:
-    """Without what threads or exit handlers of half-done work would do."""
+    """End without the threads and exit handlers of work that is half done."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

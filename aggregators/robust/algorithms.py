@@ -110,7 +110,11 @@ class FedTrimmedMean(Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class _Unweighted(Robust):
-    """A rule that has no meaning but for clients that count alike."""
+    """A rule that has no meaning but for clients that count alike.
+
+    Args:
+        weights: clients: all count alike. The rule chooses among clients, and refuses samples.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

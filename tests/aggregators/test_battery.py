@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fed.aggregators.contracts import Aggregator, ClientWork, LocalRule, Reduced
-from fed.aggregators.reporting import began, message_sizes, messages, state_of
+from fed.aggregators.reporting import first_client_state, message_sizes, messages, starting_states
 from fed.docstrings import arguments
 from fed.families import ALGORITHMS
 from fed.layout import Layout
@@ -82,9 +82,9 @@ class ScriptedFleet:
     def _answer(self, clients: list[int]) -> GroupReply:
         tasks = [self._tasks[client] for client in clients]
         first, rule = tasks[0], self._rule
-        kept = [self.states.get(client, state_of(rule, LAYOUT, first.vector_V)) for client in clients]
+        kept = [self.states.get(client, first_client_state(rule, LAYOUT, first.vector_V)) for client in clients]
         state = kept[0] and type(kept[0])(*(torch.stack(parts) for parts in zip(*kept, strict=True)))
-        start = began(rule, LAYOUT, first.vector_V, state)
+        start = starting_states(rule, LAYOUT, first.vector_V, state)
         moves = torch.stack([numbers(client, first.round, size=[PARAMETERS]) for client in clients])
         column = torch.tensor(clients, dtype=torch.float64).unsqueeze(1)
         messages_KM, weights_K, state = messages(

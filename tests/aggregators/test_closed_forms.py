@@ -207,6 +207,19 @@ def test_qfedavg_is_its_recursion_in_numpy(q: float, lipschitz: float | None) ->
     assert_near(model_after(8, run), x, 1e-12)
 
 
+@pytest.mark.parametrize("q", [0.5, 1.0, 3.0])
+def test_qfedavg_takes_clients_whose_loss_is_zero(q: float) -> None:
+    # f^{q − 1} is infinite at 0 where q < 1; a client that has nothing to learn brings no step and no infinity.
+    column = torch.zeros(2, 1, dtype=torch.float64)
+    update_KP = torch.tensor([[0.0, 0.0], [1.0, -2.0]], dtype=torch.float64)
+    work = ClientWork(
+        *(update_KP, torch.zeros(2), torch.zeros(2, 2), column + 1, column + 1), 0.1, 0.0, column, start_loss_K1=column
+    )
+    report = QFedAvg(q=q).report(work)
+    assert all(bool(torch.isfinite(part).all()) for part in report.message)
+    assert torch.equal(report.message[0][0], torch.zeros(2, dtype=torch.float64))
+
+
 def test_qfedavg_settles_where_the_sum_of_the_powers_is_least() -> None:
     # With one step ∇ Σ f^{q+1}/(q + 1) = Σ f^q ∇f = 0 where the numerator is.
     model = model_after(1200, states(QFedAvg(q=2.0), PROBLEM, 3.0, lr=0.1, steps=1))
@@ -372,6 +385,19 @@ def test_easgd_settles_at_its_closed_form(elasticity: float | None, steps: int) 
     assert steps == 1 or np.abs(fixed - fedavg).max() > 1e-3  # so that the test can tell them apart
 
 
+def test_easgd_with_one_step_is_the_papers_with_the_pull_after_it() -> None:
+    lr, alpha = 0.05, 0.2
+    x, centre, asked = np.full((6, 4), 5.0), np.full(4, 5.0), cohorts(6, 3, seed=4)
+    run = states(EASGD(elasticity=alpha), PROBLEM, 5.0, lr=lr, steps=1, asked=cohorts(6, 3, seed=4))
+    for _ in range(20):
+        who = next(asked)
+        descent = lr * np.einsum("npq,nq->np", A_NPP[who], x[who] - B_NP[who])
+        away = x[who] - centre
+        x[who] -= (1 - alpha) * descent + alpha * away
+        centre = centre + alpha * (away - descent).sum(0)
+    assert_near(model_after(20, run), centre, 1e-12)
+
+
 def test_easgds_period_takes_the_place_of_the_experiments_steps() -> None:
     runs = (
         states(EASGD(period=3), PROBLEM, 5.0, steps=10),
@@ -397,7 +423,7 @@ def test_what_an_exchange_gives_the_centre_it_takes_from_the_clients(rule: Any) 
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.9])
-def test_eamsgd_with_one_step_is_the_papers_rule_whoever_takes_part(delta: float) -> None:
+def test_eamsgd_with_one_step_is_its_recursion_in_numpy_whoever_takes_part(delta: float) -> None:
     lr, alpha = 0.02, 0.1
     rule = EAMSGD(elasticity=alpha, momentum=delta)
     run = states(rule, PROBLEM, 5.0, lr=lr, steps=1, asked=cohorts(6, 3, seed=4))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import fed
 from fed.aggregators.composition import Reducer, chain
 from fed.aggregators.contracts import ClientWork, Reduced
-from fed.aggregators.pieces import Momentum
+from fed.aggregators.pieces import Momentum, Weigh
 from fed.aggregators.robust.algorithms import (
     FedBulyan,
     FedCenteredClipping,
@@ -204,6 +204,46 @@ def test_bulyan_is_its_definition(count: int, size: int, attackers: int) -> None
         median = np.median(column)
         expected.append(np.mean(sorted(column, key=lambda value: abs(value - median))[: count - 4 * attackers]))
     same(one(reduced(Bulyan(attackers=attackers), messages_SM)), expected)
+
+
+def test_krum_adds_up_squares_of_distances() -> None:
+    differ = 0
+    for seed in range(300):
+        messages_SM = drawn(7, 2, seed=seed)
+        apart_SS = np.sort(np.linalg.norm(messages_SM[:, np.newaxis] - messages_SM, axis=2), axis=1)[:, 1:5]
+        best = int((apart_SS**2).sum(1).argmin())
+        same(one(reduced(Krum(attackers=1), messages_SM)), messages_SM[best])
+        differ += best != int(apart_SS.sum(1).argmin())
+    assert differ, "distances themselves would do as well"
+
+
+def test_bulyan_averages_about_a_median_between_two_values() -> None:
+    for seed in range(100):
+        messages_SM = drawn(8, 3, seed=seed)
+        values = np.sort(np.delete(messages_SM, _far(messages_SM), axis=0), axis=0)
+        expected = []
+        for column in values.T:
+            median = (column[2] + column[3]) / 2
+            expected.append(np.mean(sorted(column, key=lambda value: abs(value - median))[:4]))
+        same(one(reduced(Bulyan(attackers=1), messages_SM)), expected)
+
+
+def _far(messages_SM: Matrix) -> list[int]:
+    """The two of eight messages that Krum, choosing six one after the other, leaves."""
+    left = list(range(8))
+    for _ in range(6):
+        scores = []
+        for i in left:
+            squares = sorted(float(((messages_SM[i] - messages_SM[j]) ** 2).sum()) for j in left if j != i)
+            nearest = max(len(left) - 3, 1)
+            scores.append((sum(squares[:nearest]), *squares[nearest:]))
+        left.pop(scores.index(min(scores)))
+    return left
+
+
+def test_messages_are_mixed_behind_the_bucketing() -> None:
+    rule = FedMedian(attackers=1, bucketing=2, nearest_neighbour_mixing=True)
+    assert [type(piece) for piece in rule.pieces()] == [Weigh, Bucketing, NearestNeighbourMixing, Median]
 
 
 # What f attackers far away can do.
@@ -472,6 +512,16 @@ def test_a_robust_rule_sees_single_messages_and_leaves_them_as_they_are(rule: Ro
     before = messages_SM.copy()
     assert result(rule, messages_SM).dtype == np.float64
     assert np.array_equal(messages_SM, before)
+
+
+def test_the_geometric_median_leaves_a_message_that_it_begins_at() -> None:
+    # The coordinates' medians are the first message, whose angle in the triangle is less than 120°: at the median the
+    # directions to all three sum to 0.
+    messages_SM = np.array([[0.0, 0.0], [10.0, -0.1], [-0.1, 10.0]])
+    point_M = one(reduced(GeometricMedian(iterations=1000), messages_SM))
+    away_SM = messages_SM - point_M
+    directions_SM = away_SM / np.linalg.norm(away_SM, axis=1, keepdims=True)
+    np.testing.assert_allclose(directions_SM.sum(0), np.zeros(2), rtol=0, atol=1e-7)
 
 
 def test_no_column_is_forgotten_where_there_are_many() -> None:

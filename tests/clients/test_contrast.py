@@ -77,6 +77,29 @@ def test_training_is_a_loop_by_hand_over_three_models() -> None:
     assert not math.isclose(float((trained.vector_V - flat(first)).norm()), 0.0)
 
 
+def test_what_training_does_to_running_statistics_does_not_reach_the_other_models() -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    inputs, labels = torch.linspace(-1, 1, 20).double().view(5, 4), torch.tensor([0, 1, 2, 1, 0])
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Watching(MOON):
+        def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
+            seen.append((server_BF, previous_BF))
+            return super().penalty(features_BF, server_BF, previous_BF)
+
+    previous = moved(first, 0.3)
+    trainer = Trainer(
+        copy.deepcopy(first), cross_entropy, Local(lr=0.2, batch_size=5, steps=3), Phase(rule=Watching()), CPU
+    )
+    given = Given(client_state=ClientState(flat(previous)))
+    trainer.train(*trainer.layout.pack(first), (inputs, labels), order=np.random.default_rng(0), seed=0, given=given)
+    assert len(seen) == 3
+    expected = [other.eval()[:3](inputs).detach() for other in (first, previous)]  # type: ignore[index]
+    for others in seen:
+        torch.testing.assert_close(others, tuple(expected), rtol=1e-12, atol=1e-13)
+
+
 def blobs() -> fed.FederatedData:
     def pair(seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -126,19 +126,20 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_the_state_alone() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: nn.Linear(3, 2),
+        lambda: nn.Sequential(nn.Linear(3, 2)),
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(4, 2)),
     ],
 )
+@pytest.mark.parametrize("private", [[], ["0.weight"]])
 @pytest.mark.parametrize("count", [1, 128, 300])
-def test_many_models_are_scored_as_each_alone(make: Callable[[], nn.Module], count: int) -> None:
+def test_many_models_are_scored_as_each_alone(make: Callable[[], nn.Module], count: int, private: list[str]) -> None:
     modules = [make().double() for _ in range(5)]
     for module in modules:
         for part in module.state_dict().values():
             part.copy_(torch.rand_like(part, dtype=torch.float64))
-    layout, on = Layout.of(modules[0]), samples(count)
+    layout, on = Layout.of(modules[0], private), samples(count)
     states = [layout.pack(module) for module in modules]
-    evaluator = BatchedEvaluator(modules[3], functional.cross_entropy, accuracy, CPU)
+    evaluator = BatchedEvaluator(modules[3], functional.cross_entropy, accuracy, CPU, private)
     for _ in range(2):  # recorded, then replayed
         vectors_KV, integers_KI = (torch.stack(parts) for parts in zip(*states, strict=True))
         scores = evaluator.scores(vectors_KV, integers_KI, on)

@@ -311,6 +311,32 @@ def test_no_batch_under_batch_norm_has_a_single_sample(count: int, keys: dict[st
     assert sum(map(len, seen)) == 2 * count
 
 
+@pytest.mark.parametrize("count", [2, 127, 129, 257, 129 * 128 + 1])
+def test_no_measured_batch_under_batch_norm_has_a_single_sample(count: int) -> None:
+    seen: list[int] = []
+
+    def noting(output: Tensor, target: Tensor) -> Tensor:
+        seen.append(len(target))
+        return functional.cross_entropy(output, target)
+
+    by = trainer(normed(), noting)
+    loss, _ = by.measure(*by.layout.pack(normed()), samples(count), 0, gradient=False)
+    assert min(seen) >= 2
+    assert max(seen) < 2 * 128 + 1
+    assert sum(seen) == count
+    assert math.isfinite(loss)
+
+
+def test_loss_and_gradient_are_measured_over_all_samples() -> None:
+    module, on = mlp(torch.float64), samples(300, torch.float64)
+    by = trainer(module)
+    loss, gradient_P = by.measure(*by.layout.pack(module), on, 0, gradient=True)
+    whole = functional.cross_entropy(module(on[0]), on[1])
+    parts = torch.autograd.grad(whole, list(module.parameters()))
+    assert loss == pytest.approx(whole.item(), rel=1e-13)
+    torch.testing.assert_close(gradient_P, torch.cat([part.flatten() for part in parts]), rtol=1e-12, atol=1e-15)
+
+
 def test_a_single_last_sample_stays_alone_where_nothing_is_normalised_over_the_batch() -> None:
     grouped = nn.Sequential(nn.GroupNorm(1, 5), nn.Linear(5, 1))
     assert [len(batch) for batch in batches(9, grouped, batch_size=4)] == [4, 4, 1]

@@ -65,6 +65,10 @@ def test_everything_is_told_of_each(kind: str, capsys: pytest.CaptureFixture[str
         ),
         ("ditto", ["client keeps a model of its own", "moves up the model from each client"]),
         ("dpsgd", ["peers keep a model each"]),
+        (
+            "centralized",
+            ["moves down nothing", "moves up nothing", "any local training; any schedule of the step"],
+        ),
     ],
 )
 def test_what_is_kept_and_sent_is_what_the_code_does(
@@ -79,6 +83,14 @@ def test_ranges_and_defaults_are_those_in_force(capsys: pytest.CaptureFixture[st
     assert re.search(r"momentum +0\.9 +≥ 0, < 1 +β in \[0, 1\)", told("fedavgm", capsys))
     assert re.search(r"server_lr +1\.0 +> 0 ", told("fedavgm", capsys))
     assert re.search(r"switch +10 +whole ≥ 0 ", told("post_local_sgd", capsys))
+    assert re.search(r"elasticity +null +> 0, < 1 or null ", told("easgd", capsys))
+    assert re.search(r"nesterov +false +true or false ", told("bmuf", capsys))
+
+
+def test_a_rule_that_chooses_among_clients_says_that_it_refuses_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("krum", "multi_krum", "bulyan"):
+        assert "refuses samples" in told(kind, capsys)
+    assert "refuses samples" not in told("median", capsys)
 
 
 def test_an_unknown_algorithm_is_one_sentence_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,6 +98,8 @@ def test_an_unknown_algorithm_is_one_sentence_with_the_nearest(capsys: pytest.Ca
     error = capsys.readouterr().err
     assert error.startswith("error: scafold: no such algorithm; did you mean scaffold? known: fedavg, ")
     assert error.count("\n") == 1
+    assert main(["algorithms", "SCAFFOLD"]) == 2
+    assert "did you mean scaffold?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("family", [ALGORITHMS, EVALUATIONS, SAMPLINGS, SCHEDULES], ids=lambda family: str(family.name))

@@ -273,6 +273,17 @@ def test_sections_on_the_way_to_a_key_are_created() -> None:
     assert with_overrides({"a": 5}, {"a.b": 1}) == {"a": {"b": 1}}
 
 
+def test_a_kind_written_short_stays_when_one_of_its_keys_is_set() -> None:
+    keys = {"local": {"schedule": "cosine"}, "rounds": {"sampling": "power_of_choice"}, "evaluation": "clients"}
+    values = {"local.schedule.warm_up": 2, "rounds.sampling.candidates": 30, "evaluation.fraction": 0.3}
+    dumped = experiment(**with_overrides(keys, values)).dump()
+    assert dumped["local"]["schedule"] == {"kind": "cosine", "warm_up": 2, "end": 0.0}
+    assert dumped["rounds"]["sampling"] == {"kind": "power_of_choice", "candidates": 30}
+    assert dumped["evaluation"] == {"kind": "clients", "fraction": 0.3}
+    assert with_overrides({}, {"evaluation": "clients", "evaluation.fraction": 0.3})["evaluation"]["kind"] == "clients"
+    assert with_overrides(keys, {"local.schedule.kind": "step"})["local"] == {"schedule": {"kind": "step"}}
+
+
 def test_later_overrides_come_on_top_of_earlier_ones() -> None:
     assert with_overrides({}, {"a.b": 1, "a": {"c": 2}, "a.d": 3}) == {"a": {"c": 2, "d": 3}}
 

@@ -122,7 +122,6 @@ def test_a_section_without_kind_is_of_the_default_one(family: Family[Any]) -> No
     ("value", "problem"),
     [
         (3, "size: must be a mapping with the key kind, got 3"),
-        ("scaled", "size: must be a mapping with the key kind, got 'scaled'"),
         (None, "size: must be a mapping with the key kind, got None"),
         ({"kind": 3}, "size.kind: must be a text; known: scaled, spread, Between, Whatever (value: 3)"),
         ({"kind": True}, "size.kind: must be a text; known: scaled, spread, Between, Whatever (value: True)"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.fedavg import FedAvg
+from fed.aggregators.robust.algorithms import FedTrimmedMean
 from fed.errors import Diverged
 from fed.layout import Layout
 from fed.messages import Failure, GroupReply, Reply, Task
@@ -104,6 +105,20 @@ def test_a_round_without_replies_leaves_the_model() -> None:
     assert (exchange.replied, exchange.failed, exchange.train_loss) == (0, 1, None)
 
 
+def test_a_round_with_fewer_replies_than_the_rule_needs_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
+    scripts = [lambda task: [reply(task, 1.0)], lambda task: [reply(task, 1.0)], lambda task: [reply(task, 1.0)]]
+    moves = Coordinator(FedTrimmedMean(), Scripted(scripts), LAYOUT, start_V, integers_I, Streams(0))
+    exchange = moves.exchange(1, [0, 1])
+    assert torch.equal(moves.model()[0], torch.zeros(3))
+    assert (exchange.selected, exchange.replied, exchange.train_loss) == (2, 2, 0.5)
+    assert (
+        "round 1: the model stays as it was: trimmed_mean needs n ≥ 2f + 1 messages in a round, got n=2" in caplog.text
+    )
+    moves.exchange(2, [0, 1, 2])
+    assert torch.equal(moves.model()[0], torch.ones(3))
+
+
 def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
     moves = coordinator(
         lambda task: [reply(task, 1.0)],
@@ -170,6 +185,12 @@ def test_a_group_counts_as_its_clients_do() -> None:
     assert (ours.selected, ours.replied, ours.failed) == (theirs.selected, theirs.replied, theirs.failed) == (3, 3, 0)
     assert ours.bytes_up == theirs.bytes_up == 3 * 3 * 4
     assert ours.train_loss == pytest.approx((0.1 * 3 + 0.2 * 1 + 0.5 * 2) / 6)
+
+
+def test_the_last_loss_of_each_client_is_known_however_it_answers() -> None:
+    moves = coordinator(silent, together(1.0, 3.0), lambda task: [reply(task, -2.0)])
+    moves.exchange(1, [0, 1, 2])
+    assert moves.losses == {0: 0.1, 1: 0.2, 2: 0.5}
 
 
 def test_the_order_of_groups_does_not_matter() -> None:

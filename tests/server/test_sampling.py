@@ -108,6 +108,28 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
     )
 
 
+def test_of_clients_with_equal_losses_power_of_choice_takes_the_first_drawn() -> None:
+    class Many(Crowd):
+        def __init__(self) -> None:
+            self._samples = {f"{client:02}": 1 for client in range(90)}
+
+    crowd = Many()
+    for number in range(1, 6):
+        draw = Draw(crowd, number, 20, Streams(0), {})
+        first = [crowd.nodes()[place] for place in draw.by_samples(60)[:20]]
+        assert PowerOfChoice(candidates=60).sample(draw) == sorted(first, key=str)
+
+
+def test_power_of_choice_has_twice_the_cohort_for_candidates_unless_told_otherwise() -> None:
+    crowd = Crowd([1] * 12)
+    losses: dict[int | str, float] = {client: float(place) for place, client in enumerate("abcdefghijkl")}
+    for number in range(1, 21):
+        draw = Draw(crowd, number, 3, Streams(0), losses)
+        assert PowerOfChoice().sample(draw) == PowerOfChoice(candidates=6).sample(draw)
+        candidates = sorted(map(str, PowerOfChoice(candidates=6).sample(Draw(crowd, number, 6, Streams(0), losses))))
+        assert PowerOfChoice().sample(draw) == candidates[-3:]
+
+
 def test_fewer_candidates_than_the_cohort_are_refused() -> None:
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 3, got 2"):
         PowerOfChoice(candidates=2).sample(Draw(Crowd([1] * 6), 1, 3, Streams(0), {}))

@@ -107,6 +107,8 @@ def test_mimic_is_one_honest_update() -> None:
 def test_label_flip_turns_labels_around() -> None:
     assert LabelFlip().poison(torch.tensor([0, 1, 9]), 10).tolist() == [9, 8, 0]
     assert LabelFlip().poison(torch.tensor([[0, 2], [1, 1]], dtype=torch.uint8), 3).tolist() == [[2, 0], [1, 1]]
+    assert LabelFlip().poison(torch.tensor([True, False]), 2).tolist() == [False, True]
+    assert LabelFlip().poison(torch.tensor([-100, 0, 2, -1]), 3).tolist() == [-100, 2, 0, -1], "those that are left out"
 
 
 @pytest.mark.parametrize("attack", [ALIE(), IPM(), Mimic()], ids=lambda attack: type(attack).__name__)
@@ -177,6 +179,17 @@ def test_a_fleet_changes_the_updates_of_its_attackers_and_nothing_else() -> None
         assert torch.equal(said[client].mean_M, row(client))
     for client in (2, 5):
         np.testing.assert_allclose(said[client].mean_M[:5], -2 * mean_P, rtol=1e-14)
+
+
+def test_attackers_know_the_honest_updates_of_their_own_round_alone() -> None:
+    fleet = AdversarialFleet(Scripted(), IPM(epsilon=2.0), frozenset({2, 5}), Streams(0), 5)
+    vector_V, integers_I = torch.zeros(5), torch.zeros(0, dtype=torch.int64)
+    asked = [(1, 0), (1, 2), (2, 1), (2, 3), (2, 5)]
+    fleet.dispatch([Task(place, number, client, vector_V, integers_I) for place, (number, client) in enumerate(asked)])
+    said = {answer.clients[0]: answer for answer in fleet.collect() if isinstance(answer, GroupReply)}
+    for attacker, honest in ((2, [0]), (5, [1, 3])):
+        expected = -2.0 * torch.stack([row(client)[:5] for client in honest]).mean(0)
+        torch.testing.assert_close(said[attacker].mean_M[:5], expected, rtol=1e-14, atol=0)
 
 
 def test_attackers_answer_last_and_failures_pass() -> None:

@@ -17,6 +17,7 @@ from fed.simulations.devices import Device
 from fed.simulations.executor import InProcess
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.simulations.tasks import Train
 from fed.simulations.work import Work
@@ -86,8 +87,8 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe))
-    parts = simulation.data, simulation.groups, executor, Device()
-    fleet = SimulatedFleet(*parts, states=simulation.client_states(), answer_bytes=0, reduces=reduces)
+    clients = SimulatedClients(simulation.data, simulation.groups, executor, Device())
+    fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=0, reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
     fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.nodes()))
     found = []

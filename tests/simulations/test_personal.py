@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,10 @@ from fed.aggregators.fedrep import FedRep
 from fed.clients.data import held_out
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.randomness import Streams
+from fed.simulations.executor import InProcess
 from fed.simulations.simulate import simulate
+from fed.simulations.simulation import Simulation
+from fed.simulations.work import Work
 
 from .conftest import Point, Quadratics, mean_output
 from .test_closed_forms import ENOUGH, LR, fixed_point
@@ -387,10 +391,56 @@ def test_what_has_no_meaning_is_refused(algorithm: dict[str, Any], error: type[E
         simulate(fed.Experiment(algorithm=algorithm, rounds={"count": 1}), data=data(), model=module())
 
 
+class OwnBody(Own):
+    """A body of each client's own under a head that they share."""
+
+    names = ("0.weight", "0.bias")
+
+
+@pytest.mark.parametrize("evaluation", ["clients", "coordinator"])
+def test_what_is_private_may_be_the_first_layers(evaluation: str) -> None:
+    """Batched or not: the same scores, of the same models."""
+    tested = replace(data(), test=data().train[5])
+    lines, states = [], []
+    for batching in ("on", "off"):
+        run = simulate(
+            fed.Experiment(
+                algorithm={"kind": f"python:{__name__}:OwnBody"},
+                rounds={"count": 3, "cohort": COHORT},
+                local={"batch_size": 100},
+                evaluation=evaluation,
+                simulation={"batching": batching},
+            ),
+            data=tested,
+            model=module(),
+        )
+        lines.append([[line["test_loss"], line["client_accuracy_mean"]] for line in run.metrics])
+        states.append(run.models)
+    np.testing.assert_allclose(lines[0], lines[1], rtol=1e-10)
+    for client, model in states[0].items():
+        torch.testing.assert_close(dict(model.state_dict()), dict(states[1][client].state_dict()), rtol=1e-10, atol=0)
+
+
 def test_a_personal_model_that_diverges_ends_the_run_and_is_named() -> None:
     described = fed.Experiment(algorithm={"kind": "ditto", "strength": 1e300}, local={"epochs": 5})
     with pytest.raises(fed.errors.Diverged, match="client 0"):
         simulate(described, data=data(), model=module())
+
+
+@pytest.mark.parametrize("kind", ["ditto", "fedper"])
+def test_a_round_that_diverges_leaves_every_clients_own_as_it_was(kind: str) -> None:
+    spoiled = data()
+    spoiled.train[3][0].mul_(1e200)
+    described = fed.Experiment(algorithm={"kind": kind}, local={"epochs": 4}, simulation={"batching": "off"})
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    simulation = Simulation(described, spoiled, lambda: model)
+    federation = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    before = dict(federation.models())
+    with pytest.raises(fed.errors.Diverged, match="client 3"):
+        federation.round(1)
+    for client, (vector_V, integers_I) in federation.models().items():
+        assert torch.equal(vector_V, before[client][0])
+        assert torch.equal(integers_I, before[client][1])
 
 
 def test_private_layers_are_the_last_ones_and_tied_weights_go_together() -> None:

@@ -309,6 +309,15 @@ def test_finding_is_sure_where_spreads_do_not_meet() -> None:
     assert "no other comes within its spread" in said(runs)
 
 
+def test_finding_compares_no_scores_on_the_clients_samples_with_scores_on_the_test_set() -> None:
+    by_clients: dict[str, Any] = {"client_accuracy_worst_decile": 0.7}
+    runs = {"A": [record(0.5), record(0.51)], "B": [record(0.8, **by_clients), record(0.81, **by_clients)]}
+    assert said(runs) == (
+        "Accuracies do not compare: clients score B on samples of their own, the coordinator A on the test set. "
+        "Write evaluation: clients in the base to score all alike."
+    )
+
+
 def test_finding_from_one_seed_does_not_claim_a_difference() -> None:
     assert said({"A": [record(0.5)], "B": [record(0.9)]}) == (
         "B ends with the highest test accuracy, 0.900; with one seed nobody can say how much of that is chance."

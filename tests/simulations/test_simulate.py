@@ -3,7 +3,7 @@
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import fed
 from fed.aggregators.contracts import Aggregator, Reduced
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
 from fed.messages import Failure, GroupReply, Task
+from fed.server.coordinator import Coordinator
 from fed.simulations.devices import Device
 from fed.simulations.executor import InProcess, Item
 from fed.simulations.expectation import Expectation
@@ -25,6 +26,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.scoring import ScoringByClients, ScoringByCoordinator
 from fed.simulations.simulate import simulate
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.simulations.work import Work
 
@@ -122,6 +124,33 @@ def test_virtual_time_comes_from_work_and_bytes() -> None:
     size_bytes = 4 * 3
     slowest = 2 * 0.05 + 2 * 30 / 1000 + size_bytes / 5e6 + size_bytes / 1.25e6
     assert [line["virtual_s"] for line in run.metrics] == pytest.approx([slowest, 2 * slowest, 3 * slowest])
+
+
+def test_power_of_choice_asks_those_whose_losses_a_run_has_found_to_be_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Losses are clients' own numbers, 0 to 5: once each has had a task, the last two are asked again and again."""
+    asked: list[list[int | str]] = []
+    exchange = Coordinator.exchange
+
+    def noting(self: Coordinator, number: int, clients: Sequence[int | str]) -> Any:
+        asked.append(list(clients))
+        return exchange(self, number, clients)
+
+    monkeypatch.setattr(Coordinator, "exchange", noting)
+    data = fed.FederatedData({client: (torch.ones(2, 1), torch.full((2,), float(client))) for client in range(6)})
+    sampling = {"kind": "power_of_choice", "candidates": 6}
+    experiment = fed.Experiment(
+        local={"lr": 1e-9}, rounds={"count": 6, "cohort": 2, "sampling": sampling}, simulation={"batching": "on"}
+    )
+    simulate(
+        experiment,
+        data=data,
+        model=lambda: nn.Linear(1, 1),
+        loss=lambda output, target: (output * 0 + target[:, None]).mean(),
+    )
+    assert sorted(client for cohort in asked[:3] for client in cohort) == [*range(6)]
+    assert asked[3:] == [[4, 5]] * 3
 
 
 def test_evaluate_every_evaluates_then_and_at_the_end() -> None:
@@ -282,6 +311,24 @@ def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_model(kin
     assert all(bool(torch.isfinite(tensor).all()) for tensor in stored.values())
 
 
+@pytest.mark.parametrize("batching", ["on", "off"])
+def test_a_report_that_overflows_stops_the_run_and_names_the_client(batching: str) -> None:
+    """The loss of client 2 is 1e10, and finite; its power is not."""
+    data = fed.FederatedData(
+        {client: (torch.ones(2, 1), torch.full((2,), 1e10 if client == 2 else 1.0)) for client in range(4)}
+    )
+    experiment = fed.Experiment(
+        algorithm={"kind": "qfedavg", "q": 40.0}, rounds={"count": 1}, simulation={"batching": batching}
+    )
+    with pytest.raises(Diverged, match="round 1, client 2: what it reports is not finite"):
+        simulate(
+            experiment,
+            data=data,
+            model=lambda: nn.Linear(1, 1),
+            loss=lambda output, target: (1e-9 * output + target[:, None]).mean(),
+        )
+
+
 def test_an_interrupted_run_keeps_what_was_done(tmp_path: Path) -> None:
     class Impatient:
         def begin(self, expectation: Expectation) -> None:
@@ -352,6 +399,12 @@ def test_a_cohort_above_the_population_is_refused() -> None:
         simulate(fed.Experiment(**SMALL).override({"rounds.cohort": 13}))
 
 
+def test_fewer_candidates_than_the_cohort_are_refused_before_the_first_round() -> None:
+    sampling = {"kind": "power_of_choice", "candidates": 4}
+    with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 5, got 4"):
+        Simulation(fed.Experiment(**SMALL).override({"rounds.sampling": sampling}))
+
+
 def test_null_sections_need_python_objects() -> None:
     with pytest.raises(InvalidExperiment, match="data"):
         simulate(fed.Experiment(data=None))
@@ -417,9 +470,10 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
 
     device = Device()
     vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
-    parts = simulation.data, Groups(simulation.experiment.local, 4), Watched(partial(Work, simulation.recipe)), device
+    executor = Watched(partial(Work, simulation.recipe))
+    clients = SimulatedClients(simulation.data, Groups(simulation.experiment.local, 4), executor, device)
     size_bytes = simulation.layout.size_bytes()
-    fleet = SimulatedFleet(*parts, states=simulation.client_states(), answer_bytes=size_bytes, reduces=True)
+    fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=size_bytes, reduces=True)
     tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
     fleet.dispatch(tasks[:6])
     takes_s = device.exchange_s(bytes_down=tasks[0].size_bytes(), samples=28, bytes_up=tasks[0].size_bytes())

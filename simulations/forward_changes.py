@@ -1,0 +1,71 @@
+"""What a model's forward pass changes, which batched clients would all change at once."""
+
+import contextlib
+import copy
+import random
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["changed_by_forward"]
+
+
+def changed_by_forward(module: nn.Module, inputs: Tensor) -> str | None:
+    """What a forward pass in training changes, by name; None where it changes nothing.
+
+    That may be a parameter, a buffer, another attribute, or a random generator of Python's or NumPy's.
+
+    Args:
+        module: the model; it is only read.
+        inputs: samples, of which two are sent through a copy.
+
+    Example:
+        >>> changed_by_forward(nn.BatchNorm1d(3), torch.zeros(2, 3))
+        'running_var'
+    """
+    tried = copy.deepcopy(module).cpu().train()
+    before = {name: part.clone() for name, part in _tensors(tried)}
+    attributes = {name: _attributes(part) for name, part in tried.named_modules()}
+    drawn = random.getstate(), repr(np.random.get_state())
+    with torch.no_grad(), contextlib.suppress(Exception):  # which the first step of the loop will raise again
+        tried(inputs[:2].clone())
+    if drawn != (random.getstate(), repr(np.random.get_state())):
+        return "the state of Python's or NumPy's random generator"
+    for name, part in _tensors(tried):
+        if name not in before or not torch.equal(part, before[name]):
+            return name
+    for name, part in tried.named_modules():
+        if changed := [key for key, value in _attributes(part).items() if attributes.get(name, {}).get(key) != value]:
+            return ".".join(filter(None, (name, changed[0])))
+    return None
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """What a module keeps beside parameters, buffers and other modules, in a form that tells whether it has changed."""
+    kept = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
+    return {key: _form(value) for key, value in kept.items()}
+
+
+def _form(value: object, depth: int = 3) -> object:
+    """A plain value itself, of a generator its state, of a collection its parts, of all else which object it is."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if depth and isinstance(value, Mapping):
+        return [(_form(key, depth - 1), _form(part, depth - 1)) for key, part in value.items()]
+    if depth and isinstance(value, (list, tuple, deque)):
+        return [_form(part, depth - 1) for part in value]
+    return id(value)
