@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fed.comparison import Comparison as Comparison
     from fed.experiment import Experiment as Experiment
     from fed.run import Run as Run
+    from fed.server.parameter_store import ParameterStore as ParameterStore
     from fed.simulations.compare import compare as compare
     from fed.simulations.simulate import simulate as simulate
 
@@ -35,12 +36,23 @@ _HOME_OF = {
     "Comparison": "fed.comparison",
     "Experiment": "fed.experiment",
     "FederatedData": "fed.clients.data",
+    "ParameterStore": "fed.server.parameter_store",
     "Run": "fed.run",
     "compare": "fed.simulations.compare",
     "simulate": "fed.simulations.simulate",
 }
 
-__all__ = ["ClientsOnDemand", "Comparison", "Experiment", "FederatedData", "Run", "__version__", "compare", "simulate"]
+__all__ = [
+    "ClientsOnDemand",
+    "Comparison",
+    "Experiment",
+    "FederatedData",
+    "ParameterStore",
+    "Run",
+    "__version__",
+    "compare",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -286,13 +286,16 @@ def test_a_value_is_nobody_elses_tensor() -> None:
     with torch.no_grad():
         first.add_(9)
     assert store.get("w").tolist() == [0.0, 0.0]
+    assert not store.get("w").requires_grad
     store.push("w", torch.ones(2), worker="a")
+    store.tick("a")
     kept[0].add_(9)
+    store.get("w").add_(9)
     store.pull("w", worker="a").add_(9)
     store.state()["values"]["w"].add_(9)
     assert store.get("w").tolist() == [1.0, 1.0]
     assert before.tolist() == state["values"]["w"].tolist() == [0.0, 0.0]
-    assert not store.get("w").requires_grad
+    assert state["clocks"] == {"a": 0}
 
 
 @pytest.mark.parametrize(
