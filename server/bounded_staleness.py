@@ -54,7 +54,7 @@ class BoundedStaleness(Rounds):
 
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """Until the slowest client has finished so many tasks."""
-        store = self._store(coordinator)
+        store = coordinator.clocks(math.inf if self.bound == "none" else self.bound)
         exchanges = []
         while store.slowest < number:
             gathering = coordinator.begin()
@@ -87,9 +87,3 @@ class BoundedStaleness(Rounds):
             if store.may_proceed(client):
                 ready.setdefault(store.clock(client), []).append(client)
         return ready
-
-    def _store(self, coordinator: Coordinator) -> ParameterStore:
-        """The clocks of all clients."""
-        if coordinator.store is None:
-            coordinator.store = ParameterStore(bound=math.inf if self.bound == "none" else self.bound)
-        return coordinator.store

@@ -40,7 +40,6 @@ class Coordinator:
         losses: the last training loss of each client that has answered.
         version: how often the model has moved.
         open: the tasks that are to be answered, by id.
-        store: the clients' clocks, where rounds have some.
 
     Args:
         aggregator: how the mean update moves the model.
@@ -70,7 +69,7 @@ class Coordinator:
         self.losses: dict[int | str, float] = {}
         self.version = 0
         self.open: dict[int, OpenTask] = {}
-        self.store: ParameterStore | None = None
+        self._clocks: ParameterStore | None = None
         self._lr_in = lr_in
         self._aggregator = aggregator
         self._layout = layout
@@ -111,6 +110,12 @@ class Coordinator:
         self.gather(gathering)
         self.dismiss(gathering, are_late=False)
         return self.move(gathering, number)
+
+    def clocks(self, bound: float) -> ParameterStore:
+        """The clients' clocks, for rounds in which nobody runs further ahead than a bound; the same ones every time."""
+        if self._clocks is None:
+            self._clocks = ParameterStore(bound=bound)
+        return self._clocks
 
     def begin(self, *, mixes: bool = False) -> Gathering:
         """Nothing yet, of what is to move the model next.

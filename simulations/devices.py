@@ -19,7 +19,7 @@ from fed.kinds import Component
 from fed.randomness import Streams
 from fed.simulations.availability import Availability, Spells, read_table
 
-__all__ = ["Device", "Devices", "Lognormal", "Mobile", "Traced", "Uniform"]
+__all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "Traced", "Uniform"]
 
 _Chance = Annotated[float, Field(ge=0, lt=1)]
 
@@ -81,10 +81,6 @@ class Devices(Hyperparameters, ABC):
     def device(self, client: ClientId, streams: Streams) -> Device:
         """A client's; the same whenever it is asked for."""
 
-    def where_the_data_are(self) -> "Uniform":
-        """A device that has the data already: nothing is sent."""
-        return Uniform(down_bytes_per_s=math.inf, up_bytes_per_s=math.inf, latency_s=0.0)
-
     def spells(self, client: ClientId, streams: Streams) -> Spells | None:
         """When a client is there; None: always."""
         return self._availability.of(client, streams)
@@ -127,6 +123,14 @@ class Uniform(Devices):
             up_bytes_per_s=self.up_bytes_per_s,
             latency_s=self.latency_s,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnSite(Devices):
+    """One device where all the data are already: nothing is sent."""
+
+    def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
+        return Device(down_bytes_per_s=math.inf, up_bytes_per_s=math.inf, latency_s=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

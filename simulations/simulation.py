@@ -35,6 +35,7 @@ from fed.simulations.checks import (
     own_copy,
 )
 from fed.simulations.client_states import ClientStates
+from fed.simulations.devices import OnSite
 from fed.simulations.executor import Executor
 from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
@@ -80,7 +81,6 @@ class Simulation:
         self.streams = Streams(experiment.seed)
         self.data = _data(experiment, data, self.streams)
         self.policy = experiment.rounds.make()
-        self._devices: Devices = experiment.devices.make()
         self.policy.check(len(self.data.clients))
         module = self._module(experiment, model, loss)
         self.held_out = self._held_out(experiment.evaluation)
@@ -172,8 +172,7 @@ class Simulation:
             executor: of ``recipe``; it does the clients' work.
         """
         pools_data = getattr(self.algorithm, "pools_data", False)
-        devices = self.experiment.devices.make()
-        devices = devices.where_the_data_are() if pools_data else devices
+        devices = OnSite() if pools_data else self.experiment.devices.make()
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if isinstance(self.traffic, PeerTraffic):
             first = self.layout.pack(self.recipe.module)

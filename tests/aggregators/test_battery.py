@@ -65,6 +65,15 @@ class ScriptedFleet:
         self._tasks: dict[int | str, Task] = {}
         self.states: dict[int, Any] = {}
 
+    def members(self) -> Sequence[int]:
+        return range(POPULATION)
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Nobody answers later anyhow."""
+
+    def wait(self, count: int, until: float) -> int:
+        return len(self.nodes())
+
     def nodes(self) -> Sequence[int]:
         return range(POPULATION)
 
@@ -74,7 +83,7 @@ class ScriptedFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         self._tasks = {task.client: task for task in tasks}
 
-    def collect(self, until: float = float("inf")) -> Iterator[GroupReply]:
+    def collect(self, until: float = float("inf"), enough: int | None = None) -> Iterator[GroupReply]:
         for group in self._groups:
             if clients := [client for client in group if client in self._tasks]:
                 yield self._answer(clients)

@@ -34,6 +34,15 @@ class Scripted:
         self._scripts = scripts
         self._tasks: list[Task] = []
 
+    def members(self) -> Sequence[int]:
+        return range(len(self._scripts))
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Nobody answers later anyhow."""
+
+    def wait(self, count: int, until: float) -> int:
+        return len(self.nodes())
+
     def nodes(self) -> Sequence[int]:
         return range(len(self._scripts))
 
@@ -43,7 +52,7 @@ class Scripted:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         self._tasks.extend(tasks)
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             yield from self._scripts[int(task.client)](task)
@@ -261,7 +270,7 @@ def test_of_several_that_diverged_the_first_is_named_whatever_their_order(step: 
         yield Failure(task.id, task.round, task.client, "no number", diverged=True)
 
     class Shuffled(Scripted):
-        def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+        def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
             return iter([*super().collect(until)][::step])
 
     start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)

@@ -22,6 +22,15 @@ class Crowd:
     def __init__(self, samples: Sequence[int]) -> None:
         self._samples = dict(zip("abcdefghijklmnop", samples, strict=False))
 
+    def members(self) -> list[int | str]:
+        return list(self._samples)
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Nobody answers later anyhow."""
+
+    def wait(self, count: int, until: float) -> int:
+        return len(self.nodes())
+
     def nodes(self) -> list[int | str]:
         return list(self._samples)
 
@@ -31,7 +40,7 @@ class Crowd:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         raise AssertionError("nobody is asked")
 
-    def collect(self, until: float = math.inf) -> Iterator[Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Failure]:
         raise AssertionError("nobody answers")
 
 

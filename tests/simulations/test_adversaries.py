@@ -127,6 +127,15 @@ class Scripted:
     def __init__(self) -> None:
         self._tasks: list[Task] = []
 
+    def members(self) -> Sequence[int]:
+        return range(9)
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Nobody answers later anyhow."""
+
+    def wait(self, count: int, until: float) -> int:
+        return len(self.nodes())
+
     def nodes(self) -> Sequence[int]:
         return range(9)
 
@@ -136,7 +145,7 @@ class Scripted:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         self._tasks += tasks
 
-    def collect(self, until: float = math.inf) -> Iterator[Reply | GroupReply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
         tasks, self._tasks = self._tasks, []
         for task in sorted(tasks, key=lambda task: (task.client != 5, -task.id)):
             number = int(task.client)

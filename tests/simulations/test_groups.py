@@ -13,7 +13,7 @@ from fed.aggregators.contracts import Phase
 from fed.clients.batches import Batches
 from fed.experiment import Local
 from fed.messages import GroupReply, Task
-from fed.simulations.devices import Device
+from fed.simulations.devices import Uniform
 from fed.simulations.executor import InProcess
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
@@ -87,7 +87,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe))
-    clients = SimulatedClients(simulation.data, simulation.groups, executor, Device())
+    clients = SimulatedClients(simulation.data, simulation.groups, executor, Uniform(), simulation.streams)
     fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=0, reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
     fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.nodes()))

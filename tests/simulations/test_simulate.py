@@ -19,7 +19,8 @@ from fed.aggregators.contracts import Aggregator, Reduced
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
 from fed.messages import Failure, GroupReply, Task
 from fed.server.coordinator import Coordinator
-from fed.simulations.devices import Device
+from fed.server.gathering import Gathering
+from fed.simulations.devices import Device, Uniform
 from fed.simulations.executor import InProcess, Item
 from fed.simulations.expectation import Expectation
 from fed.simulations.fleet import SimulatedFleet
@@ -75,8 +76,10 @@ def test_the_order_of_replies_does_not_matter(kind: str, monkeypatch: pytest.Mon
     collect = SimulatedFleet.collect
     shuffler = np.random.default_rng(0)
 
-    def shuffled(fleet: SimulatedFleet, until: float = float("inf")) -> Iterator[GroupReply | Failure]:
-        answers = list(collect(fleet, until))
+    def shuffled(
+        fleet: SimulatedFleet, until: float = float("inf"), enough: int | None = None
+    ) -> Iterator[GroupReply | Failure]:
+        answers = list(collect(fleet, until, enough))
         yield from (answers[index] for index in shuffler.permutation(len(answers)))
 
     monkeypatch.setattr(SimulatedFleet, "collect", shuffled)
@@ -131,13 +134,13 @@ def test_power_of_choice_asks_those_whose_losses_a_run_has_found_to_be_the_large
 ) -> None:
     """Losses are clients' own numbers, 0 to 5: once each has had a task, the last two are asked again and again."""
     asked: list[list[int | str]] = []
-    exchange = Coordinator.exchange
+    ask = Coordinator.ask
 
-    def noting(self: Coordinator, number: int, clients: Sequence[int | str]) -> Any:
+    def noting(self: Coordinator, gathering: Gathering, number: int, clients: Sequence[int | str], **more: Any) -> None:
         asked.append(list(clients))
-        return exchange(self, number, clients)
+        ask(self, gathering, number, clients, **more)
 
-    monkeypatch.setattr(Coordinator, "exchange", noting)
+    monkeypatch.setattr(Coordinator, "ask", noting)
     data = fed.FederatedData({client: (torch.ones(2, 1), torch.full((2,), float(client))) for client in range(6)})
     sampling = {"kind": "power_of_choice", "candidates": 6}
     experiment = fed.Experiment(
@@ -471,7 +474,8 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
     device = Device()
     vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
     executor = Watched(partial(Work, simulation.recipe))
-    clients = SimulatedClients(simulation.data, Groups(simulation.experiment.local, 4), executor, device)
+    groups = Groups(simulation.experiment.local, 4)
+    clients = SimulatedClients(simulation.data, groups, executor, Uniform(), simulation.streams)
     size_bytes = simulation.layout.size_bytes()
     fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=size_bytes, reduces=True)
     tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
