@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from fed import __version__, yaml
 from fed.errors import InvalidInput, OutputExists
 from fed.experiment import Experiment
+from fed.files import write_atomically
 
-__all__ = ["Run", "RunFolder", "environment", "refuse_taken", "to_json", "write_atomically", "written_to"]
+__all__ = ["Run", "RunFolder", "environment", "refuse_taken", "to_json", "written_to"]
 
 
 @dataclass(frozen=True)
@@ -140,19 +141,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return value
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is seen whole or not at all, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def environment() -> dict[str, Any]:

@@ -19,7 +19,8 @@ import fed
 from fed import yaml
 from fed.errors import InvalidInput, OutputExists
 from fed.experiment import Experiment
-from fed.run import RunFolder, environment, write_atomically
+from fed.files import write_atomically
+from fed.run import RunFolder, environment
 
 LINE: dict[str, Any] = {"round": 1, "test_accuracy": 0.5, "train_loss": math.nan, "bytes_up": 2**60}
 
