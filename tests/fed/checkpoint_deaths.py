@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ def is_whole(found: tuple[int, Tree] | None) -> bool:
 
 
 def killed(folder: Path, times: int) -> None:
-    """Writers that are killed, each a little later than the one before up to 75 ms, so that every step of a write is met."""
+    """Writers that are killed, each a little later than the one before, so that every step is met."""
     kept, reached, unfinished = Checkpoints(folder, keep=2), 0, 0
     for attempt in range(times):
-        writer = forked(lambda begin=reached: write_on(kept, begin))
+        writer = forked(partial(write_on, kept, reached))
         time.sleep(0.005 + 0.0007 * (attempt % 100))
         os.kill(writer, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(writer, 0)[1])
@@ -57,7 +58,7 @@ def stepwise(folder: Path) -> None:
         kept = Checkpoints(folder / str(step), keep=2)
         kept.write(1, state(1))
         kept.write(2, state(2))
-        writer = forked(lambda step=step, kept=kept: write_and_die(kept, step))
+        writer = forked(partial(write_and_die, kept, step))
         has_written = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == 1
         newest = kept.newest()
         assert newest is not None
