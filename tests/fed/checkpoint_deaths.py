@@ -60,6 +60,7 @@ def stepwise(folder: Path) -> None:
         kept.write(2, state(2))
         writer = forked(partial(write_and_die, kept, step))
         has_written = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == 1
+        assert all(flaw_of(kept.folder / file_name(number), number) is None for number in numbers_in(kept.folder))
         newest = kept.newest()
         assert newest is not None
         assert newest[0] in (2, 3)

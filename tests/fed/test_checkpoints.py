@@ -90,6 +90,7 @@ def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     kept = of_rounds(tmp_path, 1, 2, keep=1)
     assert set(contents(tmp_path)) == {*names, "round-000002.safetensors"}
+    assert numbers_in(tmp_path) == [2]
     assert kept.newest() == (2, {"of": 2})
 
 
