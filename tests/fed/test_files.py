@@ -17,7 +17,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     fsync, replace = os.fsync, Path.replace
 
     def synced(place: int) -> None:
-        seen.append(Path(os.readlink(f"/proc/self/fd/{place}")).name)
+        seen.append(Path(f"/proc/self/fd/{place}").readlink().name)
         fsync(place)
 
     def renamed(path: Path, target: Path) -> Path:
