@@ -116,6 +116,17 @@ def _data(file: _File, settings: _Settings = None, picture: _Picture = None) -> 
     cli_tables.data(read(file, settings or ()), picture)
 
 
+@app.command("runs")
+def _runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder that holds some.")] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List runs: how they ended, how far they came, and what they could be resumed from."""
+    from fed.cli_list import runs
+
+    runs(folder, as_json=json)
+
+
 @app.command("algorithms")
 def _algorithms(
     name: Annotated[str | None, typer.Argument(help="Of which all is told.", show_default=False)] = None,

@@ -8,16 +8,20 @@
     │   │   └── ValueRange      a hyper-parameter outside its range
     │   ├── InvalidData         samples, labels, files or a partition of them
     │   ├── InvalidModel        a module, its output or its loss
+    │   ├── InvalidCheckpoint   a state that cannot be kept, or checkpoints of which none can be read
     │   └── OutputExists        a folder that would be overwritten
     └── RunFailed               a run that had begun could not go on; the command line exits with 1
+        ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
         └── Diverged            a client's loss or update is no longer finite
 """
 
 from typing import ClassVar
 
 __all__ = [
+    "CheckpointFailed",
     "Diverged",
     "FedError",
+    "InvalidCheckpoint",
     "InvalidData",
     "InvalidExperiment",
     "InvalidInput",
@@ -56,12 +60,20 @@ class InvalidModel(InvalidInput):
     """A module, its output or its loss cannot be used."""
 
 
+class InvalidCheckpoint(InvalidInput):
+    """A state cannot be kept, or there are checkpoints and none can be read."""
+
+
 class OutputExists(InvalidInput):
     """A folder that would be overwritten."""
 
 
 class RunFailed(FedError):
     """A run that had begun could not go on."""
+
+
+class CheckpointFailed(RunFailed):
+    """A checkpoint cannot be written; those before it are as they were."""
 
 
 class Diverged(RunFailed):

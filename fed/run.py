@@ -18,10 +18,13 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fed import __version__, yaml
+from fed.checkpoint_files import remove_all
 from fed.errors import InvalidInput, OutputExists
 from fed.experiment import Experiment
+from fed.files import write_atomically
+from fed.runs import is_run, metrics_lines, state_of
 
-__all__ = ["Run", "RunFolder", "environment", "refuse_taken", "to_json", "write_atomically", "written_to"]
+__all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,29 @@ class RunFolder:
     """
 
     FILES = ("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
+    """Beside them there may be ``checkpoints/``."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
             refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunFolder":
+        """The folder of a run that is there, to be gone on with.
+
+        Raises:
+            InvalidInput: if it holds none, or cannot be read.
+        """
+        with written_to(path):
+            if not is_run(path):
+                raise InvalidInput(f"{path} must be the folder of a run, got none there: fed runs lists what there is")
+        return cls(path, overwrite=True)  # nothing is overwritten unless it begins
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of its checkpoints; there need be none."""
+        return self.path / "checkpoints"
 
     def begin(self, experiment: Experiment) -> None:
         """Write what is known before the first round, in place of what an earlier run left.
@@ -73,11 +94,44 @@ class RunFolder:
         """
         with written_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            for name in self.FILES:
-                (self.path / name).unlink(missing_ok=True)
+            clear_run(self.path)
             write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
         write_atomically(self.path / "environment.json", to_json(environment(), indent=2).encode())
         write_atomically(self.path / "metrics.jsonl", b"")
+
+    def resume(self, after: int) -> list[dict[str, Any]]:
+        """Go on after a round: what a later end left goes, and later rounds' lines of the metrics.
+
+        Args:
+            after: the last round that counts; 0, before the first.
+
+        Returns:
+            The lines that stay, as ``metrics.jsonl`` has them: None where a number was not finite.
+
+        Raises:
+            InvalidInput: if the metrics cannot be read, or end before that round; the folder is then as it was.
+        """
+        lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
+        last = lines[-1][0]["round"] if lines else 0
+        if last < after:
+            raise InvalidInput(
+                f"{self.path / 'metrics.jsonl'} must hold all rounds until {after}, got them until {last}: restore the "
+                "file, or run the experiment again with --overwrite"
+            )
+        with written_to(self.path):
+            for name in ("summary.json", "report.html"):
+                (self.path / name).unlink(missing_ok=True)
+            write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
+        return [line for line, _ in lines]
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines: a checkpoint that outlives a loss of power goes with those until it.
+
+        Raises:
+            OSError: if the disk fails.
+        """
+        with (self.path / "metrics.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round's line to ``metrics.jsonl``, in one write."""
@@ -94,6 +148,17 @@ class RunFolder:
         """Write the report, and last of all the summary: where there is one, all else is there."""
         write_atomically(self.path / "report.html", report.encode())
         write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
+
+
+def clear_run(folder: Path) -> None:
+    """Remove a run's files and checkpoints; all others stay. What tells that it is a run's folder goes last.
+
+    Raises:
+        OSError: if one cannot be removed.
+    """
+    remove_all(folder / "checkpoints")
+    for name in sorted(RunFolder.FILES, key="environment.json".__eq__):
+        (folder / name).unlink(missing_ok=True)
 
 
 def refuse_taken(folder: Path, *, overwrite: bool) -> None:
@@ -140,19 +205,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return value
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is seen whole or not at all, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def environment() -> dict[str, Any]:

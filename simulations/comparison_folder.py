@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fed.clients.data import FederatedData, load
 from fed.experiment import Experiment
+from fed.files import write_atomically
 from fed.randomness import Streams
-from fed.run import RunFolder, environment, refuse_taken, to_json, write_atomically, written_to
+from fed.run import clear_run, environment, refuse_taken, to_json, written_to
 from fed.simulations.outcomes import ComparisonResult
 from fed.simulations.report import comparison_report, comparison_svg
 
@@ -51,8 +52,7 @@ class ComparisonFolder:
 
     def _clear(self) -> None:
         for run in self.path.glob("runs/*/seed-*"):
-            for name in RunFolder.FILES:
-                (run / name).unlink(missing_ok=True)
+            clear_run(run)
         for name in self.FILES:
             (self.path / name).unlink(missing_ok=True)
         for folder in (*self.path.glob("runs/*/seed-*"), *self.path.glob("runs/*"), self.path / "runs"):

@@ -17,9 +17,11 @@ from torch import nn
 
 import fed
 from fed import yaml
+from fed.checkpoints import Checkpoints
 from fed.errors import InvalidInput, OutputExists
 from fed.experiment import Experiment
-from fed.run import RunFolder, environment, write_atomically
+from fed.files import write_atomically
+from fed.run import RunFolder, clear_run, environment, state_of
 
 LINE: dict[str, Any] = {"round": 1, "test_accuracy": 0.5, "train_loss": math.nan, "bytes_up": 2**60}
 
@@ -109,11 +111,13 @@ def test_overwriting_replaces_the_old_run_and_leaves_what_is_not_of_a_run(folder
     assert names(folder.path) == set(RunFolder.FILES)
     (folder.path / "notes.txt").write_text("mine")
     (folder.path / "data").mkdir()
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "round-000003.safetensors").write_bytes(b"")
     again = RunFolder(folder.path, overwrite=True)
     assert len(lines(folder)) == 1, "until the new run begins, the old one stays"
     again.begin(Experiment())
     begun = {"experiment.yaml", "environment.json", "metrics.jsonl"}
-    assert names(folder.path) == {*begun, "notes.txt", "data"}, "no old summary beside a new run"
+    assert names(folder.path) == {*begun, "notes.txt", "data"}, "nothing old beside a new run"
     assert (folder.path / "notes.txt").read_text() == "mine"
     assert lines(again) == []
 
@@ -209,3 +213,107 @@ def test_where_there_is_a_summary_all_else_is_there(folder: RunFolder) -> None:
     assert json.loads((folder.path / "summary.json").read_text()) == {"status": "finished", "final_test_loss": None}
     assert (folder.path / "report.html").read_text(encoding="utf-8") == "<p>ü</p>"
     assert names(folder.path) == set(RunFolder.FILES)
+
+
+# Resuming
+
+
+def run_of(folder: RunFolder, rounds: int) -> bytes:
+    for number in range(1, rounds + 1):
+        folder.append({**LINE, "round": number})
+    return (folder.path / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 4])
+def test_a_run_that_goes_on_has_the_lines_until_then_and_no_end(folder: RunFolder, after: int) -> None:
+    whole = run_of(folder, 4)
+    folder.keep(nn.Linear(1, 1))
+    folder.finish({"status": "interrupted"}, "<p></p>")
+    again = RunFolder.existing(folder.path)
+    assert again.resume(after) == [{**LINE, "round": number, "train_loss": None} for number in range(1, after + 1)]
+    assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:after])
+    assert names(folder.path) == set(RunFolder.FILES) - {"summary.json", "report.html"}
+    assert state_of(folder.path) == "unfinished"
+
+
+def test_a_line_cut_short_at_any_byte_is_no_line_and_is_gone_when_the_run_goes_on(folder: RunFolder) -> None:
+    whole = run_of(folder, 3)
+    lines = whole.splitlines(keepends=True)
+    for length in range(len(lines[2])):
+        (folder.path / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:length])
+        assert [line["round"] for line in RunFolder.existing(folder.path).resume(2)] == [1, 2]
+        folder.append({**LINE, "round": 3})
+        assert (folder.path / "metrics.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"}\n", b"{}\n", b"null\n", b"\n", b"\xff\xfe\n"])
+def test_whatever_a_loss_of_power_leaves_behind_the_last_line_is_no_line(folder: RunFolder, tail: bytes) -> None:
+    whole = run_of(folder, 2)
+    (folder.path / "metrics.jsonl").write_bytes(whole + tail)
+    assert len(RunFolder.existing(folder.path).resume(2)) == 2
+    assert (folder.path / "metrics.jsonl").read_bytes() == whole
+
+
+def test_metrics_that_do_not_reach_the_checkpoint_are_told_and_left_alone(folder: RunFolder) -> None:
+    whole = run_of(folder, 3)
+    folder.finish({"status": "interrupted"}, "<p></p>")
+    with pytest.raises(InvalidInput, match=r"must hold all rounds until 4, got them until 3: restore the file, or run"):
+        folder.resume(4)
+    (folder.path / "metrics.jsonl").write_bytes(b"rubbish\n" + whole)
+    with pytest.raises(InvalidInput, match=r"metrics.jsonl: line 1 must be a round's metrics, got b'rubbish': restore"):
+        folder.resume(3)
+    assert state_of(folder.path) == "interrupted"
+    (folder.path / "metrics.jsonl").unlink()
+    assert folder.resume(0) == []
+
+
+def test_cutting_back_is_whole_or_not_at_all(folder: RunFolder) -> None:
+    whole = run_of(folder, 3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(InvalidInput, match="File too large"):
+            folder.resume(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (folder.path / "metrics.jsonl").read_bytes() == whole
+    folder.sync()
+
+
+def test_only_a_run_can_be_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(
+            InvalidInput, match="must be the folder of a run, got none there: fed runs lists what there"
+        ):
+            RunFolder.existing(path)
+
+
+def test_a_run_that_is_overwritten_takes_its_checkpoints_with_it(folder: RunFolder) -> None:
+    Checkpoints(folder.checkpoints, 2).write(3, None)
+    (folder.checkpoints / ".round-000004.safetensors.77").write_bytes(b"half")
+    RunFolder(folder.path, overwrite=True).begin(Experiment())
+    assert not folder.checkpoints.exists()
+    Checkpoints(folder.checkpoints, 2).write(3, None)
+    (folder.checkpoints / "notes.txt").write_text("mine")
+    RunFolder(folder.path, overwrite=True).begin(Experiment())
+    assert names(folder.checkpoints) == {"notes.txt"}
+
+
+def test_a_clearing_that_stops_midway_leaves_a_run_that_can_be_overwritten(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.finish({"status": "finished"}, "")
+    for stop in range(1, 6):
+        unlink, calls = Path.unlink, iter(range(stop))
+
+        def stops(path: Path, missing_ok: bool = False, calls: Any = calls, unlink: Any = unlink) -> None:
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", stops)
+            with pytest.raises(KeyboardInterrupt):
+                clear_run(folder.path)
+        RunFolder(folder.path, overwrite=True)

@@ -1,0 +1,62 @@
+"""Files that are seen whole or not at all, also after a crash or a loss of power."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["replaced", "sync_folder", "write_atomically"]
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file in place of the one that may be there.
+
+    Raises:
+        OSError: if it cannot be written; what was there is as it was.
+
+    Example:
+        >>> write_atomically(Path("summary.json"), b"{}")
+        >>> Path("summary.json").read_bytes()
+        b'{}'
+    """
+    with replaced(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into that takes the place of ``path`` when the block ends, on the disk and not in a cache alone.
+
+    Until then it stands beside it as ``.NAME.PID``; after an error nothing of it is left.
+
+    Raises:
+        OSError: if it cannot be written; what was there is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk knows which files a folder holds.
+
+    Raises:
+        OSError: if the disk fails.
+    """
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync no folders
+            raise
+    finally:
+        os.close(place)

@@ -1,0 +1,75 @@
+"""Whole files: what reaches the disk, and in which order."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fed.files import replaced, sync_folder, write_atomically
+from fed.run import RunFolder
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is synced, and "renamed", in their order."""
+    seen: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(place: int) -> None:
+        seen.append(Path(f"/proc/self/fd/{place}").readlink().name)
+        fsync(place)
+
+    def renamed(path: Path, target: Path) -> Path:
+        seen.append("renamed")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    return seen
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at open files as Linux shows them")
+
+
+@linux
+def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_end(tmp_path: Path, steps: list[str]) -> None:
+    write_atomically(tmp_path / "file", b"new")
+    assert steps == [f".file.{os.getpid()}", "renamed", tmp_path.name]
+
+
+@linux
+def test_lines_of_metrics_reach_the_disk_when_asked_for(tmp_path: Path, steps: list[str]) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "environment.json").touch()
+    RunFolder.existing(tmp_path).sync()
+    assert steps == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_ends_a_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    def write() -> None:
+        with replaced(tmp_path / "file") as file:
+            file.write(b"new")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
+
+
+@pytest.mark.parametrize(("code", "is_told"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_folders_that_cannot_be_synced_are_no_fault_but_a_failing_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_told: bool
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if is_told:
+        with pytest.raises(OSError, match="Input/output error"):
+            sync_folder(tmp_path)
+    else:
+        sync_folder(tmp_path)
