@@ -125,6 +125,15 @@ class Execution(Section):
     """Processes that train, one thread each; 0: this one; auto: as many as cores or GPUs, where a run takes long."""
 
 
+class Checkpointing(Section):
+    """What of a run that is written to a folder is kept to go on with: model, states, streams, clock, open tasks."""
+
+    every: PositiveInt | None = 5
+    """Rounds from one checkpoint to the next; null for none."""
+    keep: PositiveInt = 3
+    """How many stay."""
+
+
 def _mixes(algorithm: Component) -> bool:
     return getattr(algorithm.target, "primitive", None) == "mix"
 
@@ -184,6 +193,8 @@ class Experiment(Document):
     """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
     adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None
     """Simulated clients that attack, and how; null for none."""
+    checkpoints: Checkpointing = Checkpointing()
+    """What is kept to go on with after an interruption."""
     simulation: Execution = Execution()
     """How a simulation is computed."""
 

@@ -5,7 +5,8 @@ client's message.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,10 @@ class Task:
     repeats: int = 0
     deadline_s: float | None = None
     takes_parts: bool = False
+
+    def parts(self) -> dict[str, Any]:
+        """Its fields by name: what makes it again."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def size_bytes(self) -> int:
         """Bytes of its tensors as they travel."""

@@ -95,7 +95,7 @@ def _is_end(tree: Tree) -> bool:
 
 def _alike(template: Any, tree: Tree) -> bool:
     if isinstance(template, Tensor) and isinstance(tree, Tensor):
-        return template.shape == tree.shape and template.dtype == tree.dtype
+        return template.ndim == tree.ndim and template.dtype == tree.dtype  # a state may grow, as AFL's mixture does
     return type(template) is type(tree)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, Reduced
 from fed.aggregators.reporting import message_sizes
+from fed.checkpoints import Tree, plain, refilled
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.messages import Task
@@ -206,6 +207,34 @@ class Coordinator:
         repeats = repeats + 1 if last == number else 0
         self._asked[client] = number, repeats
         return repeats
+
+    def state(self) -> Tree:
+        """All that it will go on with, for a checkpoint."""
+        return {
+            "aggregator": plain(self._state),
+            "averaged": self._averaged_B,
+            "integers": self._integers_I,
+            "version": self.version,
+            "tasks": self._tasks,
+            "losses": self.losses,
+            "asked": self._asked,
+            "open": [{"version": found.version, "task": found.task.parts()} for found in self.open.values()],
+            "clocks": plain(self._clocks.state()) if self._clocks else None,
+        }
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said.
+
+        Raises:
+            InvalidCheckpoint: if it is the state of another algorithm or model.
+        """
+        self._state = refilled(self._state, state["aggregator"])
+        self._averaged_B, self._integers_I = state["averaged"], state["integers"]
+        self.version, self._tasks = state["version"], state["tasks"]
+        self.losses, self._asked = state["losses"], state["asked"]
+        tasks = [(Task(**found["task"]), found["version"]) for found in state["open"]]
+        self.open = {task.id: OpenTask(task, version) for task, version in tasks}
+        self._clocks = ParameterStore.restore(state["clocks"]) if state["clocks"] else None
 
     @property
     def answer_bytes(self) -> int:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
+from fed.checkpoints import Tree
 from fed.messages import Failure, GroupReply, Reply, Task
 
 __all__ = ["Fleet"]
@@ -44,6 +45,14 @@ class Fleet(Protocol):
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, for which nobody waits any more."""
+        ...
+
+    def state(self) -> Tree:
+        """All that it will go on with after an interruption, for a checkpoint."""
+        ...
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
         ...
 
     def wait(self, count: int, until: float) -> int:

@@ -14,6 +14,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
+from fed.checkpoints import Tree
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.pairs import is_real
 from fed.errors import InvalidData, InvalidExperiment
@@ -313,6 +314,14 @@ class AdversarialFleet:
     def cancel(self, tasks: Iterable[int]) -> None:
         """As the wrapped fleet does."""
         self._fleet.cancel(tasks)
+
+    def state(self) -> Tree:
+        """The wrapped fleet's."""
+        return self._fleet.state()
+
+    def restore(self, state: Tree) -> None:
+        """As the wrapped fleet does."""
+        self._fleet.restore(state)
 
     def wait(self, count: int, until: float) -> int:
         """As the wrapped fleet does."""

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fed.checkpoints import Tree
 from fed.clients.data import ClientId
 from fed.layout import Layout
 
@@ -54,6 +55,14 @@ class ClientStates:
         """Take down what these clients keep from now on, [K, ·] each."""
         for row, client in enumerate(clients if parts else ()):
             self._kept[client] = tuple(part[row].clone() for part in parts)
+
+    def state(self) -> Tree:
+        """All that clients keep, for a checkpoint."""
+        return dict(self._kept)
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
+        self._kept = dict(state)
 
     def whole(self, model: _State) -> _State:
         """A shared state with the private parts of the first model."""

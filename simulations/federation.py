@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
+from fed.checkpoints import Tree
 from fed.clients.data import ClientId
 from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange
@@ -35,6 +36,14 @@ class Federation(Protocol):
 
     def model(self) -> State:
         """The model that users evaluate."""
+        ...
+
+    def state(self) -> Tree:
+        """All that it will go on with, for a checkpoint."""
+        ...
+
+    def restore(self, state: Tree) -> None:
+        """Go on, before the first round, with what :meth:`state` said."""
         ...
 
     def models(self) -> Mapping[ClientId, State]:
@@ -67,6 +76,15 @@ class Coordinated:
         """One round of the policy."""
         exchange = self._policy.round(self._coordinator, number)
         return exchange if self._sends else replace(exchange, bytes_up=0, bytes_down=0)
+
+    def state(self) -> Tree:
+        """The coordinator's and the fleet's."""
+        return {"coordinator": self._coordinator.state(), "fleet": self._coordinator.fleet.state()}
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
+        self._coordinator.restore(state["coordinator"])
+        self._coordinator.fleet.restore(state["fleet"])
 
     def model(self) -> State:
         """The coordinator's model, with the first model's private parts where there are any."""

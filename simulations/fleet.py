@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fed.checkpoints import Tree
 from fed.clients.data import ClientId
 from fed.messages import Failure, GroupReply, Task
 from fed.randomness import Streams
@@ -22,10 +23,12 @@ from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
 
+_COMES_OR_GOES = -1
+
 
 @dataclass(order=True)
 class _Event:
-    """An answer that arrives, or a client that comes or goes."""
+    """An answer that arrives, with the number of its task, or a client that comes or goes."""
 
     time_s: float
     number: int
@@ -72,7 +75,6 @@ class SimulatedFleet:
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
         self._kept: list[tuple[Sequence[ClientId], Sequence[Tensor]]] = []
-        self._numbers = 0
         self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
         for client in self._spells:
             self._come_or_go(client)
@@ -98,11 +100,7 @@ class SimulatedFleet:
             spells = self._spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
             samples = self._data.size_of(task.client)
-            flight = self._departures.depart(task, self.clock, task_bytes, samples, until_s)
-            self._flights[task.id] = flight
-            self._busy.add(task.client)
-            self._present.leave(task.client)
-            self._at(flight.arrives_s, flight)
+            self._set_out(self._departures.depart(task, self.clock, task_bytes, samples, until_s))
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
         """Train those whose answers are due, and give their answers.
@@ -134,16 +132,34 @@ class SimulatedFleet:
             self._pass_instant()
         return len(self._present)
 
-    def _at(self, time_s: float, what: "Flight | ClientId") -> None:
-        heapq.heappush(self._events, _Event(time_s, self._numbers, what))
-        self._numbers += 1
+    def state(self) -> Tree:
+        """All that it will go on with, what clients keep among it, for a checkpoint."""
+        flights = [event.what.state() for event in sorted(self._events) if isinstance(event.what, Flight)]
+        return {"clock": self.clock, "flights": flights, "clients": self._states.state()}
+
+    def restore(self, state: Tree) -> None:
+        """Go on, from a fleet that has done nothing yet, with what :meth:`state` said."""
+        self.clock = state["clock"]
+        self._states.restore(state["clients"])
+        self._events = []
+        for client in self._spells:
+            self._come_or_go(client)
+        for flight in map(Flight.restored, state["flights"]):
+            self._set_out(flight)
+
+    def _set_out(self, flight: Flight) -> None:
+        if not flight.is_cancelled:
+            self._flights[flight.task.id] = flight
+        self._busy.add(flight.task.client)
+        self._present.leave(flight.task.client)
+        heapq.heappush(self._events, _Event(flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
         spell = self._spells[client].at(self.clock)
         (self._away.discard if spell.is_there else self._away.add)(client)
         self._let_in(client)
         if math.isfinite(spell.until_s):
-            self._at(spell.until_s, client)
+            heapq.heappush(self._events, _Event(spell.until_s, _COMES_OR_GOES, client))
 
     def _let_in(self, client: ClientId) -> None:
         is_free = client not in self._busy and client not in self._away

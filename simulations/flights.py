@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fed.checkpoints import Tree, plain
 from fed.messages import Task
 from fed.randomness import Streams
 from fed.simulations.devices import Devices
@@ -47,6 +48,16 @@ class Flight:
     problem: str | None = None
     is_cancelled: bool = False
     answer: Answer | None = None
+
+    def state(self) -> Tree:
+        """All of it, for a checkpoint."""
+        return {**vars(self), "task": self.task.parts(), "answer": plain(self.answer)}
+
+    @classmethod
+    def restored(cls, state: Tree) -> "Flight":
+        """The flight of which :meth:`state` said this."""
+        answer = Answer(**state["answer"]) if state["answer"] else None
+        return cls(**{**state, "task": Task(**state["task"]), "answer": answer})
 
     @property
     def counts(self) -> bool:

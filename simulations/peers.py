@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import PeerRule
+from fed.checkpoints import Tree
 from fed.clients.data import ClientId
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
@@ -63,6 +64,14 @@ class SimulatedPeers:
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""
         return dict(zip(self._nodes, zip(self._x_NV, self._integers_NI, strict=True), strict=True))
+
+    def state(self) -> Tree:
+        """All models, and the clock."""
+        return {"clock": self.clock, "vectors": self._x_NV, "integers": self._integers_NI}
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
+        self.clock, self._x_NV, self._integers_NI = state["clock"], state["vectors"], state["integers"]
 
     def round(self, number: int) -> Exchange:
         """Everybody trains, and mixes where the rule says so.

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from fed.checkpoints import Checkpoints, Tree
 from fed.clients.data import ClientId, FederatedData
 from fed.clients.evaluation import Metric
 from fed.clients.losses import Loss
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, InvalidInput
 from fed.experiment import Experiment
 from fed.run import Run, RunFolder
 from fed.server.gathering import Exchange
@@ -28,6 +29,7 @@ from fed.simulations.simulation import Simulation
 __all__ = ["Observer", "simulate"]
 
 
+_MAY_DIFFER = {"name", "checkpoints", "simulation"}
 _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
 
 
@@ -52,6 +54,7 @@ def simulate(
     metric: Metric | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     observer: Observer | None = None,
 ) -> Run:
     """Run an experiment on this machine, on its GPUs where there are any.
@@ -64,13 +67,18 @@ def simulate(
         metric: (output, target) → number, reported as accuracy. With a ``loss`` and no ``metric`` accuracies are None.
         output: the run's folder; nothing is written without one.
         overwrite: take the place of a run that the folder holds.
+        resume: go on with the run that the folder holds, from its last checkpoint, or from the beginning where it has
+            none: it ends with the same bits as if it had never been interrupted. Data, model, loss and metric that were
+            given to it must be given again.
         observer: is told how the run goes on.
 
     Returns:
         The run: metrics by round, summary, trained model.
 
     Raises:
-        InvalidInput: if experiment, data, model and loss do not fit each other, or the folder holds something.
+        InvalidInput: if experiment, data, model and loss do not fit each other, the folder holds something, or what is
+            to be gone on with is another experiment.
+        RunFailed: if the folder cannot be written to any more; it then holds what was last kept.
         Diverged: if a loss or a model is no longer finite. The folder then holds the last good model, and all metrics
             until then; so it does after an interruption.
 
@@ -92,15 +100,39 @@ def simulate(
         raise InvalidExperiment(f"experiment must be a fed.Experiment, got {type(experiment).__name__}: use {_HOW}")
     leave_rerun()
     with _one_thread():
-        folder = RunFolder(Path(output), overwrite=overwrite) if output is not None else None
+        folder = _folder(output, overwrite, resume)
         simulation = Simulation(experiment, data, model, loss, metric)
+        kept = _kept(simulation, folder) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
         with hired(simulation, expectation) as executor:
-            if folder is not None:
+            recording = _Recording(simulation, executor, folder, observer)
+            if folder is not None and kept is None:
                 folder.begin(simulation.experiment)
+            elif folder is not None and kept is not None:
+                recording.restore(*kept)
             if observer is not None and expectation is not None:
                 observer.begin(expectation)
-            return _Recording(simulation, executor, folder, observer).run()
+            return recording.run()
+
+
+def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFolder | None:
+    if output is None:
+        if resume:
+            raise InvalidInput("resume needs the folder of a run, got none: give fed.simulate(…, output=…)")
+        return None
+    return RunFolder.existing(Path(output)) if resume else RunFolder(Path(output), overwrite=overwrite)
+
+
+def _kept(simulation: Simulation, folder: RunFolder) -> tuple[int, Tree] | None:
+    """The last checkpoint of the same experiment."""
+    stored = Experiment.load(folder.path / "experiment.yaml")
+    for section, value in simulation.experiment.dump().items():
+        if section not in _MAY_DIFFER and value != stored.dump()[section]:
+            raise InvalidExperiment(
+                f"a run is gone on with as it was begun, but {section} is {stored.dump()[section]} in "
+                f"{folder.path / 'experiment.yaml'}, got {value}: give it as it is there"
+            )
+    return Checkpoints(folder.checkpoints, simulation.experiment.checkpoints.keep).newest()
 
 
 class _Recording:
@@ -117,13 +149,27 @@ class _Recording:
         self._metrics: list[dict[str, Any]] = []
         self._states = self._federation.model(), self._federation.models()
         self._pending: _Round | None = None
+        self._first = 1
         self._began = time.perf_counter()
+        section = simulation.experiment.checkpoints
+        self._every = section.every
+        self._checkpoints = Checkpoints(folder.checkpoints, section.keep) if folder and section.every else None
+
+    def restore(self, number: int, state: Tree) -> None:
+        """Go on after a round, with the state of its checkpoint."""
+        assert self._folder is not None
+        self._metrics = self._folder.resume(number)
+        self._federation.restore(state["federation"])
+        self._states = self._federation.model(), self._federation.models()
+        self._first = number + 1
+        self._began -= state["wall_s"]
 
     def run(self) -> Run:
         status, reason = "failed", None
         try:
-            for number in range(1, self._simulation.policy.count + 1):
+            for number in range(self._first, self._simulation.policy.count + 1):
                 self._round(number)
+                self._keep(number)
             self._record_pending()
             status = "finished"
         except KeyboardInterrupt:
@@ -148,6 +194,16 @@ class _Recording:
         self._pending = _Round(line, exchange, scoring, (self._federation.model(), self._federation.models()))
         if not self._executor.is_parallel:
             self._record_pending()
+
+    def _keep(self, number: int) -> None:
+        """A checkpoint, if it is time for one."""
+        if self._checkpoints is None or self._every is None or number % self._every:
+            return
+        assert self._folder is not None
+        self._record_pending()
+        self._folder.sync()
+        wall_s = time.perf_counter() - self._began
+        self._checkpoints.write(number, {"wall_s": wall_s, "federation": self._federation.state()})
 
     def _record_pending(self) -> None:
         if self._pending is None:
