@@ -9,10 +9,11 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
+from fed.errors import RunFailed
 from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange, Gathering, joined
 from fed.server.parameter_store import ParameterStore
-from fed.server.synchronous import Rounds, await_clients
+from fed.server.synchronous import Rounds
 
 __all__ = ["BoundedStaleness"]
 
@@ -61,7 +62,8 @@ class BoundedStaleness(Rounds):
             for clock, clients in sorted(self._ready(coordinator, store).items()):
                 coordinator.ask(gathering, clock + 1, clients, cohort=len(coordinator.fleet.members()))
             if not coordinator.open:
-                await_clients(coordinator, number, 1)
+                if not coordinator.fleet.wait():
+                    raise RunFailed(f"round {number} waits for the slowest client, which will never be there again")
                 continue
             coordinator.gather(gathering, enough=1)
             share = self._share(coordinator, gathering)

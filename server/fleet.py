@@ -55,10 +55,10 @@ class Fleet(Protocol):
         """Go on with what :meth:`state` said."""
         ...
 
-    def wait(self, count: int, until: float) -> int:
-        """Let time pass until so many clients can take a task, or an answer is there, or the clock passes ``until``.
+    def wait(self, until: float = math.inf) -> bool:
+        """Let time pass until a client comes or goes, or the clock is at ``until``.
 
         Returns:
-            How many can. The clock stands still where nothing will ever change.
+            Whether one did; not where an answer is there before, which is to be collected, or where none ever will.
         """
         ...

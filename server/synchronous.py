@@ -166,18 +166,17 @@ class Synchronous(Rounds):
 
 
 def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
-    """Let time pass until so many clients can take a task; after a day at least one will do.
+    """Let time pass until so many clients can take a task, or an answer is there; after a day at least one will do.
 
     Raises:
         RunFailed: if nobody ever will.
     """
     fleet = coordinator.fleet
-    if len(fleet.nodes()) >= count:
-        return
-    _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, len(fleet.nodes()))
-    there = fleet.wait(count, fleet.clock + _DAY_S)
-    while not there:
-        before_s = fleet.clock
-        there = fleet.wait(1, fleet.clock + _DAY_S)
-        if not there and fleet.clock == before_s:
+    if len(fleet.nodes()) < count:
+        _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, len(fleet.nodes()))
+    limit_s = fleet.clock + _DAY_S
+    while len(fleet.nodes()) < count and fleet.clock < limit_s and fleet.wait(limit_s):
+        pass
+    while not fleet.nodes() and not coordinator.open:
+        if not fleet.wait():
             raise RunFailed(f"round {number} needs a client, and none will ever be there again")

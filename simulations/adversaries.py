@@ -323,9 +323,9 @@ class AdversarialFleet:
         """As the wrapped fleet does."""
         self._fleet.restore(state)
 
-    def wait(self, count: int, until: float) -> int:
+    def wait(self, until: float = math.inf) -> bool:
         """As the wrapped fleet does."""
-        return self._fleet.wait(count, until)
+        return self._fleet.wait(until)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
         """The honest clients' answers as they arrive, then the attackers', in the order of their tasks."""

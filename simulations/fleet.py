@@ -123,14 +123,16 @@ class SimulatedFleet:
             if flight := self._flights.pop(task, None):
                 flight.is_cancelled = True
 
-    def wait(self, count: int, until: float) -> int:
-        """Let the clock run until so many clients are free, or an answer is next, or nothing happens until then."""
-        while len(self._present) < count and self._events and self._events[0].time_s <= until:
-            event = self._events[0].what
-            if isinstance(event, Flight) and not event.is_cancelled:
-                break
-            self._pass_instant()
-        return len(self._present)
+    def wait(self, until: float = math.inf) -> bool:
+        """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
+        event = self._events[0] if self._events else None
+        if event is None or event.time_s > until:
+            self.clock = until if math.isfinite(until) else self.clock
+            return False
+        if isinstance(event.what, Flight) and not event.what.is_cancelled:
+            return False
+        self._pass_instant()
+        return True
 
     def state(self) -> Tree:
         """All that it will go on with, what clients keep among it, for a checkpoint."""

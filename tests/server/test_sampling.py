@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,14 @@ class Crowd:
     def cancel(self, tasks: Iterable[int]) -> None:
         """Nobody answers later anyhow."""
 
-    def wait(self, count: int, until: float) -> int:
-        return len(self.nodes())
+    def wait(self, until: float = math.inf) -> bool:
+        return False
+
+    def state(self) -> Any:
+        return {}
+
+    def restore(self, state: Any) -> None:
+        """Nothing."""
 
     def nodes(self) -> list[int | str]:
         return list(self._samples)
