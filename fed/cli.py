@@ -21,7 +21,7 @@ import typer
 import fed
 from fed import cli_runs, cli_tables
 from fed.cli_documents import in_force, read, read_comparison, read_experiment
-from fed.errors import FedError
+from fed.errors import FedError, InvalidInput
 from fed.machine import usable_cores
 
 __all__ = ["app", "main"]
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
+_FileUnlessResumed = Annotated[Path | None, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
 _Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,6 +50,12 @@ _Output = Annotated[
     typer.Option(help="The folder to write into; a new one in runs/ unless given.", metavar="DIR", show_default=False),
 ]
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the place of an earlier run in that folder.")]
+_Resume = Annotated[
+    Path | None,
+    typer.Option(
+        help="Go on with the run in this folder, from its last checkpoint.", metavar="DIR", show_default=False
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on standard output.")]
 _Picture = Annotated[
     Path | None, typer.Option(help="Draw it into this file as well, as SVG.", metavar="FILE.svg", show_default=False)
@@ -78,9 +85,20 @@ def _fed(
 
 @app.command("simulate")
 def _simulate(
-    file: _File, settings: _Settings = None, output: _Output = None, overwrite: _Overwrite = False, json: _Json = False
+    file: _FileUnlessResumed = None,
+    settings: _Settings = None,
+    output: _Output = None,
+    overwrite: _Overwrite = False,
+    resume: _Resume = None,
+    json: _Json = False,
 ) -> int:
-    """Run an experiment on simulated clients, on this machine."""
+    """Run an experiment on simulated clients, on this machine; or go on with a run that was interrupted."""
+    if resume is not None:
+        if file is not None or settings or output is not None or overwrite:
+            raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
+        return cli_runs.resume(resume, as_json=json)
+    if file is None:
+        raise InvalidInput("fed simulate needs an experiment, got none: give a file, or --resume DIR")
     experiment = read_experiment(file, settings or ())
     return cli_runs.simulate(experiment, output=output, overwrite=overwrite, as_json=json)
 

@@ -2,9 +2,10 @@
 
 import contextlib
 import itertools
+import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fed.experiment import Experiment
     from fed.simulations.expectation import Expectation
 
-__all__ = ["batching", "compare", "folder", "simulate"]
+__all__ = ["batching", "compare", "folder", "resume", "simulate"]
 
 _RUNS = Path("runs")
 _INTERRUPTED = 130
@@ -29,26 +30,54 @@ _INTERRUPTED = 130
 
 def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, as_json: bool) -> int:
     """Run an experiment, and say what came of it and where it is kept; the exit code."""
+    with folder(experiment.name, output, overwrite) as directory:
+        return _simulate(experiment, directory, as_json, overwrite=overwrite)
+
+
+def resume(directory: Path, *, as_json: bool) -> int:
+    """Go on with a run from its last checkpoint; of one that has finished, say what came of it; the exit code."""
+    from fed.experiment import Experiment
+    from fed.run import RunFolder
+    from fed.runs import RunState, state_of
+
+    RunFolder.existing(directory)
+    if state_of(directory) is RunState.FINISHED:
+        _tell(directory, _summary_in(directory), as_json)
+        return 0
+    return _simulate(Experiment.load(directory / "experiment.yaml"), directory, as_json, resume=True)
+
+
+def _simulate(
+    experiment: "Experiment", directory: Path, as_json: bool, *, overwrite: bool = False, resume: bool = False
+) -> int:
     keep_freed_memory()
     shown = display()
     watch = SimulationProgress(shown)
-    with folder(experiment.name, output, overwrite) as directory:
-        try:
-            with _all_to_standard_error(as_json), shown:
-                run = fed.simulate(experiment, output=directory, overwrite=overwrite, observer=watch)
-        except KeyboardInterrupt:
+    try:
+        with _all_to_standard_error(as_json), shown:
+            run = fed.simulate(experiment, output=directory, overwrite=overwrite, resume=resume, observer=watch)
+    except KeyboardInterrupt:
+        _say_what_is_kept(directory, watch, as_json)
+        return _INTERRUPTED
+    except Exception:
+        if watch.has_begun:
             _say_what_is_kept(directory, watch, as_json)
-            return _INTERRUPTED
-        except Exception:
-            if watch.has_begun:
-                _say_what_is_kept(directory, watch, as_json)
-            raise
+        raise
+    _tell(directory, run.summary, as_json)
+    return 0
+
+
+def _tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         _print_file(directory / "summary.json")
         _note(f"kept in {directory}")
     else:
-        typer.echo(f"{_outcome(run.summary)}\n{directory}")
-    return 0
+        typer.echo(f"{_outcome(summary)}\n{directory}")
+
+
+def _summary_in(directory: Path) -> Mapping[str, Any]:
+    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+    return summary
 
 
 def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
@@ -156,7 +185,7 @@ def _expect(name: str, experiment: "Experiment") -> "Expectation":
         raise InvalidInput(f"{name}: {error}") from None
 
 
-def _outcome(summary: dict[str, Any]) -> str:
+def _outcome(summary: Mapping[str, Any]) -> str:
     accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
     parts = [f"{summary['rounds']} round{'' if summary['rounds'] == 1 else 's'} in {duration_text(summary['wall_s'])}"]
     parts += [f"test accuracy {accuracy:.4f}"] if accuracy is not None else []
@@ -170,6 +199,8 @@ def _say_what_is_kept(directory: Path, watch: SimulationProgress | ComparisonPro
         _note("stopped before the first round")
         return
     _note(f"stopped after {watch.done()}; what was done is kept in {directory}")
+    if any((directory / "checkpoints").glob("*")):
+        _note(f"go on with: fed simulate --resume {directory}")
     for name in ("summary.json", "comparison.json"):
         if as_json and (directory / name).is_file():
             _print_file(directory / name)
