@@ -22,6 +22,7 @@ from fed.families import (
     DATA,
     DEVICES,
     EVALUATIONS,
+    HIERARCHIES,
     MODELS,
     ROUNDS,
     SCHEDULES,
@@ -187,6 +188,8 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
+    hierarchy: Annotated[Component, HIERARCHIES] | None = None
+    """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, DEVICES] = Field(default_factory=lambda: DEVICES.validate({}))
     """What simulated clients run on: how fast they are, when they are there, how often they fail."""
     evaluation: Annotated[Component, EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
@@ -224,9 +227,28 @@ class Experiment(Document):
                 )
             if isinstance(clients := getattr(self.data, "clients", None), int):
                 self.adversaries.attackers_among(clients)
+        if self.hierarchy is not None:
+            self._refuse_edges(algorithm)
         if hasattr(algorithm, "check_local"):  # a user's own may be anything, until it is run
             algorithm.check_local(self.local)
         return self
+
+    def _refuse_edges(self, algorithm: object) -> None:
+        if getattr(algorithm, "primitive", "mean") != "mean" or getattr(algorithm, "pools_data", False):
+            raise ValueError(
+                f"hierarchy has no meaning for {self.algorithm.kind}, whose clients report to no coordinator, got "
+                f"{self.hierarchy}: set hierarchy to null, or choose an algorithm over mean such as fedavg"
+            )
+        if not getattr(algorithm, "linear", True):
+            raise ValueError(
+                f"hierarchy has no meaning for {self.algorithm.kind}, which needs each client's message, while edges "
+                f"send sums, got {self.hierarchy}: set hierarchy to null, or choose an algorithm that needs only the mean"
+            )
+        if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
+            raise ValueError(
+                f"hierarchy has no meaning for {self.rounds.kind} rounds, which wait for nobody, where edges wait for "
+                f"their clients, got {self.hierarchy}: set hierarchy to null, or rounds to synchronous"
+            )
 
     def override(self, values: dict[str, Any]) -> Self:
         """The same experiment with other values.

@@ -14,6 +14,7 @@ __all__ = [
     "DATA",
     "DEVICES",
     "EVALUATIONS",
+    "HIERARCHIES",
     "MODELS",
     "PARTITIONS",
     "ROUNDS",
@@ -269,3 +270,5 @@ DEVICES = Family(
     },
     default="uniform",
 )
+
+HIERARCHIES = Family("hierarchy", Component, {"edges": "fed.server.hierarchy:Hierarchy"}, default="edges")

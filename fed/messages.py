@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Failure", "GroupReply", "Reply", "Task", "refusal"]
+from fed.reduction import WeightedMean
+
+__all__ = ["EdgeReply", "Failure", "GroupReply", "Reply", "Task", "refusal"]
 
 # Far above what any model holds, and so low that their product fits into a mean of replies.
 _LARGEST = 1e200
@@ -111,6 +113,19 @@ class GroupReply:
     integers_I: Tensor
     samples: tuple[int, ...]
     train_losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class EdgeReply:
+    """What an edge coordinator has of its clients' answers: their sum, which others can be added to without rounding.
+
+    Args:
+        replies: what it counts, without their means.
+        sum: of the messages, exact.
+    """
+
+    replies: tuple[GroupReply, ...]
+    sum: WeightedMean
 
 
 @dataclass(frozen=True)

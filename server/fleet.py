@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from fed.checkpoints import Tree
-from fed.messages import Failure, GroupReply, Reply, Task
+from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
 
 __all__ = ["Fleet"]
 
@@ -34,7 +34,9 @@ class Fleet(Protocol):
         """Send tasks out; returns at once."""
         ...
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
+    def collect(
+        self, until: float = math.inf, enough: int | None = None
+    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
         """Answers as they arrive; each counts for its own tasks.
 
         Args:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fed.errors import Diverged
-from fed.messages import Failure, GroupReply, Reply, Task, refusal
+from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task, refusal
 from fed.reduction import WeightedMean
 
 __all__ = ["Exchange", "Gathering", "OpenTask", "Staleness", "joined"]
@@ -116,7 +116,11 @@ class Gathering:
         self._diverged: list[Failure] = []
 
     def take(
-        self, answer: Reply | GroupReply | Failure, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness
+        self,
+        answer: Reply | GroupReply | EdgeReply | Failure,
+        open_tasks: dict[int, OpenTask],
+        version: int,
+        weigh: Staleness,
     ) -> None:
         """Count an answer, if it may be, and close its tasks.
 
@@ -128,6 +132,8 @@ class Gathering:
         """
         if isinstance(answer, GroupReply):
             self._take_group(answer, open_tasks, version, weigh)
+        elif isinstance(answer, EdgeReply):
+            self._take_edge(answer, open_tasks, version)
         elif isinstance(answer, Reply):
             self._take_reply(answer, open_tasks, version, weigh)
         elif answer.diverged:
@@ -204,6 +210,17 @@ class Gathering:
         message = reply.mean_M, reply.weight
         self._count(found, message, reply.integers_I, reply.train_losses, reply.samples, version, weigh)
 
+    def _take_edge(self, reply: EdgeReply, open_tasks: dict[int, OpenTask], version: int) -> None:
+        """An edge's sum, with all that it counts; its message and the model that it got travel once."""
+        found = [[open_tasks.pop(task) for task in part.tasks] for part in reply.replies]
+        self.bytes_up += self._message_bytes * (1 + sum(map(len, found)))
+        self.bytes_down += found[0][0].task.size_bytes()
+        self._mean.merge(reply.sum)
+        self._weight += float(reply.sum.weight)
+        for part, tasks in zip(reply.replies, found, strict=True):
+            self.loss_of |= zip(part.clients, part.train_losses, strict=True)
+            self._note(tasks, part.integers_I, part.train_losses, part.samples, version - tasks[0].version)
+
     def _count(
         self,
         tasks: Sequence[OpenTask],
@@ -230,6 +247,17 @@ class Gathering:
             self._mean.add(mean_M, weight)
         else:
             self._single[tasks[0].task.id] = mean_M, weight
+        self._note(tasks, integers_I, losses, samples, staleness)
+
+    def _note(
+        self,
+        tasks: Sequence[OpenTask],
+        integers_I: Tensor,
+        losses: Sequence[float],
+        samples: Sequence[int],
+        staleness: int,
+    ) -> None:
+        """That these replies count."""
         self.integers_I = torch.maximum(self.integers_I, integers_I)
         self.losses += zip(losses, samples, strict=True)
         self.staleness += [staleness] * len(tasks)

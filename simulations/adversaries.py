@@ -20,7 +20,7 @@ from fed.clients.data.pairs import is_real
 from fed.errors import InvalidData, InvalidExperiment
 from fed.families import AdversariesSection
 from fed.hyperparameters import Hyperparameters
-from fed.messages import Failure, GroupReply, Reply, Task
+from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
 
@@ -327,7 +327,9 @@ class AdversarialFleet:
         """As the wrapped fleet does."""
         return self._fleet.wait(until)
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
+    def collect(
+        self, until: float = math.inf, enough: int | None = None
+    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
         """The honest clients' answers as they arrive, then the attackers', in the order of their tasks."""
         honest: dict[int, list[GroupReply]] = {}
         own: dict[int, list[GroupReply]] = {}

@@ -24,6 +24,8 @@ from fed.kinds import Component
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
 from fed.server.coordinator import Coordinator
+from fed.server.fleet import Fleet
+from fed.server.hierarchy import HierarchicalFleet, Hierarchy
 from fed.simulations.adversaries import AdversarialFleet, Attack, poisoned, recruited
 from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.checks import (
@@ -178,18 +180,28 @@ class Simulation:
             first = self.layout.pack(self.recipe.module)
             return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
         states, shared = self.client_states(), self.layout.shared
+        edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         fleet = SimulatedFleet(
             clients,
             states=states,
             answer_bytes=self.traffic.answer_bytes,
-            reduces=self.algorithm.linear and not self._is_forged,
+            reduces=self.algorithm.linear and not self._is_forged and not edges,
             looks_ahead=self.policy.keeps_late,
             places="place" in self.algorithm.asks,
         )
-        attacked = self._attacked(fleet, self.traffic.part_sizes[0])
+        seen = self._above(self._attacked(fleet, self.traffic.part_sizes[0]), edges)
         first = shared.pack(self.recipe.module)
-        coordinator = Coordinator(self.algorithm, attacked, shared, *first, self.streams, self._lr_in)
+        coordinator = Coordinator(self.algorithm, seen, shared, *first, self.streams, self._lr_in)
         return Coordinated(self.policy, coordinator, states, sends=not pools_data)
+
+    def _above(self, fleet: Fleet, edges: Hierarchy | None) -> Fleet:
+        """What the coordinator sees of the clients."""
+        assert isinstance(self.traffic, CoordinatedTraffic)
+        if edges is None:
+            return fleet
+        shared = self.layout.shared
+        size = sum(self.traffic.part_sizes) + shared.size - shared.parameters
+        return HierarchicalFleet(fleet, edges, size, self.traffic.answer_bytes)
 
     @property
     def _is_forged(self) -> bool:

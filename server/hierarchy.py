@@ -1,0 +1,125 @@
+"""Edge coordinators between the clients and the coordinator: each reduces its own clients and reports upward.
+
+Shapes: M, numbers of a client's message.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from fed.checkpoints import Tree
+from fed.hyperparameters import Hyperparameters
+from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
+from fed.reduction import WeightedMean
+from fed.server.fleet import Fleet
+
+__all__ = ["HierarchicalFleet", "Hierarchy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hierarchy(Hyperparameters):
+    r"""A tree of two levels: clients answer to edge coordinators, and these to the coordinator.
+
+    .. math:: \sum_i w_i m_i = \sum_{e} \sum_{i ∈ e} w_i m_i
+
+    An edge sends one exact sum upward when all of its clients that count have answered, so the model is the flat run's,
+    to the bit where clients train one by one. Clients belong to edges in their order.
+
+    Args:
+        fan_out: how many clients an edge has.
+        latency_s: of one message between an edge and the coordinator.
+        bytes_per_s: between them, each way.
+    """
+
+    fan_out: PositiveInt = 32
+    latency_s: NonNegativeFloat = 0.01
+    bytes_per_s: PositiveFloat = 1.25e8
+
+    def exchange_s(self, size_bytes: int) -> float:
+        """Seconds that a message takes between an edge and the coordinator."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+class HierarchicalFleet:
+    """A :class:`fed.server.fleet.Fleet` seen through edge coordinators.
+
+    Args:
+        fleet: of clients that answer singly or in groups.
+        hierarchy: how edges are made.
+        size: M.
+        message_bytes: of an edge's message.
+    """
+
+    def __init__(self, fleet: Fleet, hierarchy: Hierarchy, size: int, message_bytes: int) -> None:
+        self._fleet = fleet
+        self._hierarchy = hierarchy
+        self._size = size
+        self._message_bytes = message_bytes
+        self._edges = {client: place // hierarchy.fan_out for place, client in enumerate(fleet.members())}
+        self._passed_s = 0.0
+
+    @property
+    def clock(self) -> float:
+        """The clients' clock, and what messages between edges and coordinator have taken until now."""
+        return self._fleet.clock + self._passed_s
+
+    def members(self) -> Sequence[int | str]:
+        """The clients."""
+        return self._fleet.members()
+
+    def nodes(self) -> Sequence[int | str]:
+        """The clients that can take a task."""
+        return self._fleet.nodes()
+
+    def size_of(self, client: int | str) -> int:
+        """How many samples a client holds."""
+        return self._fleet.size_of(client)
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        """Send tasks to edges, which send them on."""
+        tasks = [*tasks]
+        down_s = max((self._hierarchy.exchange_s(task.size_bytes()) for task in tasks[:1]), default=0.0)
+        self._passed_s += down_s
+        self._fleet.dispatch(_sooner(task, down_s + self._hierarchy.exchange_s(self._message_bytes)) for task in tasks)
+
+    def collect(
+        self, until: float = math.inf, enough: int | None = None
+    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
+        """Each edge's sum of its clients' answers; failures and what comes in singly pass through."""
+        up_s = self._hierarchy.exchange_s(self._message_bytes)
+        of_edges: dict[int, list[GroupReply]] = {}
+        for answer in self._fleet.collect(until - self._passed_s - up_s, enough):
+            if isinstance(answer, GroupReply):
+                of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
+            else:
+                yield answer
+        self._passed_s += up_s if of_edges else 0.0
+        for replies in of_edges.values():
+            total = WeightedMean(self._size)
+            for reply in replies:
+                total.add(reply.mean_M, reply.weight)
+            yield EdgeReply(tuple(replace(reply, mean_M=reply.mean_M[:0]) for reply in replies), total)
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """As the clients' fleet does."""
+        self._fleet.cancel(tasks)
+
+    def wait(self, until: float = math.inf) -> bool:
+        """As the clients' fleet does."""
+        return self._fleet.wait(until - self._passed_s)
+
+    def state(self) -> Tree:
+        """The clients', and the time that has passed above them."""
+        return {"passed_s": self._passed_s, "fleet": self._fleet.state()}
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
+        self._passed_s = state["passed_s"]
+        self._fleet.restore(state["fleet"])
+
+
+def _sooner(task: Task, by_s: float) -> Task:
+    """With a deadline that leaves time for the way through the edge."""
+    return task if task.deadline_s is None else replace(task, deadline_s=max(task.deadline_s - by_s, 0.0))
