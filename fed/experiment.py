@@ -241,8 +241,8 @@ class Experiment(Document):
             )
         if not getattr(algorithm, "linear", True):
             raise ValueError(
-                f"hierarchy has no meaning for {self.algorithm.kind}, which needs each client's message, while edges "
-                f"send sums, got {self.hierarchy}: set hierarchy to null, or choose an algorithm that needs only the mean"
+                f"hierarchy has no meaning for {self.algorithm.kind}, which needs each client's message where edges "
+                f"send sums, got {self.hierarchy}: set it to null, or choose an algorithm that needs only the mean"
             )
         if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
             raise ValueError(

@@ -68,7 +68,7 @@ class BoundedStaleness(Rounds):
             coordinator.gather(gathering, enough=1)
             share = self._share(coordinator, gathering)
             exchanges.append(coordinator.move(gathering, number, share=share))
-            for client in gathering.loss_of:
+            for client in gathering.loss_of.keys() & set(store.workers):
                 store.tick(client)
         return joined(exchanges)
 
@@ -82,10 +82,13 @@ class BoundedStaleness(Rounds):
 
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
         """Who has no task and need not wait, by clock."""
+        members, known = set(coordinator.fleet.members()), set(store.workers)
+        for client in known - members:
+            store.leave(client)
+        for client in members - known:
+            store.register(client)
         ready: dict[int, list[int | str]] = {}
         for client in coordinator.fleet.nodes():
-            if client not in store.workers:
-                store.register(client)
             if store.may_proceed(client):
                 ready.setdefault(store.clock(client), []).append(client)
         return ready

@@ -57,8 +57,10 @@ def joined(exchanges: Sequence[Exchange]) -> Exchange:
     }
     replied = [(one, one.replied) for one in exchanges if one.train_loss is not None]
     total = sum(weight for _, weight in replied)
-    if len(replied) == 1 or not total:
-        return replace(replied[0][0] if replied else exchanges[0], **counts)
+    if not total:
+        return Exchange(**counts, train_loss=None)
+    if len(replied) == 1:
+        return replace(replied[0][0], **counts)
     loss = math.fsum((one.train_loss or 0.0) * weight for one, weight in replied) / total
     staleness = sum(one.staleness_mean * weight for one, weight in replied) / total
     return Exchange(**counts, train_loss=loss, staleness_mean=staleness)

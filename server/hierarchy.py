@@ -25,7 +25,8 @@ class Hierarchy(Hyperparameters):
     .. math:: \sum_i w_i m_i = \sum_{e} \sum_{i ∈ e} w_i m_i
 
     An edge sends one exact sum upward when all of its clients that count have answered, so the model is the flat run's,
-    to the bit where clients train one by one. Clients belong to edges in their order.
+    to the bit where clients train one by one. Clients belong to edges in the order in which they
+    register.
 
     Args:
         fan_out: how many clients an edge has.
@@ -57,7 +58,7 @@ class HierarchicalFleet:
         self._hierarchy = hierarchy
         self._size = size
         self._message_bytes = message_bytes
-        self._edges = {client: place // hierarchy.fan_out for place, client in enumerate(fleet.members())}
+        self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0
 
     @property
@@ -80,6 +81,10 @@ class HierarchicalFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to edges, which send them on."""
         tasks = [*tasks]
+        for client in self._fleet.members() if len(self._edges) < len(self._fleet.members()) else ():
+            self._edges.setdefault(client, len(self._edges) // self._hierarchy.fan_out)
+        for task in tasks:
+            self._edges.setdefault(task.client, len(self._edges) // self._hierarchy.fan_out)
         down_s = max((self._hierarchy.exchange_s(task.size_bytes()) for task in tasks[:1]), default=0.0)
         self._passed_s += down_s
         self._fleet.dispatch(_sooner(task, down_s + self._hierarchy.exchange_s(self._message_bytes)) for task in tasks)
@@ -112,11 +117,11 @@ class HierarchicalFleet:
 
     def state(self) -> Tree:
         """The clients', and the time that has passed above them."""
-        return {"passed_s": self._passed_s, "fleet": self._fleet.state()}
+        return {"passed_s": self._passed_s, "edges": self._edges, "fleet": self._fleet.state()}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said."""
-        self._passed_s = state["passed_s"]
+        self._passed_s, self._edges = state["passed_s"], state["edges"]
         self._fleet.restore(state["fleet"])
 
 

@@ -117,8 +117,8 @@ class Synchronous(Rounds):
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """One round, numbered from 1."""
         fleet = coordinator.fleet
+        await_clients(coordinator, number, 1 if self.cohort == "all" else self.cohort)
         cohort, asked = self.cohort_of(len(fleet.members())), self.asked_of(len(fleet.members()))
-        await_clients(coordinator, number, 1 if self.cohort == "all" else cohort)
         begins_s = fleet.clock
         gathering = coordinator.begin()
         chosen = self.draw(coordinator, number, asked)

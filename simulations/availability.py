@@ -21,7 +21,7 @@ from fed.errors import InvalidData
 from fed.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
-__all__ = ["Always", "Availability", "Daily", "OnOff", "Spell", "Spells", "Traced"]
+__all__ = ["Always", "Availability", "Daily", "Membership", "OnOff", "Spell", "Spells", "Traced"]
 
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
@@ -168,6 +168,32 @@ def _is_finite(text: str) -> bool:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+class Membership(Spells):
+    """The spells of a client that registers during a run, and may leave it.
+
+    Args:
+        joins_s: when it registers.
+        leaves_s: when it leaves for good.
+        within: its spells in between; None: it is there all the time.
+    """
+
+    def __init__(self, joins_s: float, leaves_s: float, within: Spells | None) -> None:
+        self._joins_s = joins_s
+        self._leaves_s = leaves_s
+        self._within = within
+
+    def is_member(self, time_s: float) -> bool:
+        """Whether it takes part."""
+        return self._joins_s <= time_s < self._leaves_s
+
+    def at(self, time_s: float) -> Spell:
+        """Not there before it registers and after it has left."""
+        if not self.is_member(time_s):
+            return Spell(False, self._joins_s if time_s < self._joins_s else math.inf)
+        is_there, until_s = self._within.at(time_s) if self._within else (True, math.inf)
+        return Spell(is_there, min(until_s, self._leaves_s))
 
 
 class _Pattern(Spells):

@@ -17,7 +17,7 @@ from fed.families import AVAILABILITIES
 from fed.hyperparameters import Hyperparameters
 from fed.kinds import Component
 from fed.randomness import Streams
-from fed.simulations.availability import Availability, Spells, read_table
+from fed.simulations.availability import Availability, Membership, Spells, read_table
 
 __all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "Traced", "Uniform"]
 
@@ -71,11 +71,16 @@ class Devices(Hyperparameters, ABC):
         availability: when clients can be asked; who goes away in a task has failed it.
         failure: the chance that a task fails, at a time that is uniform over its length.
         interruption: the chance that a client is cut off in its local steps, after a part of them that is uniform.
+        joining_s: over how long a time clients register, each at an instant that is uniform; 0: all at the beginning.
+        staying_s: how long a client stays in the mean of an exponential distribution, before it leaves for good; for
+            ever unless given.
     """
 
     availability: Annotated[Component, AVAILABILITIES] = field(default_factory=lambda: AVAILABILITIES.validate({}))
     failure: _Chance = 0.0
     interruption: Annotated[float, Field(ge=0, le=1)] = 0.0
+    joining_s: NonNegativeFloat = 0.0
+    staying_s: PositiveFloat | None = None
 
     @abstractmethod
     def device(self, client: ClientId, streams: Streams) -> Device:
@@ -83,12 +88,24 @@ class Devices(Hyperparameters, ABC):
 
     def spells(self, client: ClientId, streams: Streams) -> Spells | None:
         """When a client is there; None: always."""
-        return self._availability.of(client, streams)
+        spells = self._availability.of(client, streams)
+        return spells if self.are_members_for_ever else Membership(*self.membership(client, streams), spells)
+
+    def membership(self, client: ClientId, streams: Streams) -> tuple[float, float]:
+        """When a client registers, and when it leaves for good."""
+        joins, stays = streams.generator("membership", client).random(2).tolist()
+        leaves_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
+        return joins * self.joining_s, joins * self.joining_s + leaves_s
+
+    @property
+    def are_members_for_ever(self) -> bool:
+        """Whether nobody registers or leaves during a run."""
+        return self.joining_s == 0 and self.staying_s is None
 
     @property
     def are_always_there(self) -> bool:
         """Whether every client can be asked at any time."""
-        return AVAILABILITIES.validate(self.availability).kind == "always"
+        return self.are_members_for_ever and AVAILABILITIES.validate(self.availability).kind == "always"
 
     @cached_property
     def _availability(self) -> Availability:

@@ -12,7 +12,7 @@ from fed.checkpoints import Tree
 from fed.clients.data import ClientId
 from fed.messages import Failure, GroupReply, Task
 from fed.randomness import Streams
-from fed.simulations.availability import Spells
+from fed.simulations.availability import Membership, Spells
 from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import Devices
 from fed.simulations.executor import Item
@@ -69,6 +69,7 @@ class SimulatedFleet:
         self._reduces = reduces
         self._looks_ahead = looks_ahead
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
+        self._members = Presence(clients.data.clients)
         self._present = Presence(clients.data.clients)
         self._away: set[ClientId] = set()
         self._flights: dict[int, Flight] = {}
@@ -80,8 +81,8 @@ class SimulatedFleet:
             self._come_or_go(client)
 
     def members(self) -> Sequence[ClientId]:
-        """All clients."""
-        return self._data.clients
+        """Those that have registered, and not left."""
+        return self._members
 
     def nodes(self) -> Sequence[ClientId]:
         """Those that are there and have no task."""
@@ -157,7 +158,10 @@ class SimulatedFleet:
         heapq.heappush(self._events, _Event(flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
-        spell = self._spells[client].at(self.clock)
+        spells = self._spells[client]
+        spell = spells.at(self.clock)
+        if isinstance(spells, Membership):
+            (self._members.come if spells.is_member(self.clock) else self._members.leave)(client)
         (self._away.discard if spell.is_there else self._away.add)(client)
         self._let_in(client)
         if math.isfinite(spell.until_s):
@@ -224,7 +228,8 @@ class SimulatedFleet:
             for places in self._groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
                 group = [flights[place] for place in places]
                 is_one = len({id(flight.task.vector_V) for flight in group}) == 1
-                reduces = self._reduces and is_one and all(id(flight) in are_due for flight in group)
+                of_round = is_one and len({flight.task.round for flight in group}) == 1
+                reduces = self._reduces and of_round and all(id(flight) in are_due for flight in group)
                 items[self._executor.submit(self._item(group, is_one, reduces))] = group, reduces
         for ticket, (group, reduces) in items.items():  # in turn, so that of several errors the same one is raised
             for _, trained, tensors in self._executor.results([ticket]):

@@ -173,3 +173,18 @@ def test_presence_is_a_sorted_list_of_who_is_there(count: int, moves: list[tuple
         assert present[-1] == max(there)
     with pytest.raises(IndexError):
         present[len(there)]
+
+
+def test_members_come_within_their_time_and_stay_as_long_as_said() -> None:
+    made = devices({"kind": "uniform", "joining_s": 100, "staying_s": 50})
+    found = [made.membership(client, Streams(0)) for client in range(4000)]
+    joins_s, stays_s = np.array([joins for joins, _ in found]), np.array([leaves - joins for joins, leaves in found])
+    assert 0 <= joins_s.min() < joins_s.max() < 100
+    assert abs(joins_s.mean() - 50) < 4 * 100 / math.sqrt(12 * 4000)
+    assert abs(stays_s.mean() - 50) < 4 * 50 / math.sqrt(4000)
+    of = made.spells(7, Streams(0))
+    assert isinstance(of, Spells)
+    joins, leaves = made.membership(7, Streams(0))
+    assert through(of, 1e4) == [(0, joins, False), (joins, leaves, True), (leaves, math.inf, False)]
+    assert devices("uniform").are_members_for_ever
+    assert devices({"kind": "uniform", "joining_s": 5}).membership(3, Streams(0))[1] == math.inf

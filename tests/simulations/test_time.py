@@ -15,6 +15,7 @@ from torch import nn
 import fed
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
+from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulate import simulate
 
 from .conftest import Point, mean_output
@@ -252,3 +253,48 @@ def test_unsynchronised_rounds_have_the_same_bits_whoever_trains(workers: int) -
 def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) -> None:
     with pytest.raises(InvalidExperiment, match=r"rounds.buffer must be at most 5.*got 6"):
         run({"kind": "buffered", "buffer": 6, "concurrency": 5}, devices)
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"count": 12},
+        {"count": 40, "cohort": 2, "quorum": 1.0},
+        {"kind": "buffered", "count": 12, "buffer": 2, "concurrency": 4},
+        {"kind": "bounded_staleness", "count": 6, "bound": 1},
+    ],
+    ids=str,
+)
+def test_clients_that_register_and_leave_take_part_while_they_are_members(rounds: dict[str, Any]) -> None:
+    """In a sample and a second each: who is asked is a member then, and who leaves in a task has failed it."""
+    asked: dict[int, list[float]] = {}
+
+    class Watched(SimulatedFleet):
+        def dispatch(self, tasks: Any) -> None:
+            tasks = [*tasks]
+            for task in tasks:
+                asked.setdefault(task.client, []).append(self.clock)
+            super().dispatch(tasks)
+
+    section = {
+        "kind": "uniform",
+        "samples_per_s": 1,
+        "latency_s": 0,
+        "down_bytes_per_s": 1e300,
+        "up_bytes_per_s": 1e300,
+        "joining_s": 4,
+        "staying_s": 12 if "cohort" not in rounds else 60,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
+        finished = run(rounds, section)
+    devices = fed.Experiment(devices=section).devices.make()
+    failed = 0
+    for client, times in asked.items():
+        joins_s, leaves_s = devices.membership(client, Streams(0))
+        assert all(joins_s <= time_s < leaves_s for time_s in times)
+        end_s = finished.metrics[-1]["virtual_s"]
+        failed += sum(time_s + 1 > leaves_s and leaves_s <= end_s for time_s in times)
+    assert len(asked) > 4
+    assert failed > 0
+    assert sum(line["failed"] for line in finished.metrics) == failed
