@@ -54,7 +54,8 @@ def refilled(template: Any, tree: Tree) -> Any:
 
     Args:
         template: a state of the same shape: the same named tuples, fields, lengths and keys, and tensors of the same
-            shapes and types. A None stands for any one tensor or number, and the other way round.
+            shapes and types. A None stands for any one tensor or number, and the other way round; an
+            empty tensor for one of any shape.
         tree: what is to be in it; its tensors go to the devices of the template's.
 
     Raises:
@@ -95,7 +96,7 @@ def _is_end(tree: Tree) -> bool:
 
 def _alike(template: Any, tree: Tree) -> bool:
     if isinstance(template, Tensor) and isinstance(tree, Tensor):
-        return template.ndim == tree.ndim and template.dtype == tree.dtype  # a state may grow, as AFL's mixture does
+        return (template.shape == tree.shape or not template.numel()) and template.dtype == tree.dtype
     return type(template) is type(tree)
 
 

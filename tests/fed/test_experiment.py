@@ -178,12 +178,31 @@ def test_every_section_may_be_left_out_and_dump_shows_what_is_in_force() -> None
         "rounds": {
             "kind": "synchronous",
             "count": 50,
-            "cohort": "all",
             "sampling": {"kind": "uniform"},
             "evaluate_every": 1,
+            "cohort": "all",
+            "over_selection": 1.0,
+            "deadline_s": None,
+            "quorum": 0.0,
+            "partial_work": "accept",
+            "backup_after_s": None,
+        },
+        "hierarchy": None,
+        "devices": {
+            "kind": "uniform",
+            "availability": {"kind": "always"},
+            "failure": 0.0,
+            "interruption": 0.0,
+            "joining_s": 0.0,
+            "staying_s": None,
+            "samples_per_s": 1000.0,
+            "down_bytes_per_s": 5e6,
+            "up_bytes_per_s": 1.25e6,
+            "latency_s": 0.05,
         },
         "evaluation": {"kind": "coordinator"},
         "adversaries": None,
+        "checkpoints": {"every": 5, "keep": 3},
         "simulation": {"batching": "auto", "group": 32, "workers": "auto"},
     }
 
@@ -253,13 +272,7 @@ def test_a_dotted_path_changes_a_key_a_mapping_the_whole_section() -> None:
     first = experiment(local={"lr": 0.5, "batch_size": 4}, rounds={"count": 3, "cohort": 2})
     dotted = first.override({"local.lr": 0.25, "rounds.count": 9})
     assert (dotted.local.lr, dotted.local.batch_size) == (0.25, 4)
-    assert dotted.rounds.model_dump() == {
-        "kind": "synchronous",
-        "count": 9,
-        "cohort": 2,
-        "sampling": {"kind": "uniform"},
-        "evaluate_every": 1,
-    }
+    assert dotted.rounds.model_dump(exclude_unset=True) == {"kind": "synchronous", "count": 9, "cohort": 2}
     whole = first.override({"local": {"lr": 0.25}})
     assert (whole.local.lr, whole.local.batch_size) == (0.25, Local().batch_size)
 
@@ -391,7 +404,8 @@ def test_an_unknown_key_names_the_nearest_and_all_that_are_known(
 
 
 def test_a_key_like_none_is_refused_without_a_guess() -> None:
-    known = "name, seed, data, model, local, algorithm, topology, rounds, evaluation, adversaries, simulation"
+    known = "name, seed, data, model, local, algorithm, topology, rounds, hierarchy, devices, evaluation, adversaries"
+    known += ", checkpoints, simulation"
     assert problems(zzz={"a": 1}) == [f"zzz: unknown key; known: {known} (value: {{'a': 1}})"]
     assert problems(local={"{braces}": 1})[0].startswith("local.{braces}: unknown key; known: optimizer, lr,")
 
