@@ -218,7 +218,7 @@ class Coordinator:
             "tasks": self._tasks,
             "losses": self.losses,
             "asked": self._asked,
-            "open": [{"version": found.version, "task": found.task.parts()} for found in self.open.values()],
+            "open": [{"version": found.version, "task": plain(found.task)} for found in self.open.values()],
             "clocks": plain(self._clocks.state()) if self._clocks else None,
         }
 
