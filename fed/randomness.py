@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ class Streams:
     def generator(self, purpose: str, *key: object) -> np.random.Generator:
         """A NumPy generator (Philox, keyed by a BLAKE2b hash of the name) at the stream's beginning."""
         digest = self._digest(purpose, key, 16)
-        return np.random.Generator(np.random.Philox(_Key(digest)))
+        key: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
+        return np.random.Generator(np.random.Philox(key))
 
     def torch_seed(self, purpose: str, *key: object) -> int:
         """A seed in [0, 2⁶³) for PyTorch's generators."""
