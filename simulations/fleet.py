@@ -260,15 +260,12 @@ class SimulatedFleet:
             weight, losses = sum(trained.weights), trained.train_losses
             yield GroupReply(ids, flights[0].task.round, clients, messages, weight, integers, trained.samples, losses)
             return
-        for row, flight in enumerate(flights):
-            flight.answer = Answer(
-                messages[row].clone(),
-                trained.weights[row],
-                integers[row].clone(),
-                trained.samples[row],
-                trained.train_losses[row],
-                tuple(part[row].clone() for part in states),
-            )
+        # A copy of each row, lest the last of a group to be asked for keeps all of its rows.
+        messages_of, integers_of, *states_of = ([row.clone() for row in part.unbind()] for part in tensors)
+        kept_of = zip(*states_of, strict=True) if states else [()] * len(flights)
+        told = trained.weights, integers_of, trained.samples, trained.train_losses, kept_of
+        for flight, *answer in zip(flights, messages_of, *told, strict=True):
+            flight.answer = Answer(*answer)
 
     def _given_singly(self, flight: Flight) -> GroupReply:
         """One client's answer, as the mean of a group of one."""
