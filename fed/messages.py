@@ -5,8 +5,8 @@ client's message.
 """
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ _LARGEST = 1e200
 _MOST_SAMPLES = 2**53
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Train this model on your data.
 
     Args:
@@ -49,10 +48,6 @@ class Task:
     repeats: int = 0
     deadline_s: float | None = None
     takes_parts: bool = False
-
-    def parts(self) -> dict[str, Any]:
-        """Its fields by name: what makes it again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def size_bytes(self) -> int:
         """Bytes of its tensors as they travel."""
@@ -86,8 +81,7 @@ class Reply:
         return self.vector_V.nbytes + self.integers_I.nbytes
 
 
-@dataclass(frozen=True)
-class GroupReply:
+class GroupReply(NamedTuple):
     r"""What became of tasks that started from one model and were trained together: the mean of their messages.
 
     .. math:: \sum_k w_k m_k / \sum_k w_k

@@ -4,9 +4,11 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 
 __all__ = ["Streams", "seeded_torch"]
 
@@ -34,7 +36,8 @@ class Streams:
     def generator(self, purpose: str, *key: object) -> np.random.Generator:
         """A NumPy generator (Philox, keyed by a BLAKE2b hash of the name) at the stream's beginning."""
         digest = self._digest(purpose, key, 16)
-        return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype=np.uint64)))
+        key: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
+        return np.random.Generator(np.random.Philox(key))
 
     def torch_seed(self, purpose: str, *key: object) -> int:
         """A seed in [0, 2⁶³) for PyTorch's generators."""
@@ -43,6 +46,17 @@ class Streams:
     def _digest(self, purpose: str, key: tuple[object, ...], size_bytes: int) -> bytes:
         name = repr((self.seed, purpose, *(part.item() if isinstance(part, np.generic) else part for part in key)))
         return hashlib.blake2b(name.encode(), digest_size=size_bytes).digest()
+
+
+class _Key(ISeedSequence):
+    """A generator's key as it is. Philox(key=…) makes the same one, but asks the system for entropy that it drops."""
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
+
+    def generate_state(self, n_words: int, dtype: object = np.uint64) -> np.ndarray:
+        """All 128 bits, which is what Philox asks for."""
+        return np.frombuffer(self._digest, dtype=np.uint64)
 
 
 @contextmanager

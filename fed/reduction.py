@@ -51,7 +51,7 @@ class WeightedMean:
         self.size = size
         self.device = device
         self.atoms = 0
-        self.weight = Fraction(0)
+        self.weight: int | Fraction = 0  # exact; fractions take ten times as long as whole numbers
         self._lanes: dict[int, Tensor] = {}
         self._only_P: Tensor | None = None  # the product of a single vector, which needs no lanes
 
@@ -71,12 +71,12 @@ class WeightedMean:
             raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
         if self.atoms == 0 and self.size:
             _highest_lane(vector_P, weight)
-            self._count(1, Fraction(weight))
-            self._only_P = vector_P.to(torch.float64, copy=True).mul_(weight)
+            self._count(1, _exact(weight))
+            self._only_P = vector_P.double() * weight
             return
         pieces = self._pieces(vector_P)
         highest = [_highest_lane(piece_p, weight) for _, piece_p in pieces]
-        self._count(1, Fraction(weight))
+        self._count(1, _exact(weight))
         self._cut_first()
         self._cut(pieces, highest, weight)
 
@@ -112,7 +112,7 @@ class WeightedMean:
             self._sum_piece(sum_P[start : start + _PIECE], start)
         return sum_P.div_(float(self.weight))
 
-    def _count(self, atoms: int, weight: Fraction) -> None:
+    def _count(self, atoms: int, weight: int | Fraction) -> None:
         if self.atoms + atoms > _MOST_ATOMS:
             raise FedError(
                 f"a mean counts at most {_MOST_ATOMS} vectors, got {self.atoms + atoms}: reduce them in groups first"
@@ -162,10 +162,14 @@ class WeightedMean:
         return self._lanes[index]
 
 
+def _exact(weight: float) -> int | Fraction:
+    return int(weight) if float(weight).is_integer() else Fraction(weight)
+
+
 def _highest_lane(numbers_p: Tensor, weight: float) -> int:
     """The highest lane in which these numbers' products leave anything: half a unit rounds to nothing."""
     lowest, highest = torch.aminmax(numbers_p)  # both are NaN where one number is; vector_norm takes 20 times as long
-    largest = max(-float(lowest), float(highest)) * weight
+    largest = max(-lowest.item(), highest.item()) * weight
     if not largest < _LARGEST:
         raise FedError(f"a vector's numbers must be finite and below {_LARGEST:.0e}, got {largest}")
     return math.frexp(largest)[1] // _LANE_BITS  # largest < 2^exponent

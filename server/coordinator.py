@@ -7,7 +7,7 @@ numbers of a client's message and its B.
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ _log = logging.getLogger(__name__)
 
 def _alike(staleness: int) -> float:
     return 1.0
+
+
+class _Offer(NamedTuple):
+    """What goes out with every task for as long as the model stays."""
+
+    start_V: Tensor
+    broadcast: tuple[Tensor, ...]
+    steps: int | None
 
 
 class Coordinator:
@@ -87,6 +95,7 @@ class Coordinator:
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
+        self._offered: _Offer | None = None
         self._asked: dict[int | str, tuple[int, int]] = {}
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -147,9 +156,7 @@ class Coordinator:
             deadline_s: how long after this an answer must be there.
             takes_parts: whether a client may answer with a part of its work.
         """
-        start_V = self._vector(self._aggregator.start(self._state))
-        broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
-        steps = self._aggregator.steps(self._state)
+        start_V, broadcast, steps = self._offer()
         lr = self._lr_in(number, cohort or len(clients)) if self._lr_in else None
         model = start_V, self._integers_I, broadcast, lr, steps
         tasks = [
@@ -157,7 +164,8 @@ class Coordinator:
             for place, client in enumerate(clients)
         ]
         self._tasks += len(tasks)
-        self.open |= {task.id: OpenTask(task, self.version) for task in tasks}
+        for task in tasks:
+            self.open[task.id] = OpenTask(task, self.version)
         gathering.selected += len(tasks)
         gathering.bytes_down += sum(task.size_bytes() for task in tasks[:1]) * len(tasks)
         self.fleet.dispatch(tasks)
@@ -218,7 +226,7 @@ class Coordinator:
             "tasks": self._tasks,
             "losses": self.losses,
             "asked": self._asked,
-            "open": [{"version": found.version, "task": found.task.parts()} for found in self.open.values()],
+            "open": [{"version": found.version, "task": plain(found.task)} for found in self.open.values()],
             "clocks": plain(self._clocks.state()) if self._clocks else None,
         }
 
@@ -232,6 +240,7 @@ class Coordinator:
         self._averaged_B, self._integers_I = state["averaged"], state["integers"]
         self.version, self._tasks = state["version"], state["tasks"]
         self.losses, self._asked = state["losses"], state["asked"]
+        self._offered = None
         tasks = [(Task(**found["task"]), found["version"]) for found in state["open"]]
         self.open = {task.id: OpenTask(task, version) for task, version in tasks}
         self._clocks = ParameterStore.restore(state["clocks"]) if state["clocks"] else None
@@ -260,9 +269,16 @@ class Coordinator:
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
         reduced = Reduced(tuple(mean), gathering.replied, len(self.fleet.members()))
         state = self._aggregator.apply(state, reduced)
-        averaged_B = self._averaged_B + averaged_B
+        averaged_B = self._averaged_B + averaged_B if self._sizes[-1] else self._averaged_B
         # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._averaged_B, self._integers_I = state, averaged_B, gathering.integers_I
+        self._state, self._averaged_B, self._integers_I, self._offered = state, averaged_B, gathering.integers_I, None
+
+    def _offer(self) -> _Offer:
+        if self._offered is None:
+            start_V = self._vector(self._aggregator.start(self._state))
+            broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
+            self._offered = _Offer(start_V, broadcast, self._aggregator.steps(self._state))
+        return self._offered
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; of the same parameters the same one."""

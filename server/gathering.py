@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,8 +67,7 @@ def joined(exchanges: Sequence[Exchange]) -> Exchange:
     return Exchange(**counts, train_loss=loss, staleness_mean=staleness)
 
 
-@dataclass(frozen=True)
-class OpenTask:
+class OpenTask(NamedTuple):
     """A task that is to be answered.
 
     Args:
@@ -242,7 +242,7 @@ class Gathering:
         mean_M, weight = message
         self._weight += weight
         if self._present_V is not None:
-            mean_M = mean_M + (tasks[0].task.vector_V.double() - self._present_V)
+            mean_M = mean_M + (tasks[0].task.vector_V - self._present_V)
         if factor != 1.0:
             mean_M = mean_M * factor
         if self._is_linear:
@@ -260,7 +260,8 @@ class Gathering:
         staleness: int,
     ) -> None:
         """That these replies count."""
-        self.integers_I = torch.maximum(self.integers_I, integers_I)
+        if integers_I.numel():
+            self.integers_I = torch.maximum(self.integers_I, integers_I)
         self.losses += zip(losses, samples, strict=True)
         self.staleness += [staleness] * len(tasks)
         self.replied += len(tasks)

@@ -78,6 +78,8 @@ class Uniform(Sampling):
 
     def places(self, draw: Draw) -> np.ndarray:
         """Without replacement."""
+        if draw.cohort == 1:  # the same client, in a fraction of the time
+            return draw.generator.integers(draw.population, size=1)
         return draw.generator.choice(draw.population, size=draw.cohort, replace=False)
 
 

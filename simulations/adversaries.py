@@ -351,7 +351,7 @@ class AdversarialFleet:
         streams = tuple(self._streams.generator("attack", reply.clients[0], reply.round) for reply in own)
         known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)
         for reply, update_P in zip(own, self._attack.forge(known), strict=True):
-            yield replace(reply, mean_M=torch.cat([update_P, reply.mean_M[self._size :]]))
+            yield reply._replace(mean_M=torch.cat([update_P, reply.mean_M[self._size :]]))
 
 
 def _in_order(replies: list[GroupReply]) -> list[GroupReply]:

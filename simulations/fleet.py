@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,16 +23,8 @@ from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
 
-_COMES_OR_GOES = -1
-
-
-@dataclass(order=True)
-class _Event:
-    """An answer that arrives, with the number of its task, or a client that comes or goes."""
-
-    time_s: float
-    number: int
-    what: "Flight | ClientId" = field(compare=False)
+_Event: TypeAlias = tuple[float, int, Flight | ClientId]
+"""When an answer arrives, with the number of its task, or a client comes or goes, with a number below 0 of its own."""
 
 
 class SimulatedFleet:
@@ -75,6 +67,7 @@ class SimulatedFleet:
         self._flights: dict[int, Flight] = {}
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
+        self._changes = 0
         self._kept: list[tuple[Sequence[ClientId], Sequence[Tensor]]] = []
         self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
         for client in self._spells:
@@ -110,7 +103,7 @@ class SimulatedFleet:
         """
         due: list[Flight] = []
         replies = 0
-        while self._flights and self._events[0].time_s <= until and (enough is None or replies < enough):
+        while self._flights and self._events[0][0] <= until and (enough is None or replies < enough):
             arrived = self._pass_instant()
             due += arrived
             replies += sum(flight.counts for flight in arrived)
@@ -127,17 +120,17 @@ class SimulatedFleet:
     def wait(self, until: float = math.inf) -> bool:
         """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
         event = self._events[0] if self._events else None
-        if event is None or event.time_s > until:
+        if event is None or event[0] > until:
             self.clock = until if math.isfinite(until) else self.clock
             return False
-        if isinstance(event.what, Flight) and not event.what.is_cancelled:
+        if isinstance(event[2], Flight) and not event[2].is_cancelled:
             return False
         self._pass_instant()
         return True
 
     def state(self) -> Tree:
         """All that it will go on with, what clients keep among it, for a checkpoint."""
-        flights = [event.what.state() for event in sorted(self._events) if isinstance(event.what, Flight)]
+        flights = [what.state() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         return {"clock": self.clock, "flights": flights, "clients": self._states.state()}
 
     def restore(self, state: Tree) -> None:
@@ -155,7 +148,7 @@ class SimulatedFleet:
             self._flights[flight.task.id] = flight
         self._busy.add(flight.task.client)
         self._present.leave(flight.task.client)
-        heapq.heappush(self._events, _Event(flight.arrives_s, flight.task.id, flight))
+        heapq.heappush(self._events, (flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
         spells = self._spells[client]
@@ -165,7 +158,8 @@ class SimulatedFleet:
         (self._away.discard if spell.is_there else self._away.add)(client)
         self._let_in(client)
         if math.isfinite(spell.until_s):
-            heapq.heappush(self._events, _Event(spell.until_s, _COMES_OR_GOES, client))
+            self._changes += 1
+            heapq.heappush(self._events, (spell.until_s, -self._changes, client))
 
     def _let_in(self, client: ClientId) -> None:
         is_free = client not in self._busy and client not in self._away
@@ -173,21 +167,21 @@ class SimulatedFleet:
 
     def _pass_instant(self) -> list[Flight]:
         """Move the clock to what happens next; the flights that arrive then, and are waited for."""
-        self.clock = self._events[0].time_s
-        arrived = []
-        while self._events and self._events[0].time_s == self.clock:
-            event = heapq.heappop(self._events).what
-            if not isinstance(event, Flight):
-                self._come_or_go(event)
+        events, arrived = self._events, []
+        self.clock = events[0][0]
+        while events and events[0][0] == self.clock:
+            _, number, what = heapq.heappop(events)
+            if not isinstance(what, Flight):
+                self._come_or_go(what)
                 continue
-            self._busy.discard(event.task.client)
-            self._let_in(event.task.client)
-            if self._flights.pop(event.task.id, None) is not None:
-                arrived.append(event)
+            self._busy.discard(what.task.client)
+            self._let_in(what.task.client)
+            if self._flights.pop(number, None) is not None:
+                arrived.append(what)
         return arrived
 
     def _pass_until(self, time_s: float) -> None:
-        while self._events and self._events[0].time_s <= time_s:
+        while self._events and self._events[0][0] <= time_s:
             self._pass_instant()
         self.clock = max(self.clock, time_s)
 
@@ -271,15 +265,12 @@ class SimulatedFleet:
             weight, losses = sum(trained.weights), trained.train_losses
             yield GroupReply(ids, flights[0].task.round, clients, messages, weight, integers, trained.samples, losses)
             return
-        for row, flight in enumerate(flights):
-            flight.answer = Answer(
-                messages[row].clone(),
-                trained.weights[row],
-                integers[row].clone(),
-                trained.samples[row],
-                trained.train_losses[row],
-                tuple(part[row].clone() for part in states),
-            )
+        # A copy of each row, lest the last of a group to be asked for keeps all of its rows.
+        messages_of, integers_of, *states_of = ([row.clone() for row in part.unbind()] for part in tensors)
+        kept_of = zip(*states_of, strict=True) if states else [()] * len(flights)
+        told = trained.weights, integers_of, trained.samples, trained.train_losses, kept_of
+        for flight, *answer in zip(flights, messages_of, *told, strict=True):
+            flight.answer = Answer(*answer)
 
     def _given_singly(self, flight: Flight) -> GroupReply:
         """One client's answer, as the mean of a group of one."""

@@ -51,7 +51,7 @@ class Flight:
 
     def state(self) -> Tree:
         """All of it, for a checkpoint."""
-        return {**vars(self), "task": self.task.parts(), "answer": plain(self.answer)}
+        return {**vars(self), "task": plain(self.task), "answer": plain(self.answer)}
 
     @classmethod
     def restored(cls, state: Tree) -> "Flight":

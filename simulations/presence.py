@@ -72,18 +72,19 @@ class Presence(Sequence[ClientId]):
     def _change(self, place: int, by: int) -> None:
         if self._counts is None:
             self._counts = [node & -node for node in range(len(self._clients) + 1)]
-        node = place + 1
-        while node < len(self._counts):
-            self._counts[node] += by
+        counts, size, node = self._counts, len(self._counts), place + 1
+        while node < size:
+            counts[node] += by
             node += node & -node
 
     def _select(self, index: int) -> int:
         """The place of the present client before which there are so many."""
         assert self._counts is not None
+        counts, size = self._counts, len(self._counts)
         place, step = 0, 1 << (len(self._clients).bit_length() - 1)
         while step:
             node = place + step
-            if node < len(self._counts) and self._counts[node] <= index:
-                place, index = node, index - self._counts[node]
+            if node < size and counts[node] <= index:
+                place, index = node, index - counts[node]
             step >>= 1
         return place
