@@ -5,7 +5,7 @@ Shapes: M, numbers of a client's message.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -105,7 +105,7 @@ class HierarchicalFleet:
             total = WeightedMean(self._size)
             for reply in replies:
                 total.add(reply.mean_M, reply.weight)
-            yield EdgeReply(tuple(replace(reply, mean_M=reply.mean_M[:0]) for reply in replies), total)
+            yield EdgeReply(tuple(reply._replace(mean_M=reply.mean_M[:0]) for reply in replies), total)
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """As the clients' fleet does."""
@@ -127,4 +127,4 @@ class HierarchicalFleet:
 
 def _sooner(task: Task, by_s: float) -> Task:
     """With a deadline that leaves time for the way through the edge."""
-    return task if task.deadline_s is None else replace(task, deadline_s=max(task.deadline_s - by_s, 0.0))
+    return task if task.deadline_s is None else task._replace(deadline_s=max(task.deadline_s - by_s, 0.0))
