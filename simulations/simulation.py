@@ -189,7 +189,7 @@ class Simulation:
         attacked = self._attacked(fleet, self.traffic.part_sizes[0])
         first = shared.pack(self.recipe.module)
         coordinator = Coordinator(self.algorithm, attacked, shared, *first, self.streams, self._lr_in)
-        return Coordinated(self.policy, coordinator, states, sends=not pools_data)
+        return Coordinated(self.policy, coordinator, states, sends=not pools_data, occupation=fleet.occupation)
 
     @property
     def _is_forged(self) -> bool:
