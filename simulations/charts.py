@@ -1,4 +1,4 @@
-"""Pictures of runs and data as SVG: accuracy against rounds and bytes, and which client holds what.
+"""Pictures of runs and data as SVG: accuracy against rounds, bytes and time, and which client holds what.
 
 Drawn with matplotlib's figures alone, never pyplot, which keeps global state. Shapes: K clients, C classes; T evaluated
 rounds.
@@ -27,6 +27,7 @@ __all__ = [
     "INK",
     "Curve",
     "Style",
+    "against_time",
     "by_round",
     "curve_of",
     "curves",
@@ -46,6 +47,7 @@ _WIDTH_INCH = 9.6
 _EM = 9
 """Points: the size of the letters."""
 _LABEL_WIDTH = 32
+_UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 _BASELINES = {"centralized": (6, 2), "local": (1.5, 2)}
 
 
@@ -78,12 +80,14 @@ class Curve:
     Args:
         rounds: [T], those that every run measured.
         size_bytes: [T], sent through that round, both ways; the mean over runs.
+        virtual_s: [T], simulated time at its end; the mean over runs.
         mean: [T], of the measure over runs.
         deviation: [T], the sample standard deviation; 0 for a single run.
     """
 
     rounds: NDArray[np.float64]
     size_bytes: NDArray[np.float64]
+    virtual_s: NDArray[np.float64]
     mean: NDArray[np.float64]
     deviation: NDArray[np.float64]
 
@@ -110,7 +114,8 @@ def curve_of(
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
     if within is not None:
         deviation = np.mean([[run[number][within] or 0.0 for number in rounds] for run in measured], axis=0)
-    return Curve(np.array(rounds, np.float64), sent.mean(axis=0), values.mean(axis=0), deviation)
+    time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
+    return Curve(np.array(rounds, np.float64), sent.mean(axis=0), time_s.mean(axis=0), values.mean(axis=0), deviation)
 
 
 def _sent_through(number: int, run: Sequence[Mapping[str, Any]]) -> int:
@@ -141,6 +146,39 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
                 axes.axhline(target, color=INK, linewidth=0.6, alpha=0.55)
         if target is not None:
             _name_target(right, target)
+        if legend_rows:
+            _legend(figure, labels, handles, columns)
+        figure.savefig(svg, format="svg", metadata=_NO_METADATA)
+    return _text(svg)
+
+
+def against_time(
+    lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None
+) -> str:
+    """One panel, against simulated time.
+
+    Args:
+        lines: name → its curve. More than one are named beneath the panel.
+        look: name → its style.
+        label: of the vertical axis.
+        target: a level to mark.
+    """
+    labels = short_labels(list(lines))
+    columns = min(len(lines), _legend_columns(labels))
+    legend_rows = -(-len(lines) // columns) if len(lines) > 1 else 0
+    ends_s = [float(curve.virtual_s[-1]) for curve in lines.values()]
+    unit_s, unit = next(((size_s, name) for size_s, name in _UNITS_OF_TIME if max(ends_s) >= 2 * size_s), (1.0, "s"))
+    with _figure(_WIDTH_INCH, 3.6 + 0.2 * legend_rows) as (figure, svg):
+        axes = figure.subplots()
+        handles = [_line(axes, curve.virtual_s / unit_s, curve, look[name]) for name, curve in lines.items()]
+        if max(ends_s) > 8 * min(ends_s) > 0:
+            axes.set_xscale("log")
+        axes.set_xlabel(f"simulated time, {unit}")
+        axes.set_ylabel(label)
+        _tidy(axes)
+        if target is not None:
+            axes.axhline(target, color=INK, linewidth=0.6, alpha=0.55)
+            _name_target(axes, target)
         if legend_rows:
             _legend(figure, labels, handles, columns)
         figure.savefig(svg, format="svg", metadata=_NO_METADATA)

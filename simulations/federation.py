@@ -3,9 +3,9 @@
 Shapes: V, a model's floating-point state; I, its integers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -50,6 +50,10 @@ class Federation(Protocol):
         """The clients' own models, where they keep some."""
         ...
 
+    def occupation(self) -> dict[str, Any]:
+        """What clients have done with their time, for a summary; nothing where they are in step."""
+        ...
+
 
 class Coordinated:
     """A federation with a coordinator.
@@ -59,9 +63,18 @@ class Coordinated:
         coordinator: over the simulated fleet.
         states: what the clients keep.
         sends: whether models travel.
+        occupation: what clients have done with their time.
     """
 
-    def __init__(self, policy: Synchronous, coordinator: Coordinator, states: ClientStates, sends: bool) -> None:
+    def __init__(
+        self,
+        policy: Synchronous,
+        coordinator: Coordinator,
+        states: ClientStates,
+        sends: bool,
+        occupation: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.occupation = occupation
         self._policy = policy
         self._coordinator = coordinator
         self._states = states

@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import Devices
 from fed.simulations.executor import Item
 from fed.simulations.flights import Answer, Departures, Flight
+from fed.simulations.occupation import Occupation
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.tasks import Train, Trained, label_of
@@ -63,6 +64,7 @@ class SimulatedFleet:
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
         self._members = Presence(clients.data.clients)
         self._present = Presence(clients.data.clients)
+        self._occupation = Occupation()
         self._away: set[ClientId] = set()
         self._flights: dict[int, Flight] = {}
         self._busy: set[ClientId] = set()
@@ -94,7 +96,9 @@ class SimulatedFleet:
             spells = self._spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
             samples = self._data.size_of(task.client)
-            self._set_out(self._departures.depart(task, self.clock, task_bytes, samples, until_s))
+            flight = self._departures.depart(task, self.clock, task_bytes, samples, until_s)
+            self._occupation.begin(task.client, flight.arrives_s - self.clock)
+            self._set_out(flight)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
         """Train those whose answers are due, and give their answers.
@@ -116,6 +120,7 @@ class SimulatedFleet:
         for task in tasks:
             if flight := self._flights.pop(task, None):
                 flight.is_cancelled = True
+                self._occupation.miss(flight.task.client)
 
     def wait(self, until: float = math.inf) -> bool:
         """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
@@ -131,12 +136,19 @@ class SimulatedFleet:
     def state(self) -> Tree:
         """All that it will go on with, what clients keep among it, for a checkpoint."""
         flights = [what.state() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
-        return {"clock": self.clock, "flights": flights, "clients": self._states.state()}
+        occupation = self._occupation.state()
+        return {"clock": self.clock, "flights": flights, "clients": self._states.state(), "occupation": occupation}
+
+    def occupation(self) -> dict[str, Any]:
+        """What clients have done with their time, for a summary."""
+        to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
+        return self._occupation.summary(clients=len(self._data.clients), clock=self.clock, to_come_s=to_come_s)
 
     def restore(self, state: Tree) -> None:
         """Go on, from a fleet that has done nothing yet, with what :meth:`state` said."""
         self.clock = state["clock"]
         self._states.restore(state["clients"])
+        self._occupation = Occupation(**state["occupation"])
         self._events = []
         for client in self._spells:
             self._come_or_go(client)

@@ -57,8 +57,9 @@ def row_of(
         ``name``, ``algorithm``, ``seeds`` that came to their end, and of these: the mean and the sample standard
         deviation (None for a single seed) of ``final_test_accuracy`` and ``final_test_loss``; ``rounds_to_target``,
         ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that reach it; the means of
-        ``bytes_up``, ``bytes_down``, ``wall_s`` and ``virtual_s``; the means of the last measured
-        ``client_accuracy_mean``, ``client_accuracy_std`` and ``client_accuracy_worst_decile``; ``status`` (finished,
+        ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s`` and ``idle_share``; the means of the last measured
+        ``client_accuracy_mean``, ``client_accuracy_std`` and ``client_accuracy_worst_decile``; of all tasks the shares
+        ``late`` and ``failed``, and of all replies the mean ``staleness``; ``status`` (finished,
         failed if any run failed, or interrupted if one is missing) and ``reason``.
     """
     finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run["summary"])}
@@ -79,10 +80,12 @@ def row_of(
             key: spread(summary[key] for summary in summaries)[0]
             for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s")
         },
+        "idle_share": spread(summary.get("idle_share") for summary in summaries)[0],
         **{
             key: spread(last_measured(run["metrics"], key) for run in finished.values())[0]
             for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile")
         },
+        **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
         "status": "failed" if reasons else "finished" if len(finished) == len(seeds) else "interrupted",
         "reason": "; ".join(reasons) or None,
     }
@@ -103,6 +106,17 @@ def _to_target(metrics_of_runs: Iterable[list[dict[str, Any]]], target: float | 
         "bytes_to_target": spread(size_bytes)[0],
         "virtual_s_to_target": spread(virtual_s)[0],
         "reached": None if target is None else len(reached),
+    }
+
+
+def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    asked, replied = (sum(line.get(key, 0) for line in lines) for key in ("selected", "replied"))
+    stale = math.fsum(line.get("staleness_mean", 0.0) * line.get("replied", 0) for line in lines)
+    late, failed = (sum(line.get(key, 0) for line in lines) for key in ("late", "failed"))
+    return {
+        "late": late / asked if asked else None,
+        "failed": failed / asked if asked else None,
+        "staleness": stale / replied if replied else None,
     }
 
 

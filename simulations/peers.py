@@ -6,6 +6,7 @@ Shapes: N peers; P, trainable parameters; V, the whole floating-point state; B =
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,10 @@ class SimulatedPeers:
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""
         return dict(zip(self._nodes, zip(self._x_NV, self._integers_NI, strict=True), strict=True))
+
+    def occupation(self) -> dict[str, Any]:
+        """Nothing: peers are in step."""
+        return {}
 
     def state(self) -> Tree:
         """All models, and the clock."""

@@ -29,11 +29,16 @@ _NOTE = (
     "Means over seeds, ± their sample standard deviation; of clients' own accuracy and of the mean of clients, ± the "
     "standard deviation over clients. To the target: through the first evaluated round whose test accuracy is at least "
     "the target, in the mean over the seeds that reach it; – where none does. Bytes are those of all clients in all "
-    "rounds."
+    "rounds. Late and failed: shares of all tasks; staleness: how often the model had moved, on average, since those "
+    "that replied were asked; idle: the share of clients' time in which they had no task."
 )
 _BY_CLIENTS = (
     "Where clients evaluate, each does so on samples of its own that it does not train on: its own model where it "
     "keeps one, otherwise the coordinator's. The test accuracy is then the mean weighted by these samples."
+)
+_TASKS = (
+    "Late: answered too late to count. Failed: broke down, went away, or gave no valid answer. Staleness: how often "
+    "the model had moved, on average, since those that replied were asked."
 )
 _OVER_CLIENTS = "client_accuracy_mean", "client_accuracy_std"
 _WORST = "Worst tenth of clients: the mean over those with the lowest accuracies, rounded up to a whole client."
@@ -120,6 +125,7 @@ def run_report(run: Run, data: "FederatedData") -> str:
     """
     summary, kind = run.summary, run.experiment.algorithm.kind
     accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
+    idle = summary.get("idle_share")
     worst = summary.get("final_client_accuracy_worst_decile")
     measured = f"a test accuracy of {accuracy:.4f}" if accuracy is not None else None
     measured = measured or (f"a test loss of {loss:.4g}" if loss is not None else "nothing measured on test data")
@@ -134,6 +140,8 @@ def run_report(run: Run, data: "FederatedData") -> str:
             "bytes up": bytes_text(summary["bytes_up"]),
             "bytes down": bytes_text(summary["bytes_down"]),
             **({"worst tenth of clients": f"{worst:.4f}"} if worst is not None else {}),
+            "simulated time": duration_text(summary["virtual_s"]),
+            **({"clients' time without a task": f"{idle:.0%}"} if idle is not None else {}),
             "wall time": duration_text(summary["wall_s"]),
         },
         figures=[*_run_figures(run), *_partition_figures({"Who holds what": data}, "trains on")],
@@ -166,6 +174,24 @@ def _run_figures(run: Run) -> Iterator[Figure]:
             captions.append(f"{own.capitalize()}: mean over clients; band: one standard deviation.")
             captions += [_WORST] if by_clients else []
         yield Figure("Round by round", charts.by_round(panels), " ".join(captions))
+        label, lines = next(iter(panels.items()))
+        svg = charts.against_time(lines, charts.styles(dict.fromkeys(lines, "")), label=label)
+        yield Figure(f"{label.capitalize()} against simulated time", svg, "")
+    yield from _task_figures(run)
+
+
+def _task_figures(run: Run) -> Iterator[Figure]:
+    """What became of tasks, where something happened to them."""
+    if not any(line.get(key) for line in run.metrics for key in ("late", "failed", "staleness_mean")):
+        return
+    panels: dict[str, dict[str, charts.Curve]] = {}
+    for label, keys in {"clients": ("replied", "late", "failed"), "mean staleness": ("staleness_mean",)}.items():
+        found = {key.removesuffix("_mean"): charts.curve_of([run.metrics], key) for key in keys}
+        drawn = {name: curve for name, curve in found.items() if curve is not None and curve.mean.any()}
+        panels |= {label: drawn} if drawn else {}
+    late = [f"{of['client']} ({of['late']} of {of['tasks']} tasks)" for of in run.summary.get("most_late", ())]
+    said = f"{_TASKS} Late most often: {', '.join(late)}." if late else _TASKS
+    yield Figure("What became of tasks", charts.by_round(panels), said)
 
 
 def _look(result: ComparisonResult) -> dict[str, charts.Style]:
@@ -183,9 +209,12 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -
     if accuracy:
         svg = charts.curves(accuracy, look, label="test accuracy", target=target)
         yield Figure("Accuracy against rounds and bytes", svg, of_seeds + level)
+        svg = charts.against_time(accuracy, look, label="test accuracy", target=target)
+        yield Figure("Accuracy against simulated time", svg, of_seeds)
     elif loss:
         svg = charts.curves(loss, look, label="test loss")
         yield Figure("Loss against rounds and bytes", svg, of_seeds + level)
+        yield Figure("Loss against simulated time", charts.against_time(loss, look, label="test loss"), of_seeds)
     within = "Line: mean over clients; band: one standard deviation."
     own = _lines({name: runs for name, runs in result.runs.items() if name not in by_clients}, *_OVER_CLIENTS)
     if own:

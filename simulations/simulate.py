@@ -251,7 +251,8 @@ class _Recording:
         }
         own = {f"final_{name}": value for name, value in last.items() if name.startswith("client_")}
         adversaries = {"adversaries": simulation.attackers} if simulation.attackers else {}
-        return {**summary, **own, **adversaries, **({"reason": reason} if reason else {})}
+        occupation = self._federation.occupation()
+        return {**summary, **own, **occupation, **adversaries, **({"reason": reason} if reason else {})}
 
 
 class _Round(NamedTuple):

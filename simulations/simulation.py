@@ -192,7 +192,7 @@ class Simulation:
         seen = self._above(self._attacked(fleet, self.traffic.part_sizes[0]), edges)
         first = shared.pack(self.recipe.module)
         coordinator = Coordinator(self.algorithm, seen, shared, *first, self.streams, self._lr_in)
-        return Coordinated(self.policy, coordinator, states, sends=not pools_data)
+        return Coordinated(self.policy, coordinator, states, sends=not pools_data, occupation=fleet.occupation)
 
     def _above(self, fleet: Fleet, edges: Hierarchy | None) -> Fleet:
         """What the coordinator sees of the clients."""

@@ -49,6 +49,7 @@ def columns(result: ComparisonResult) -> list[Column]:
         Column("bytes down", [_or_dash(row["bytes_down"], bytes_text) for row in rows]),
     ]
     shown += _of_clients(rows)
+    shown += _of_tasks(rows)
     shown.append(Column("wall time", [_or_dash(row["wall_s"], duration_text) for row in rows]))
     if any(row["status"] != "finished" for row in rows):
         shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
@@ -69,6 +70,18 @@ def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
             yield Column(heading, texts)
     if set(worst) != {None}:
         yield Column("worst tenth of clients", [mean_text(mean, None) for mean in worst])
+
+
+def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
+    """Where tasks were late, failed or stale, how many; and then how much of their time clients had none."""
+    found = [
+        Column(key, [_or_dash(row[key], text) for row in rows])
+        for key, text in (("late", "{:.0%}".format), ("failed", "{:.0%}".format), ("staleness", count_text))
+        if any(row[key] for row in rows)
+    ]
+    yield from found
+    if found:
+        yield Column("idle", [_or_dash(row["idle_share"], "{:.0%}".format) for row in rows])
 
 
 def table(result: ComparisonResult, width: int = 160) -> "Table":

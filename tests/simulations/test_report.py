@@ -135,7 +135,7 @@ def test_names_are_shown_as_they_stand_and_never_run(page: str) -> None:
     assert "<script" not in page
     # The title, the heading, the finding, the table, the changes and a heading of a partition.
     assert sum(HOSTILE in text for text in reading.texts) >= 6
-    assert sum(text.startswith(HOSTILE[:31]) and text.endswith("…") for text in reading.texts) == 1, "a legend"
+    assert sum(text.startswith(HOSTILE[:31]) and text.endswith("…") for text in reading.texts) == 2, "legends"
     assert any("_under $x_1$ 漢字" in text for text in reading.texts)
 
 
@@ -251,6 +251,39 @@ def test_curve_is_the_mean_of_rounds_that_all_runs_measured() -> None:
     np.testing.assert_allclose(curve.deviation, [0.02**0.5] * 2, rtol=1e-14)  # sqrt((0.1² + 0.1²) / 1)
 
 
+def test_curve_has_the_mean_of_simulated_times() -> None:
+    runs = [[{**line(1, 0.2), "virtual_s": 3.0}], [{**line(1, 0.4), "virtual_s": 4.0}]]
+    curve = charts.curve_of(runs, "test_accuracy")
+    assert curve is not None
+    assert curve.virtual_s.tolist() == [3.5]
+
+
+@pytest.mark.parametrize(("end_s", "unit"), [(100.0, "s"), (600.0, "min"), (9000.0, "h"), (2e5, "days")])
+def test_time_has_a_unit_of_its_size(end_s: float, unit: str) -> None:
+    one = np.array([1.0, 2.0])
+    lines = {"A": charts.Curve(one, one, np.array([0.0, end_s]), one, 0 * one)}
+    svg = charts.against_time(lines, charts.styles({"A": ""}), label="accuracy")
+    assert f"simulated time, {unit}<" in svg
+
+
+def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
+    keys = {"data": {"clients": 5}, "rounds": {"count": 3, "cohort": 3}}
+    page = run_report(fed.simulate(fed.Experiment(**keys)), data_of(5, 10))
+    assert "Accuracy against simulated time" in page
+    assert "What became of tasks" not in page
+    rounds = {"kind": "buffered", "count": 3, "buffer": 1, "concurrency": 3}
+    page = run_report(fed.simulate(fed.Experiment(data={"clients": 5}, rounds=rounds)), data_of(5, 10))
+    assert "What became of tasks" in page
+    assert "mean staleness" in page
+
+
+def test_table_tells_the_shares_of_late_and_failed_tasks_and_the_mean_staleness() -> None:
+    tasks = {"selected": 8, "replied": 4, "late": 2, "failed": 1, "staleness_mean": 1.5}
+    shown = {column.heading: column.texts for column in columns(result_of({"A": [record(0.5, 0.6, **tasks)]}))}
+    assert (shown["late"], shown["failed"], shown["staleness"]) == (["25%"], ["12%"], ["1.5"])
+    assert not {"late", "failed", "staleness"} & {column.heading for column in columns(result_of({"A": [record(0.5)]}))}
+
+
 def test_curve_within_runs_has_the_spread_over_clients() -> None:
     runs = [[line(1, 0.2, own=0.5, spread=0.1)], [line(1, 0.4, own=0.7, spread=0.3)]]
     curve = charts.curve_of(runs, "own", within="spread")
@@ -279,7 +312,7 @@ def test_legend_fits_the_figure_and_tells_its_lines_apart(names: list[str]) -> N
     labels = charts.short_labels(names)
     assert len(set(labels)) == len(names)
     assert all(len(label) <= 32 for label in labels)
-    curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(4)))
+    curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(5)))
     lines = dict.fromkeys(names, curve)
     svg = ElementTree.fromstring(charts.curves(lines, charts.styles(dict.fromkeys(names, "")), label="accuracy"))
     legend = next(group for group in svg.iter() if (group.get("id") or "").startswith("legend_"))

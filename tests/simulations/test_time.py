@@ -98,6 +98,23 @@ def test_who_is_late_is_busy_until_it_has_finished(devices: dict[str, Any]) -> N
     assert expected[1] != expected[0]
 
 
+def test_idle_time_and_late_clients_are_told(devices: dict[str, Any]) -> None:
+    """Rounds of at most 0.3 s, of all who are free; what a late client does after the last one counts for nothing."""
+    finished = run({"count": 3, "deadline_s": 0.3, "partial_work": "drop"}, devices)
+    *begins_s, ends_s = (0.0, *(line["virtual_s"] for line in finished.metrics))
+    free_at, busy_s, late = [0.0] * CLIENTS, 0.0, dict.fromkeys(range(CLIENTS), 0)
+    for now in begins_s:
+        for client in range(CLIENTS):
+            if free_at[client] <= now:
+                free_at[client] = now + 1 / SPEEDS[client]
+                busy_s += min(free_at[client], ends_s) - now
+                late[client] += 1 / SPEEDS[client] > 0.3
+    assert finished.summary["idle_share"] == pytest.approx(1 - busy_s / (CLIENTS * ends_s))
+    assert late[1] == 2
+    told = {one["client"]: one["late"] for one in finished.summary["most_late"]}
+    assert told == {client: count for client, count in late.items() if count}
+
+
 def test_a_deadline_ends_a_round_and_a_quorum_keeps_it_open(devices: dict[str, Any]) -> None:
     by_deadline = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop"}, devices)
     assert lines(by_deadline, "virtual_s", "replied", "late") == [(pytest.approx(0.3), 5, 3)]
