@@ -36,15 +36,14 @@ def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, 
 
 def resume(directory: Path, *, as_json: bool) -> int:
     """Go on with a run from its last checkpoint; of one that has finished, say what came of it; the exit code."""
-    from fed.experiment import Experiment
     from fed.run import RunFolder
     from fed.runs import RunState, state_of
 
-    RunFolder.existing(directory)
+    run = RunFolder.existing(directory)
     if state_of(directory) is RunState.FINISHED:
         _tell(directory, _summary_in(directory), as_json)
         return 0
-    return _simulate(Experiment.load(directory / "experiment.yaml"), directory, as_json, resume=True)
+    return _simulate(run.experiment(), directory, as_json, resume=True)
 
 
 def _simulate(

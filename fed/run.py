@@ -1,12 +1,13 @@
 """What a run leaves behind: metrics by round, a summary, the model; in memory, and in a folder."""
 
+import errno
 import json
 import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from fed import __version__, yaml
 from fed.checkpoint_files import remove_all
-from fed.errors import InvalidInput, OutputExists
+from fed.errors import InvalidInput, OutputExists, RunFailed
 from fed.experiment import Experiment
 from fed.files import write_atomically
 from fed.runs import is_run, metrics_lines, state_of
@@ -86,18 +87,54 @@ class RunFolder:
         """The folder of its checkpoints; there need be none."""
         return self.path / "checkpoints"
 
-    def begin(self, experiment: Experiment) -> None:
+    def begin(self, experiment: Experiment, given: Sequence[str] = ()) -> None:
         """Write what is known before the first round, in place of what an earlier run left.
+
+        What tells that it is a run's folder comes first, so that it can be overwritten wherever this is broken off.
+
+        Args:
+            experiment: what is run.
+            given: the names of what was given in Python beside it.
 
         Raises:
             InvalidInput: if there can be no such folder.
         """
+        found = {**environment(), "given": list(given)}
         with written_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             clear_run(self.path)
+            write_atomically(self.path / "environment.json", to_json(found, indent=2).encode())
             write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
-        write_atomically(self.path / "environment.json", to_json(environment(), indent=2).encode())
-        write_atomically(self.path / "metrics.jsonl", b"")
+            write_atomically(self.path / "metrics.jsonl", b"")
+
+    def experiment(self) -> Experiment:
+        """What was run.
+
+        Raises:
+            InvalidInput: if it cannot be read.
+        """
+        if not (self.path / "experiment.yaml").exists():
+            raise InvalidInput(
+                f"{self.path / 'experiment.yaml'} must say what is to be gone on with, got no such file: restore it, "
+                "or run the experiment again with --overwrite"
+            )
+        return Experiment.load(self.path / "experiment.yaml")
+
+    def given(self) -> list[str]:
+        """The names of what was given to the run in Python beside its experiment.
+
+        Raises:
+            InvalidInput: if the file that says so cannot be read.
+        """
+        file = self.path / "environment.json"
+        try:
+            given = json.loads(file.read_bytes())["given"]
+        except (OSError, ValueError, TypeError, KeyError):
+            problem = "must be a run's, as it was written, got something else"
+            raise InvalidInput(
+                f"{file} {problem}: restore the file, or run the experiment again with --overwrite"
+            ) from None
+        return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
     def resume(self, after: int) -> list[dict[str, Any]]:
         """Go on after a round: what a later end left goes, and later rounds' lines of the metrics.
@@ -110,6 +147,7 @@ class RunFolder:
 
         Raises:
             InvalidInput: if the metrics cannot be read, or end before that round; the folder is then as it was.
+            RunFailed: if the folder cannot be written to.
         """
         lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
         last = lines[-1][0]["round"] if lines else 0
@@ -118,7 +156,8 @@ class RunFolder:
                 f"{self.path / 'metrics.jsonl'} must hold all rounds until {after}, got them until {last}: restore the "
                 "file, or run the experiment again with --overwrite"
             )
-        with written_to(self.path):
+        with self._written_on():
+            remove_unfinished_files(self.path)
             for name in ("summary.json", "report.html"):
                 (self.path / name).unlink(missing_ok=True)
             write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
@@ -128,26 +167,56 @@ class RunFolder:
         """Wait until the disk has all lines: a checkpoint that outlives a loss of power goes with those until it.
 
         Raises:
-            OSError: if the disk fails.
+            RunFailed: if the disk fails.
         """
-        with (self.path / "metrics.jsonl").open("rb") as file:
+        with self._written_on(), (self.path / "metrics.jsonl").open("rb") as file:
             os.fsync(file.fileno())
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a round's line to ``metrics.jsonl``, in one write."""
-        with (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
-            file.write((to_json(line) + "\n").encode())
+        """Add a round's line to ``metrics.jsonl``, in one write; the whole line, or nothing of it.
+
+        Raises:
+            RunFailed: if there is no room.
+        """
+        content = (to_json(line) + "\n").encode()
+        with self._written_on(), (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
+            size_bytes = file.tell()
+            written_bytes = file.write(content)
+            if written_bytes != len(content):  # a disk that is almost full takes what it can
+                file.truncate(size_bytes)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def keep(self, model: nn.Module) -> None:
-        """Write the model's tensors; what else its state may hold has no place there."""
+        """Write the model's tensors; what else its state may hold has no place there.
+
+        Raises:
+            RunFailed: if there is no room; a model that was there before is as it was.
+        """
         tensors = {name: part for name, part in model.state_dict().items() if isinstance(part, Tensor)}
         state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights stand twice
-        write_atomically(self.path / "model.safetensors", save(state))
+        with self._written_on():
+            write_atomically(self.path / "model.safetensors", save(state))
 
     def finish(self, summary: Mapping[str, Any], report: str) -> None:
-        """Write the report, and last of all the summary: where there is one, all else is there."""
-        write_atomically(self.path / "report.html", report.encode())
-        write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
+        """Write the report, and last of all the summary: where there is one, all else is there.
+
+        Raises:
+            RunFailed: if there is no room.
+        """
+        with self._written_on():
+            write_atomically(self.path / "report.html", report.encode())
+            write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
+
+    @contextmanager
+    def _written_on(self) -> Iterator[None]:
+        """Say what the system refuses once the run has begun."""
+        try:
+            yield
+        except OSError as error:
+            raise RunFailed(
+                f"{self.path} cannot be written to any more ({error.strerror or error}); what it holds is kept: make "
+                "room there that this process may write to, then resume the run"
+            ) from None
 
 
 def clear_run(folder: Path) -> None:
@@ -157,8 +226,21 @@ def clear_run(folder: Path) -> None:
         OSError: if one cannot be removed.
     """
     remove_all(folder / "checkpoints")
+    remove_unfinished_files(folder)
     for name in sorted(RunFolder.FILES, key="environment.json".__eq__):
         (folder / name).unlink(missing_ok=True)
+
+
+def remove_unfinished_files(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote a file of a run.
+
+    Raises:
+        OSError: if it cannot be removed.
+    """
+    for name in RunFolder.FILES:
+        for path in folder.glob(f".{name}.*"):
+            if path.suffix[1:].isdigit():
+                path.unlink(missing_ok=True)
 
 
 def refuse_taken(folder: Path, *, overwrite: bool) -> None:

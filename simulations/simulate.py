@@ -1,6 +1,8 @@
 """``fed.simulate``: one experiment, run on this machine."""
 
 import contextlib
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from fed.checkpoints import Checkpoints, Tree
 from fed.clients.data import ClientId, FederatedData
 from fed.clients.evaluation import Metric
 from fed.clients.losses import Loss
-from fed.errors import InvalidExperiment, InvalidInput
+from fed.errors import InvalidExperiment, InvalidInput, RunFailed
 from fed.experiment import Experiment
 from fed.run import Run, RunFolder
 from fed.server.gathering import Exchange
@@ -23,13 +25,14 @@ from fed.simulations.expectation import Expectation, expect
 from fed.simulations.federation import State
 from fed.simulations.hiring import hired, leave_rerun
 from fed.simulations.report import run_report
+from fed.simulations.resuming import begun_as, hold_given, last_kept
 from fed.simulations.scoring import Scoring, begin_scoring
 from fed.simulations.simulation import Simulation
 
 __all__ = ["Observer", "simulate"]
 
 
-_MAY_DIFFER = {"name", "checkpoints", "simulation"}
+_log = logging.getLogger(__name__)
 _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
 
 
@@ -78,7 +81,7 @@ def simulate(
     Raises:
         InvalidInput: if experiment, data, model and loss do not fit each other, the folder holds something, or what is
             to be gone on with is another experiment.
-        RunFailed: if the folder cannot be written to any more; it then holds what was last kept.
+        RunFailed: if the folder cannot be written to any more; it then holds what was last kept, to be gone on with.
         Diverged: if a loss or a model is no longer finite. The folder then holds the last good model, and all metrics
             until then; so it does after an interruption.
 
@@ -101,13 +104,17 @@ def simulate(
     leave_rerun()
     with _one_thread():
         folder = _folder(output, overwrite, resume)
+        parts = {"data": data, "model": model, "loss": loss, "metric": metric}
+        given = [name for name, part in parts.items() if part is not None]
+        if folder is not None and resume:
+            hold_given(given, folder)
         simulation = Simulation(experiment, data, model, loss, metric)
-        kept = _kept(simulation, folder) if folder is not None and resume else None
+        kept = last_kept(simulation, folder) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
         with hired(simulation, expectation) as executor:
             recording = _Recording(simulation, executor, folder, observer)
             if folder is not None and kept is None:
-                folder.begin(simulation.experiment)
+                folder.begin(simulation.experiment, given)
             elif folder is not None and kept is not None:
                 recording.restore(*kept)
             if observer is not None and expectation is not None:
@@ -121,18 +128,6 @@ def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFold
             raise InvalidInput("resume needs the folder of a run, got none: give fed.simulate(…, output=…)")
         return None
     return RunFolder.existing(Path(output)) if resume else RunFolder(Path(output), overwrite=overwrite)
-
-
-def _kept(simulation: Simulation, folder: RunFolder) -> tuple[int, Tree] | None:
-    """The last checkpoint of the same experiment."""
-    stored = Experiment.load(folder.path / "experiment.yaml")
-    for section, value in simulation.experiment.dump().items():
-        if section not in _MAY_DIFFER and value != stored.dump()[section]:
-            raise InvalidExperiment(
-                f"a run is gone on with as it was begun, but {section} is {stored.dump()[section]} in "
-                f"{folder.path / 'experiment.yaml'}, got {value}: give it as it is there"
-            )
-    return Checkpoints(folder.checkpoints, simulation.experiment.checkpoints.keep).newest()
 
 
 class _Recording:
@@ -154,35 +149,47 @@ class _Recording:
         section = simulation.experiment.checkpoints
         self._every = section.every
         self._checkpoints = Checkpoints(folder.checkpoints, section.keep) if folder and section.every else None
+        self._begun = begun_as(simulation) if self._checkpoints else {}
 
     def restore(self, number: int, state: Tree) -> None:
         """Go on after a round, with the state of its checkpoint."""
         assert self._folder is not None
-        self._metrics = self._folder.resume(number)
+        self._metrics = [self._as_measured(line) for line in self._folder.resume(number)]
         self._federation.restore(state["federation"])
         self._states = self._federation.model(), self._federation.models()
         self._first = number + 1
         self._began -= state["wall_s"]
 
+    def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
+        """A line of the metrics with the losses that were not finite, which JSON has no numbers for."""
+        has_samples = self._simulation.held_out is not None or self._simulation.data.test is not None
+        if line["test_loss"] is None and has_samples and self._simulation.policy.evaluates(line["round"]):
+            return {**line, "test_loss": math.nan}
+        return line
+
     def run(self) -> Run:
-        status, reason = "failed", None
         try:
             for number in range(self._first, self._simulation.policy.count + 1):
                 self._round(number)
                 self._keep(number)
             self._record_pending()
-            status = "finished"
-        except KeyboardInterrupt:
-            status = "interrupted"
+        except BaseException as error:
+            reason = None
+            if isinstance(error, Exception):
+                reason = str(error)
+                with contextlib.suppress(Exception):  # the error that counts is on its way
+                    self._record_pending()
+            self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
             raise
-        except Exception as error:
-            reason = str(error)
-            with contextlib.suppress(Exception):  # the error that counts is on its way
-                self._record_pending()
-            raise
-        finally:
-            run = self._finish(status, reason)
-        return run
+        return self._finish("finished", None)
+
+    def _give_up(self, status: str, reason: str | None) -> None:
+        """Keep what was done."""
+        try:
+            self._finish(status, reason)
+        except RunFailed as error:  # the error that counts is on its way
+            if str(error) != reason:
+                _log.warning("%s", error)
 
     def _round(self, number: int) -> None:
         """Train; then record the round before, which was scored meanwhile, or this one, if nobody else scores it."""
@@ -203,7 +210,8 @@ class _Recording:
         self._record_pending()
         self._folder.sync()
         wall_s = time.perf_counter() - self._began
-        self._checkpoints.write(number, {"wall_s": wall_s, "federation": self._federation.state()})
+        state = {"begun": self._begun, "wall_s": wall_s, "federation": self._federation.state()}
+        self._checkpoints.write(number, state)
 
     def _record_pending(self) -> None:
         if self._pending is None:

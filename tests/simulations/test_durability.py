@@ -1,0 +1,355 @@
+"""A run that is broken off and gone on with ends with the same bits as one that never was."""
+
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fed
+from fed import yaml
+from fed.checkpoint_files import file_name, numbers_in
+from fed.checkpoints import Checkpoints
+from fed.simulations.expectation import Expectation
+from fed.simulations.hiring import hired
+from fed.simulations.simulation import Simulation
+from tests.simulations.durable_runs import CASES, DAMAGES, experiment, left_in
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 6
+PATIENCE_S = 120.0
+QUICK = ("tolerant", "buffered", "bounded_staleness", "peers", "ditto_buffered", "afl", "mimic_buffered")
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reports: they take longer than these runs."""
+    monkeypatch.setattr("fed.simulations.simulate.run_report", lambda *_: "<p></p>")
+
+
+class Break(Exception):
+    """Of a run, from outside."""
+
+
+class Breaks:
+    """Breaks a run off after a round."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def begin(self, expectation: Expectation) -> None:
+        """Nothing happens."""
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """It happens."""
+        if line["round"] == self._after:
+            raise Break
+
+
+def broken(one: fed.Experiment, folder: Path, after: int, **more: Any) -> None:
+    """A run until it is broken off, begun or gone on with."""
+    with pytest.raises(Break):
+        fed.simulate(one, output=folder, observer=Breaks(after), resume=folder.exists(), **more)
+
+
+def hold_same(whole: fed.Run, again: fed.Run) -> None:
+    assert whole.directory is not None
+    assert again.directory is not None
+    assert left_in(again.directory) == left_in(whole.directory)
+    assert again.models.keys() == whole.models.keys()
+    for client, model in whole.models.items():
+        assert same_state(model, again.models[client])
+    assert [{**line, "wall_s": 0} for line in again.metrics] == [{**line, "wall_s": 0} for line in whole.metrics]
+
+
+def same_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+@pytest.mark.parametrize("case", QUICK)
+def test_a_run_that_is_broken_off_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+    one = experiment(case, ROUNDS)
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    broken(one, tmp_path / "broken", 3)
+    hold_same(whole, fed.simulate(one, output=tmp_path / "broken", resume=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("case", CASES)
+def test_so_does_one_that_is_broken_off_at_every_round(case: str, workers: int, tmp_path: Path) -> None:
+    one = experiment(case, ROUNDS, simulation={"workers": workers, "group": 3})
+    whole = fed.simulate(experiment(case, ROUNDS), output=tmp_path / "whole")
+    for after in range(1, ROUNDS + 1):
+        broken(one, tmp_path / "broken", after)
+    hold_same(whole, fed.simulate(one, output=tmp_path / "broken", resume=True))
+
+
+IDLE = {
+    "buffered": {"losses", "asked"},
+    "power_of_choice": {"version", "asked"},
+    "bounded_staleness": {"losses", "version"},
+    "peers": set(),
+}
+"""Of what is kept, parts that make no difference to what a case comes to; each makes one in another."""
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_every_part_of_what_is_kept_counts(case: str, tmp_path: Path) -> None:
+    """A run that went on without one of them would end with other bits, or not at all."""
+    one = experiment(case, 8)
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    fresh, kept = forgotten(one, tmp_path)
+    idle = set()
+    for path in kept:
+        folder = tmp_path / "-".join(path)
+        shutil.copytree(tmp_path / "kept", folder)
+        number, state = checkpoint_in(folder)
+        put(state, path, at(fresh, path))
+        Checkpoints(folder / "checkpoints", 9).write(number, state)
+        try:
+            hold_same(whole, fed.simulate(one, output=folder, resume=True))
+        except Exception:  # whatever it is, it is noticed
+            continue
+        idle.add(path[-1])
+    assert len(kept) > 1
+    assert idle == IDLE[case]
+
+
+def forgotten(one: fed.Experiment, folder: Path) -> tuple[Any, list[tuple[str, ...]]]:
+    """The state of a run before its first round, and in which parts it differs from one that is broken off."""
+    broken(one, folder / "kept", 5)
+    number, state = checkpoint_in(folder / "kept")
+    assert number == 4
+    simulation = Simulation(one)
+    with hired(simulation) as executor:
+        fresh = {"federation": simulation.federation(executor).state()}
+    names: list[tuple[str, ...]] = [("federation", name) for name in state["federation"]]
+    if "coordinator" in fresh["federation"]:
+        names = [(*path, part) for path in names for part in at(state, path)]
+    differ = [path for path in names if not same(at(fresh, path), at(state, path))]
+    return fresh, differ
+
+
+def checkpoint_in(folder: Path) -> tuple[int, Any]:
+    found = Checkpoints(folder / "checkpoints", 9).newest()
+    assert found is not None
+    return found
+
+
+def at(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def put(tree: Any, path: tuple[str, ...], value: Any) -> None:
+    at(tree, path[:-1])[path[-1]] = value
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+# What is begun again, and what is refused
+
+
+def test_a_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
+    one = experiment("buffered", 3, checkpoints={"every": None})
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    broken(one, tmp_path / "broken", 2)
+    assert not (tmp_path / "broken/checkpoints").exists()
+    hold_same(whole, fed.simulate(one, output=tmp_path / "broken", resume=True))
+
+
+def test_a_finished_run_that_is_gone_on_with_stays_as_it_is(tmp_path: Path) -> None:
+    one = experiment("scaffold", 3)
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    hold_same(whole, fed.simulate(one, output=tmp_path / "again", resume=True))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_checkpoint_before_a_damaged_one_is_used(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = experiment("buffered", ROUNDS)
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    broken(one, tmp_path / "broken", 5)
+    checkpoints = tmp_path / "broken/checkpoints"
+    assert numbers_in(checkpoints) == [2, 4]
+    DAMAGES[damage](checkpoints / file_name(4))
+    hold_same(whole, fed.simulate(one, output=tmp_path / "broken", resume=True))
+    assert f"{checkpoints / file_name(4)} " in caplog.text
+    assert "the checkpoint before it is used, of round 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"local.lr": 0.2}, r"local.lr is 0.1 in .*experiment.yaml, got 0.2: take that back, or run"),
+        ({"rounds.count": 9}, r"rounds.count is 4 in"),
+        ({"seed": 1}, r"seed is 0 in"),
+        ({"simulation.batching": "off"}, r"simulation.batching is on in"),
+    ],
+)
+def test_another_experiment_is_not_gone_on_with(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    one = experiment("synchronous", 4)
+    broken(one, tmp_path / "run", 3)
+    with pytest.raises(fed.errors.InvalidExperiment, match=message):
+        fed.simulate(one.override(change), output=tmp_path / "run", resume=True)
+    (tmp_path / "run/experiment.yaml").unlink()
+    with pytest.raises(fed.errors.InvalidInput, match=r"experiment.yaml must say what is to be gone on with, got no"):
+        fed.simulate(one, output=tmp_path / "run", resume=True)
+
+
+def test_what_has_no_effect_on_the_bits_may_change(tmp_path: Path) -> None:
+    one = experiment("synchronous", 4)
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    broken(one, tmp_path / "run", 3)
+    other = one.override({"checkpoints.every": 1, "checkpoints.keep": 7})
+    again = fed.simulate(other, output=tmp_path / "run", resume=True)
+    assert left_in(tmp_path / "run") == left_in(tmp_path / "whole")
+    hold_same(whole, again)
+
+
+def test_what_was_given_in_python_must_be_given_again(tmp_path: Path) -> None:
+    one = experiment("synchronous", 4)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+    whole = fed.simulate(one, output=tmp_path / "whole", loss=loss)
+    broken(one, tmp_path / "run", 3, loss=loss)
+    with pytest.raises(fed.errors.InvalidInput, match=r"with loss given .*, got nothing: call fed.simulate\(exp"):
+        fed.simulate(one, output=tmp_path / "run", resume=True)
+    hold_same(whole, fed.simulate(one, output=tmp_path / "run", resume=True, loss=loss))
+
+
+def test_another_model_or_other_clients_are_refused(tmp_path: Path) -> None:
+    one = experiment("synchronous", 4)
+    data = {client: (torch.randn(5, 3), torch.randint(2, (5,))) for client in range(6)}
+    given = {"data": fed.FederatedData(train=data), "model": lambda: torch.nn.Linear(3, 2)}
+    broken(one, tmp_path / "run", 3, **given)
+    again = {"output": tmp_path / "run", "resume": True}
+    with pytest.raises(fed.errors.InvalidInput, match=r"model.bias is \[2\] in the checkpoint of round 2, got None"):
+        fed.simulate(one, **again, **{**given, "model": lambda: torch.nn.Linear(3, 2, bias=False)})
+    fewer = fed.FederatedData(train={client: data[client] for client in range(5)})
+    with pytest.raises(fed.errors.InvalidInput, match=r"clients is 6 in the checkpoint of round 2, got 5"):
+        fed.simulate(one, **again, **{**given, "data": fewer})
+    fed.simulate(one, **again, **given)
+
+
+def test_a_folder_must_be_named(tmp_path: Path) -> None:
+    with pytest.raises(fed.errors.InvalidInput, match="resume needs the folder of a run, got none"):
+        fed.simulate(experiment("synchronous", 3), resume=True)
+    with pytest.raises(fed.errors.InvalidInput, match="must be the folder of a run, got none there"):
+        fed.simulate(experiment("synchronous", 3), output=tmp_path, resume=True)
+
+
+class Overflowing(torch.nn.Linear):
+    """Whose scores are not finite outside training."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        output = super().forward(inputs)
+        return output if self.training else output * math.nan
+
+
+def test_losses_that_are_not_finite_are_summed_up_alike(tmp_path: Path) -> None:
+    one = experiment("synchronous", 4, rounds={"cohort": 5, "evaluate_every": 2}, simulation={"batching": "off"})
+
+    def model() -> torch.nn.Module:
+        return Overflowing(64, 10)
+
+    whole = fed.simulate(one, output=tmp_path / "whole", model=model)
+    broken(one, tmp_path / "run", 3, model=model)
+    fed.simulate(one, output=tmp_path / "run", model=model, resume=True)
+    assert left_in(tmp_path / "run") == left_in(tmp_path / "whole")
+    assert whole.summary["final_test_accuracy"] is not None
+
+
+# Processes that are killed
+
+
+def program(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulations.simulation_deaths", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False, **more)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def written(one: fed.Experiment, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "given.yaml").write_text(yaml.dump(one.dump()), encoding="utf-8")
+    return folder / "given.yaml"
+
+
+@pytest.mark.parametrize("case", ["ditto_buffered"])
+def test_killed_again_and_again_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+    one = experiment(case, 12)
+    fed.simulate(one, output=tmp_path / "whole")
+    program("killed", written(one, tmp_path), tmp_path / "killed", 4, 0)
+    assert left_in(tmp_path / "killed") == left_in(tmp_path / "whole")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_twenty_points_of_time_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+    one = experiment(case, 40)
+    fed.simulate(one, output=tmp_path / "whole")
+    for seed in range(4):
+        program("killed", written(one, tmp_path / str(seed)), tmp_path / str(seed) / "killed", 5, seed)
+        assert left_in(tmp_path / str(seed) / "killed") == left_in(tmp_path / "whole")
+
+
+@pytest.mark.long
+def test_wherever_it_dies_between_two_files_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+    one = experiment("buffered", 3, checkpoints={"every": 1, "keep": 1})
+    fed.simulate(one, output=tmp_path / "whole")
+    steps = int(program("stepwise", written(one, tmp_path), tmp_path / "steps").stdout)
+    assert steps > 20
+    for step in range(1, steps + 1):
+        assert left_in(tmp_path / "steps" / str(step)) == left_in(tmp_path / "whole"), step
+        assert not any((tmp_path / "steps" / str(step)).rglob(".*")), "nothing unfinished stays"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["tolerant", "scaffold_buffered", "asynchronous", "bounded_staleness", "peers"])
+def test_processes_of_the_command_line_that_are_killed_go_on(case: str, tmp_path: Path) -> None:
+    one = experiment(case, 60)
+    fed.simulate(one, output=tmp_path / "whole")
+    file, folder, chance = written(one, tmp_path), tmp_path / "killed", random.Random(case)
+    command, environment = [sys.executable, "-m", "fed", "simulate"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    for _ in range(20):
+        begun = (folder / "experiment.yaml").exists()
+        arguments = ["--resume", folder] if begun else [file, "--output", folder]
+        with subprocess.Popen([*command, *map(str, arguments)], env=environment, stderr=subprocess.DEVNULL) as process:
+            lines, more = lines_in(folder), chance.randint(0, 4)
+            until = time.monotonic() + PATIENCE_S
+            while process.poll() is None and not lines <= lines_in(folder) - more and time.monotonic() < until:
+                time.sleep(0.002)
+                lines = min(lines, lines_in(folder))  # those that no checkpoint covers have been cut off
+            time.sleep(chance.uniform(0, 0.03))
+            process.send_signal(signal.SIGKILL)
+    subprocess.run([*command, "--resume", str(folder)], env=environment, check=True, capture_output=True)
+    assert left_in(folder) == left_in(tmp_path / "whole")
+
+
+def lines_in(folder: Path) -> int:
+    file = folder / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
