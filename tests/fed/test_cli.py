@@ -68,7 +68,7 @@ def test_help_and_version_are_results(run: Run) -> None:
     ("arguments", "message"),
     [
         (["simulat", "tiny.yaml"], "No such command 'simulat'"),
-        (["simulate"], "Missing argument 'FILE'; see fed simulate --help"),
+        (["simulate"], "fed simulate needs an experiment, got none: give a file, or --resume DIR"),
         (["simulate", "tiny.yaml", "--frob"], "No such option: --frob"),
         (["simulate", "tiny.yaml", "--set", "seed"], "Invalid value for --set: must have the form key=value"),
         (["compare", "two.yaml", "--jobs", "0"], "Invalid value for '--jobs'"),
