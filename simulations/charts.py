@@ -163,6 +163,8 @@ def against_time(
         label: of the vertical axis.
         target: a level to mark.
     """
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     labels = short_labels(list(lines))
     columns = min(len(lines), _legend_columns(labels))
     legend_rows = -(-len(lines) // columns) if len(lines) > 1 else 0
@@ -173,6 +175,8 @@ def against_time(
         handles = [_line(axes, curve.virtual_s / unit_s, curve, look[name]) for name, curve in lines.items()]
         if max(ends_s) > 8 * min(ends_s) > 0:
             axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time:g}"))
         axes.set_xlabel(f"simulated time, {unit}")
         axes.set_ylabel(label)
         _tidy(axes)

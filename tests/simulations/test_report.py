@@ -266,6 +266,14 @@ def test_time_has_a_unit_of_its_size(end_s: float, unit: str) -> None:
     assert f"simulated time, {unit}<" in svg
 
 
+def test_times_that_differ_much_are_told_in_plain_numbers_on_a_logarithmic_axis() -> None:
+    one = np.array([1.0, 2.0])
+    lines = {name: charts.Curve(one, one, end_s * one, one, 0 * one) for name, end_s in (("A", 3.0), ("B", 900.0))}
+    svg = charts.against_time(lines, charts.styles(dict.fromkeys(lines, "")), label="accuracy")
+    assert "mathdefault" not in svg
+    assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", svg))
+
+
 def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
     keys = {"data": {"clients": 5}, "rounds": {"count": 3, "cohort": 3}}
     page = run_report(fed.simulate(fed.Experiment(**keys)), data_of(5, 10))
