@@ -36,15 +36,16 @@ class Streams:
     def generator(self, purpose: str, *key: object) -> np.random.Generator:
         """A NumPy generator (Philox, keyed by a BLAKE2b hash of the name) at the stream's beginning."""
         digest = self._digest(purpose, key, 16)
-        key: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
-        return np.random.Generator(np.random.Philox(key))
+        seed: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
+        return np.random.Generator(np.random.Philox(seed))
 
     def torch_seed(self, purpose: str, *key: object) -> int:
         """A seed in [0, 2⁶³) for PyTorch's generators."""
         return int.from_bytes(self._digest(purpose, key, 8), "little") >> 1
 
     def _digest(self, purpose: str, key: tuple[object, ...], size_bytes: int) -> bytes:
-        name = repr((self.seed, purpose, *(part.item() if isinstance(part, np.generic) else part for part in key)))
+        parts = [part.item() if isinstance(part, np.generic) else part for part in key]
+        name = repr((self.seed, purpose, *parts))
         return hashlib.blake2b(name.encode(), digest_size=size_bytes).digest()
 
 

@@ -121,6 +121,8 @@ class WeightedMean:
         self.weight += weight
 
     def _pieces(self, vector_P: Tensor) -> list[tuple[int, Tensor]]:
+        if 0 < self.size <= _PIECE:
+            return [(0, vector_P)]
         return [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
 
     def _cut_first(self) -> None:
@@ -130,16 +132,19 @@ class WeightedMean:
             self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)
 
     def _cut(self, pieces: list[tuple[int, Tensor]], highest: list[int], weight: float) -> None:
-        scratch_2p = torch.empty(2, min(self.size, _PIECE), dtype=torch.float64, device=self.device)
+        longest = min(self.size, _PIECE)
+        rest_p, cut_p = (torch.empty(longest, dtype=torch.float64, device=self.device) for _ in range(2))
         for (start, piece_p), lane in zip(pieces, highest, strict=True):
-            rest_p, cut_p = scratch_2p[:, : len(piece_p)]
+            if piece_p.shape != rest_p.shape:  # the last one
+                rest_p, cut_p = rest_p[: len(piece_p)], cut_p[: len(piece_p)]
             self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start, lane)
 
     def _add_piece(self, rest_p: Tensor, cut_p: Tensor, start: int, highest: int) -> None:
         """Cut a piece into lanes, from the highest that it reaches to the lowest, or until nothing is left."""
         for index in range(highest, _LOWEST - 1, -1):
             _round_to_lane(rest_p, index, out=cut_p)
-            self._lane(index)[start : start + len(rest_p)] += cut_p
+            lane_P = self._lane(index)
+            (lane_P if rest_p.shape == lane_P.shape else lane_P[start : start + len(rest_p)]).add_(cut_p)
             # Ten times as fast as counting; a number whose square underflows lies far below the grid.
             if index == _LOWEST or not torch.dot(rest_p.sub_(cut_p), rest_p):
                 return

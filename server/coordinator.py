@@ -38,6 +38,7 @@ class _Offer(NamedTuple):
     start_V: Tensor
     broadcast: tuple[Tensor, ...]
     steps: int | None
+    size_bytes: int
 
 
 class Coordinator:
@@ -133,7 +134,7 @@ class Coordinator:
         Args:
             mixes: whether it moves towards clients' models, rather than by their updates.
         """
-        present_V = torch.cat([self._aggregator.start(self._state), self._averaged_B]) if mixes else None
+        present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
         return Gathering(sum(self._sizes), self._integers_I, self.answer_bytes, self._aggregator.linear, present_V)
 
     def ask(
@@ -156,7 +157,7 @@ class Coordinator:
             deadline_s: how long after this an answer must be there.
             takes_parts: whether a client may answer with a part of its work.
         """
-        start_V, broadcast, steps = self._offer()
+        start_V, broadcast, steps, size_bytes = self._offer()
         lr = self._lr_in(number, cohort or len(clients)) if self._lr_in else None
         model = start_V, self._integers_I, broadcast, lr, steps
         tasks = [
@@ -167,7 +168,7 @@ class Coordinator:
         for task in tasks:
             self.open[task.id] = OpenTask(task, self.version)
         gathering.selected += len(tasks)
-        gathering.bytes_down += sum(task.size_bytes() for task in tasks[:1]) * len(tasks)
+        gathering.bytes_down += size_bytes * len(tasks)
         self.fleet.dispatch(tasks)
 
     def gather(
@@ -277,12 +278,16 @@ class Coordinator:
         if self._offered is None:
             start_V = self._vector(self._aggregator.start(self._state))
             broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
-            self._offered = _Offer(start_V, broadcast, self._aggregator.steps(self._state))
+            size_bytes = sum(part.nbytes for part in (start_V, self._integers_I, *broadcast))
+            self._offered = _Offer(start_V, broadcast, self._aggregator.steps(self._state), size_bytes)
         return self._offered
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; of the same parameters the same one."""
         if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._averaged_B:
-            vector_V = torch.cat([params_P, self._averaged_B]).to(self._layout.dtype)
+            vector_V = self._whole(params_P).to(self._layout.dtype, copy=True)
             self._kept = params_P, self._averaged_B, vector_V
         return self._kept[2]
+
+    def _whole(self, params_P: Tensor) -> Tensor:
+        return torch.cat([params_P, self._averaged_B]) if self._sizes[-1] else params_P

@@ -202,9 +202,9 @@ class Gathering:
 
     def _take_group(self, reply: GroupReply, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness) -> None:
         self.bytes_up += self._message_bytes * len(reply.tasks)
-        senders = [(client, reply.round) for client in reply.clients]
         asked = [open_tasks.get(task) for task in dict.fromkeys(reply.tasks)]
-        if not senders or senders != [found and (found.task.client, found.task.round) for found in asked]:
+        senders = [found and (found.task.client, found.task.round) for found in asked]
+        if not senders or senders != [(client, reply.round) for client in reply.clients]:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", reply.round, reply.clients)
             return
         found = [open_tasks.pop(task) for task in reply.tasks]

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import PositiveInt
@@ -15,8 +16,7 @@ from fed.server.fleet import Fleet
 __all__ = ["Draw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "Uniform", "Weighted"]
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """What a rule draws a cohort with.
 
     Args:
@@ -43,7 +43,7 @@ class Draw:
     @property
     def generator(self) -> np.random.Generator:
         """The round's own stream, from its beginning."""
-        return self.streams.generator("cohort", self.number, *filter(None, [self.again]))
+        return self.streams.generator("cohort", self.number, *((self.again,) if self.again else ()))
 
     def by_samples(self, count: int) -> np.ndarray:
         """So many clients, one after the other, each with a probability proportional to its samples."""
@@ -79,7 +79,7 @@ class Uniform(Sampling):
     def places(self, draw: Draw) -> np.ndarray:
         """Without replacement."""
         if draw.cohort == 1:  # the same client, in a fraction of the time
-            return draw.generator.integers(draw.population, size=1)
+            return np.array([draw.generator.integers(draw.population)])
         return draw.generator.choice(draw.population, size=draw.cohort, replace=False)
 
 

@@ -70,6 +70,7 @@ class SimulatedFleet:
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
         self._changes = 0
+        self._sized: tuple[Tensor | None, int] = None, 0
         self._kept: list[tuple[Sequence[ClientId], Sequence[Tensor]]] = []
         self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
         for client in self._spells:
@@ -89,10 +90,10 @@ class SimulatedFleet:
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
-        bytes_of: dict[int, int] = {}  # of tasks that share their tensors, as those of a round do
         for task in tasks:
-            if (task_bytes := bytes_of.get(id(task.vector_V))) is None:
-                task_bytes = bytes_of[id(task.vector_V)] = task.size_bytes()
+            if task.vector_V is not self._sized[0]:  # of tasks that share their tensors, as those of a round do
+                self._sized = task.vector_V, task.size_bytes()
+            task_bytes = self._sized[1]
             spells = self._spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
             samples = self._data.size_of(task.client)

@@ -1,6 +1,7 @@
 """A simulated client's task while it is under way: when its answer arrives, or why none does."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from torch import Tensor
@@ -12,6 +13,8 @@ from fed.simulations.devices import Devices
 from fed.simulations.groups import Groups
 
 __all__ = ["Answer", "Departures", "Flight"]
+
+_KEPT_DEVICES = 2**16
 
 
 class Answer(NamedTuple):
@@ -77,6 +80,7 @@ class Departures:
 
     def __init__(self, devices: Devices, groups: Groups, streams: Streams, answer_bytes: int) -> None:
         self._devices = devices
+        self._device_of = lru_cache(_KEPT_DEVICES)(lambda client: devices.device(client, streams))
         self._groups = groups
         self._streams = streams
         self._answer_bytes = answer_bytes
@@ -92,7 +96,7 @@ class Departures:
             samples: how many the client holds.
             there_until_s: when the client goes away.
         """
-        device = self._devices.device(task.client, self._streams)
+        device = self._device_of(task.client)
         moved = {"bytes_down": task_bytes, "bytes_up": self._answer_bytes}
         steps, problem, part = None, None, 1.0
         if self._risky:
@@ -103,15 +107,17 @@ class Departures:
                 problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
             if fails < self._devices.failure:
                 problem, part = "it broke down", at
-        takes_s = device.exchange_s(samples=self._seen(samples, task, steps), **moved)
+        seen = self._seen(samples, task, steps)
+        takes_s = device.exchange_s(samples=seen, **moved)
         if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
             in_time = self._groups.steps_within(device.samples_in(task.deadline_s, **moved), samples, task.steps)
             steps = in_time or steps
-            takes_s = device.exchange_s(samples=self._seen(samples, task, steps), **moved)
+            seen = self._seen(samples, task, steps)
+            takes_s = device.exchange_s(samples=seen, **moved)
         arrives_s = now_s + part * takes_s
         if arrives_s > there_until_s:
             arrives_s, problem = there_until_s, "it went away"
-        return Flight(task, samples, arrives_s, self._seen(samples, task, steps), steps, problem)
+        return Flight(task, samples, arrives_s, seen, steps, problem)
 
     def _seen(self, samples: int, task: Task, steps: int | None) -> int:
         return self._groups.seen(samples, task.steps if steps is None else steps)

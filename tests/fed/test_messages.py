@@ -60,7 +60,7 @@ def test_a_reply_to_no_task_is_refused() -> None:
 @pytest.mark.parametrize(("number", "passes"), [(1e200, True), (-1e200, True), (1.1e200, False), (-1.1e200, False)])
 def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None:
     """Finite numbers and counts too, that would not: a single client must not be able to end the run."""
-    task = replace(TASK, vector_V=torch.full((4,), -number, dtype=torch.float64))
+    task = TASK._replace(vector_V=torch.full((4,), -number, dtype=torch.float64))
     reply = replace(REPLY, vector_V=torch.full((4,), number, dtype=torch.float64), samples=2**53)
     assert (refusal(reply, task) is None) == passes
     mean = WeightedMean(4)
@@ -72,5 +72,5 @@ def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None
 def test_bytes_are_those_of_the_tensors() -> None:
     broadcast = (torch.zeros(4, dtype=torch.float64), torch.zeros(3, dtype=torch.int8))
     assert TASK.size_bytes() == 4 * 4 + 2 * 8
-    assert replace(TASK, broadcast=broadcast).size_bytes() == 4 * 4 + 2 * 8 + 4 * 8 + 3
+    assert TASK._replace(broadcast=broadcast).size_bytes() == 4 * 4 + 2 * 8 + 4 * 8 + 3
     assert REPLY.size_bytes() == 4 * 4 + 2 * 8
