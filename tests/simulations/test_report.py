@@ -286,7 +286,7 @@ def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
 
 
 def test_table_tells_the_shares_of_late_and_failed_tasks_and_the_mean_staleness() -> None:
-    tasks = {"selected": 8, "replied": 4, "late": 2, "failed": 1, "staleness_mean": 1.5}
+    tasks: dict[str, Any] = {"selected": 8, "replied": 4, "late": 2, "failed": 1, "staleness_mean": 1.5}
     shown = {column.heading: column.texts for column in columns(result_of({"A": [record(0.5, 0.6, **tasks)]}))}
     assert (shown["late"], shown["failed"], shown["staleness"]) == (["25%"], ["12%"], ["1.5"])
     assert not {"late", "failed", "staleness"} & {column.heading for column in columns(result_of({"A": [record(0.5)]}))}
