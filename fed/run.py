@@ -68,7 +68,8 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
-            refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
+            if not path.is_dir() or set(path.iterdir()) != set(_unfinished(path)):
+                refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
@@ -237,10 +238,13 @@ def remove_unfinished_files(folder: Path) -> None:
     Raises:
         OSError: if it cannot be removed.
     """
+    for path in list(_unfinished(folder)):
+        path.unlink(missing_ok=True)
+
+
+def _unfinished(folder: Path) -> Iterator[Path]:
     for name in RunFolder.FILES:
-        for path in folder.glob(f".{name}.*"):
-            if path.suffix[1:].isdigit():
-                path.unlink(missing_ok=True)
+        yield from (path for path in folder.glob(f".{name}.*") if path.suffix[1:].isdigit())
 
 
 def refuse_taken(folder: Path, *, overwrite: bool) -> None:
