@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare benchmark test test-all lint format clean
+.PHONY: help compare benchmark time test test-all lint format clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,9 @@ compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints wher
 
 benchmark: $(LINKED) benchmarks/.venv/installed  ## rounds a second beside PyTorch loops, pfl-research and Flower; half an hour
 	$(BIN)/python benchmarks/simulation.py
+
+time: $(LINKED)  ## events a second of the simulator's clock, with 1,000 to 1,000,000 clients; two minutes
+	$(BIN)/python benchmarks/time.py
 
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup

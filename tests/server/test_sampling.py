@@ -149,3 +149,20 @@ def test_power_of_choice_has_twice_the_cohort_for_candidates_unless_told_otherwi
 def test_fewer_candidates_than_the_cohort_are_refused() -> None:
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 3, got 2"):
         PowerOfChoice(candidates=2).sample(Draw(Crowd([1] * 6), 1, 3, Streams(0), {}))
+
+
+class Many(Crowd):
+    """So many clients, by number."""
+
+    def __init__(self, population: int) -> None:
+        self._population = population
+
+    def nodes(self) -> list[int | str]:
+        return list(range(self._population))
+
+
+@pytest.mark.parametrize("population", [1, 2, 1000, 10_000, 10_001, 100_000])
+def test_a_single_client_is_the_one_that_a_shuffle_would_begin_with(population: int) -> None:
+    for seed in range(20):
+        draw = Draw(Many(population), 1, 1, Streams(seed), {})
+        assert Uniform().places(draw).tolist() == draw.generator.choice(population, size=1, replace=False).tolist()
