@@ -229,6 +229,8 @@ class Experiment(Document):
                 self.adversaries.attackers_among(clients)
         if self.hierarchy is not None:
             self._refuse_edges(algorithm)
+        if getattr(algorithm, "primitive", "mean") != "mean":
+            self._refuse_time_that_peers_do_not_take()
         if hasattr(algorithm, "check_local"):  # a user's own may be anything, until it is run
             algorithm.check_local(self.local)
         return self
@@ -249,6 +251,22 @@ class Experiment(Document):
                 f"hierarchy has no meaning for {self.rounds.kind} rounds, which wait for nobody, where edges wait for "
                 f"their clients, got {self.hierarchy}: set hierarchy to null, or rounds to synchronous"
             )
+
+    def _refuse_time_that_peers_do_not_take(self) -> None:
+        if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
+            raise ValueError(
+                f"rounds: {self.rounds.kind} have no meaning for {self.algorithm.kind}, which has no coordinator to answer "
+                "to: choose synchronous, or an algorithm over mean such as fedavg"
+            )
+        devices = self.devices.model_dump()
+        plain = {"availability": {"kind": "always"}, "failure": 0.0, "interruption": 0.0}
+        plain |= {"joining_s": 0.0, "staying_s": None}
+        for key, value in plain.items():
+            if devices.get(key, value) != value:
+                raise ValueError(
+                    f"devices.{key} has no meaning for {self.algorithm.kind}, whose clients are always there, got "
+                    f"{devices[key]}: write {value}, or choose an algorithm over mean such as fedavg"
+                )
 
     def override(self, values: dict[str, Any]) -> Self:
         """The same experiment with other values.

@@ -632,3 +632,20 @@ def test_an_experiment_goes_from_process_to_process() -> None:
     received = pickle.loads(pickle.dumps(experiment))
     assert received == experiment
     assert received.override({"seed": 1}) == experiment.override({"seed": 1})
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "local"])
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"rounds": "buffered"}, "rounds: buffered have no meaning"),
+        ({"devices": {"kind": "uniform", "failure": 0.1}}, r"devices.failure has no meaning.*got 0.1"),
+        ({"devices": "mobile"}, r"devices.availability has no meaning.*daily"),
+        ({"devices": {"kind": "lognormal", "joining_s": 5}}, r"devices.joining_s has no meaning"),
+    ],
+    ids=str,
+)
+def test_what_peers_do_not_take_of_time_is_refused(algorithm: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidExperiment, match=words):
+        experiment(algorithm=algorithm, **keys)
+    assert experiment(algorithm=algorithm, devices="lognormal").devices.kind == "lognormal"
