@@ -255,8 +255,8 @@ class Experiment(Document):
     def _refuse_time_that_peers_do_not_take(self) -> None:
         if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
             raise ValueError(
-                f"rounds: {self.rounds.kind} have no meaning for {self.algorithm.kind}, which has no coordinator to answer "
-                "to: choose synchronous, or an algorithm over mean such as fedavg"
+                f"rounds: {self.rounds.kind} have no meaning for {self.algorithm.kind}, which has no coordinator to "
+                "answer to: choose synchronous, or an algorithm over mean such as fedavg"
             )
         devices = self.devices.model_dump()
         plain = {"availability": {"kind": "always"}, "failure": 0.0, "interruption": 0.0}
