@@ -34,7 +34,7 @@ from fed.kinds import Component
 from fed.schedules import Schedule
 from fed.validation import Section
 
-__all__ = ["Execution", "Experiment", "Local", "with_overrides"]
+__all__ = ["Checkpointing", "Execution", "Experiment", "Local", "with_overrides"]
 
 
 class Local(Section):
