@@ -21,7 +21,7 @@ from fed.errors import InvalidData
 from fed.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
-__all__ = ["Always", "Availability", "Daily", "OnOff", "Spell", "Spells", "Traced"]
+__all__ = ["Always", "Availability", "Daily", "OnOff", "Spell", "Spells", "Traced", "read_table"]
 
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
