@@ -158,7 +158,7 @@ class RunFolder:
                 "file, or run the experiment again with --overwrite"
             )
         with self._written_on():
-            remove_unfinished_files(self.path)
+            _remove_unfinished(self.path)
             for name in ("summary.json", "report.html"):
                 (self.path / name).unlink(missing_ok=True)
             write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
@@ -227,12 +227,12 @@ def clear_run(folder: Path) -> None:
         OSError: if one cannot be removed.
     """
     remove_all(folder / "checkpoints")
-    remove_unfinished_files(folder)
+    _remove_unfinished(folder)
     for name in sorted(RunFolder.FILES, key="environment.json".__eq__):
         (folder / name).unlink(missing_ok=True)
 
 
-def remove_unfinished_files(folder: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
     """Remove what a process left that was killed while it wrote a file of a run.
 
     Raises:

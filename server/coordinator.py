@@ -134,6 +134,11 @@ class Coordinator:
         Args:
             mixes: whether it moves towards clients' models, rather than by their updates.
         """
+        if mixes and (len(self._sizes) > 2 or type(self._aggregator).begin is not Aggregator.begin):
+            raise InvalidExperiment(
+                "asynchronous rounds mix clients' models, and need an algorithm to which clients report an update "
+                f"alone, got {type(self._aggregator).__name__}: choose one such as fedavg, or buffered rounds"
+            )
         present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
         return Gathering(sum(self._sizes), self._integers_I, self.answer_bytes, self._aggregator.linear, present_V)
 

@@ -315,3 +315,11 @@ def test_clients_that_register_and_leave_take_part_while_they_are_members(rounds
     assert len(asked) > 4
     assert failed > 0
     assert sum(line["failed"] for line in finished.metrics) == failed
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "fednova", "easgd"])
+def test_asynchronous_rounds_refuse_algorithms_whose_clients_report_no_plain_update(
+    algorithm: str, devices: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidExperiment, match="asynchronous rounds mix clients' models"):
+        run({"kind": "asynchronous", "concurrency": 2, "count": 2}, devices, algorithm={"kind": algorithm})
