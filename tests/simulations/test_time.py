@@ -323,3 +323,56 @@ def test_asynchronous_rounds_refuse_algorithms_whose_clients_report_no_plain_upd
 ) -> None:
     with pytest.raises(InvalidExperiment, match="asynchronous rounds mix clients' models"):
         run({"kind": "asynchronous", "concurrency": 2, "count": 2}, devices, algorithm={"kind": algorithm})
+
+
+def stale_synchronous(
+    count: int, bound: float, samples: Sequence[int]
+) -> tuple[NDArray[np.float64], list[float], list[int]]:
+    """SSP with an event queue: the model, the clock at which the slowest ends each task, and all leads when asked."""
+    x, now, clocks, leads = np.zeros(2), 0.0, [0] * CLIENTS, []
+    queue: list[tuple[float, int, NDArray[np.float64]]] = []
+    ends = []
+    for number in range(1, count + 1):
+        while min(clocks) < number:
+            busy = {client for _, client, _ in queue}
+            for client in range(CLIENTS):
+                if client not in busy and clocks[client] <= min(clocks) + bound:
+                    leads.append(clocks[client] - min(clocks))
+                    queue.append((now + samples[client] / SPEEDS[client], client, x))
+            now = min(queue)[0]
+            done = [(client, x0) for time_s, client, x0 in queue if time_s == now]
+            queue = [flight for flight in queue if flight[0] != now]
+            moved = sum(samples[client] * LR * (np.array([client, -client]) - x0) for client, x0 in done)
+            x = x + moved / sum(samples)
+            for client, _ in done:
+                clocks[client] += 1
+        ends.append(now)
+    return x, ends, leads
+
+
+@pytest.mark.parametrize("samples", [(1,) * CLIENTS, (3, 1, 2, 1, 4, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize("bound", [0, 1, 4, "none"])
+def test_rounds_of_bounded_staleness_are_an_event_queue_by_hand(
+    bound: Any, samples: Sequence[int], devices: dict[str, Any]
+) -> None:
+    finished = run({"kind": "bounded_staleness", "count": 6, "bound": bound}, devices, samples=samples)
+    most = math.inf if bound == "none" else bound
+    x, ends, leads = stale_synchronous(6, most, samples)
+    np.testing.assert_allclose(point(finished), x, rtol=1e-10)
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends)
+    assert max(leads) == most or bound == "none"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "local_sgd"])
+def test_with_equal_devices_a_bound_of_zero_is_synchronous_rounds_of_everybody_to_the_bit(algorithm: str) -> None:
+    runs = [
+        simulate(
+            fed.Experiment(algorithm=algorithm, rounds={"count": 4, **rounds}, local={"batch_size": 8}),
+            data=equal_data(),
+            model=Classifier,
+        )
+        for rounds in ({}, {"kind": "bounded_staleness", "bound": 0})
+    ]
+    states = [b"".join(part.numpy().tobytes() for part in one.model.state_dict().values()) for one in runs]
+    assert states[0] == states[1]
+    assert [{**line, "wall_s": 0} for line in runs[0].metrics] == [{**line, "wall_s": 0} for line in runs[1].metrics]
