@@ -187,7 +187,8 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def test_what_was_given_in_python_is_not_known_to_the_command_line(name: str, run: Run) -> None:
     data = fed.FederatedData(train={client: (torch.randn(4, 64), torch.arange(4)) for client in range(10)})
     given = {"data": data, "model": torch.nn.Linear(64, 10), "loss": loss}[name]
-    fed.simulate(fed.Experiment.load("tiny.yaml"), output="mine", **{name: given})
+    keys: Any = {name: given}
+    fed.simulate(fed.Experiment.load("tiny.yaml"), output="mine", **keys)
     Path("mine/summary.json").unlink()
     refused(run("--resume", "mine"), f"call fed.simulate(experiment, {name}=…, output='mine', resume=True)")
 

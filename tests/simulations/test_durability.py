@@ -244,9 +244,9 @@ def test_what_was_given_in_python_must_be_given_again(tmp_path: Path) -> None:
 def test_another_model_or_other_clients_are_refused(tmp_path: Path) -> None:
     one = experiment("synchronous", 4)
     data = {client: (torch.randn(5, 3), torch.randint(2, (5,))) for client in range(6)}
-    given = {"data": fed.FederatedData(train=data), "model": lambda: torch.nn.Linear(3, 2)}
+    given: dict[str, Any] = {"data": fed.FederatedData(train=data), "model": lambda: torch.nn.Linear(3, 2)}
     broken(one, tmp_path / "run", 3, **given)
-    again = {"output": tmp_path / "run", "resume": True}
+    again: dict[str, Any] = {"output": tmp_path / "run", "resume": True}
     with pytest.raises(fed.errors.InvalidInput, match=r"model.bias is \[2\] in the checkpoint of round 2, got None"):
         fed.simulate(one, **again, **{**given, "model": lambda: torch.nn.Linear(3, 2, bias=False)})
     fewer = fed.FederatedData(train={client: data[client] for client in range(5)})
@@ -286,7 +286,7 @@ def test_losses_that_are_not_finite_are_summed_up_alike(tmp_path: Path) -> None:
 # Processes that are killed
 
 
-def program(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+def program(*arguments: str | Path | int, **more: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.simulations.simulation_deaths", *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False, **more)
     assert done.returncode == 0, done.stderr[-3000:]

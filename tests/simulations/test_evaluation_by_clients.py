@@ -212,6 +212,15 @@ class Mixed:
     def model(self) -> State:
         return self.federation.model()
 
+    def state(self) -> Any:
+        return self.federation.state()
+
+    def restore(self, state: Any) -> None:
+        self.federation.restore(state)
+
+    def occupation(self) -> Any:
+        return self.federation.occupation()
+
     def models(self) -> Mapping[ClientId, State]:
         return self.own
 
