@@ -134,7 +134,7 @@ def part_of_the_page(heading: str) -> str:
         (SAMPLINGS, "rounds", set()),
         (ROUNDS, "rounds", {"count", "sampling", "evaluate_every"}),
         (STALENESSES, "rounds", set()),
-        (DEVICES, "devices", {"availability", "failure", "interruption"}),
+        (DEVICES, "devices", {"availability", "failure", "interruption", "joining_s", "staying_s"}),
         (AVAILABILITIES, "devices", set()),
     ],
     ids=lambda value: str(getattr(value, "name", "")),
