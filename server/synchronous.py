@@ -59,7 +59,8 @@ class Synchronous(Rounds):
     """Each round a random cohort trains from the same model, and the round ends when all have answered.
 
     A round may ask more clients than it needs, and end at a deadline; who has not answered then is late, and nobody
-    waits for it. Before a round begins it waits until the cohort is there, a day at most.
+    waits for it. Before a round begins it waits until the cohort is there, or all members where
+    they are fewer, a day at most.
 
     Args:
         cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
@@ -117,7 +118,8 @@ class Synchronous(Rounds):
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """One round, numbered from 1."""
         fleet = coordinator.fleet
-        await_clients(coordinator, number, 1 if self.cohort == "all" else self.cohort)
+        members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.members()))
+        await_clients(coordinator, number, max(members, 1))
         cohort, asked = self.cohort_of(len(fleet.members())), self.asked_of(len(fleet.members()))
         begins_s = fleet.clock
         gathering = coordinator.begin()

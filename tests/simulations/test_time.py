@@ -276,7 +276,7 @@ def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) 
     "rounds",
     [
         {"count": 12},
-        {"count": 40, "cohort": 2, "quorum": 1.0},
+        {"count": 14, "cohort": 4, "quorum": 1.0},
         {"kind": "buffered", "count": 12, "buffer": 2, "concurrency": 4},
         {"kind": "bounded_staleness", "count": 6, "bound": 1},
     ],
@@ -300,7 +300,7 @@ def test_clients_that_register_and_leave_take_part_while_they_are_members(rounds
         "down_bytes_per_s": 1e300,
         "up_bytes_per_s": 1e300,
         "joining_s": 4,
-        "staying_s": 12 if "cohort" not in rounds else 60,
+        "staying_s": 12,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
@@ -376,3 +376,21 @@ def test_with_equal_devices_a_bound_of_zero_is_synchronous_rounds_of_everybody_t
     states = [b"".join(part.numpy().tobytes() for part in one.model.state_dict().values()) for one in runs]
     assert states[0] == states[1]
     assert [{**line, "wall_s": 0} for line in runs[0].metrics] == [{**line, "wall_s": 0} for line in runs[1].metrics]
+
+
+def test_one_client_that_holds_all_data_is_no_cohort_to_be_waited_for(devices: dict[str, Any]) -> None:
+    """Centralized: three rounds of one step on all eight samples, a thousand a second, whatever the cohort."""
+    for rounds in ({"count": 3}, {"count": 3, "cohort": 4}):
+        finished = run(rounds, devices, algorithm={"kind": "centralized"})
+        assert [line["virtual_s"] for line in finished.metrics] == pytest.approx([0.008, 0.016, 0.024])
+
+
+def test_a_round_waits_for_as_many_clients_as_are_members() -> None:
+    """One client registers long before the others; rounds of two do not wait for a second."""
+    section = {"kind": "uniform", "joining_s": 3600}
+    joins_s = sorted(
+        fed.Experiment(devices=section).devices.make().membership(client, Streams(0))[0] for client in range(CLIENTS)
+    )
+    finished = run({"count": 2, "cohort": 2}, section)
+    assert finished.metrics[0]["selected"] == 1
+    assert joins_s[0] < finished.metrics[0]["virtual_s"] < finished.metrics[1]["virtual_s"] < joins_s[1]
