@@ -38,7 +38,8 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "asynchronous": {"kind": "asynchronous", "concurrency": CONCURRENCY},
     "buffered": {"kind": "buffered", "concurrency": CONCURRENCY, "buffer": BUFFER},
 }
-SAMPLES = torch.zeros(20, 4), torch.zeros(20, dtype=torch.int64)
+HELD = 20
+SAMPLES = torch.zeros(HELD, 4), torch.zeros(HELD, dtype=torch.int64)
 
 
 class AtOnce(Executor):
@@ -67,7 +68,7 @@ class AtOnce(Executor):
                 messages, integers = messages[0], integers if integers.ndim == 1 else integers[0]
             elif integers.ndim == 1:
                 integers = integers.expand(count, -1)
-            samples = (len(SAMPLES[1]),) * count
+            samples = (HELD,) * count
             trained = Trained(samples, samples, (0.0,) * count, tuple(map(float, samples)))
             yield Result(ticket, trained, (messages, integers))
 
@@ -78,7 +79,7 @@ class AtOnce(Executor):
 def measure(kind: str, population: int, seconds: float) -> dict[str, float]:
     """One run, in this process: what it took until the first round, and events a second from then on."""
     began_s = perf_counter()
-    clients = fed.ClientsOnDemand(range(population), lambda client: SAMPLES, lambda client: len(SAMPLES[1]))
+    clients = fed.ClientsOnDemand(range(population), lambda client: SAMPLES, lambda client: HELD)
     experiment = fed.Experiment(
         rounds={**ROUNDS[kind], "count": 10**9, "evaluate_every": 10**9},
         devices={"kind": "lognormal"},

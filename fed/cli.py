@@ -56,6 +56,9 @@ _Resume = Annotated[
         help="Go on with the run in this folder, from its last checkpoint.", metavar="DIR", show_default=False
     ),
 ]
+_Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say what rounds wait for, and which clients fail and why.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on standard output.")]
 _Picture = Annotated[
     Path | None, typer.Option(help="Draw it into this file as well, as SVG.", metavar="FILE.svg", show_default=False)
@@ -90,17 +93,18 @@ def _simulate(
     output: _Output = None,
     overwrite: _Overwrite = False,
     resume: _Resume = None,
+    verbose: _Verbose = False,
     json: _Json = False,
 ) -> int:
     """Run an experiment on simulated clients, on this machine; or go on with a run that was interrupted."""
     if resume is not None:
         if file is not None or settings or output is not None or overwrite:
             raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
-        return cli_runs.resume(resume, as_json=json)
+        return cli_runs.resume(resume, verbose=verbose, as_json=json)
     if file is None:
         raise InvalidInput("fed simulate needs an experiment, got none: give a file, or --resume DIR")
     experiment = read_experiment(file, settings or ())
-    return cli_runs.simulate(experiment, output=output, overwrite=overwrite, as_json=json)
+    return cli_runs.simulate(experiment, output=output, overwrite=overwrite, verbose=verbose, as_json=json)
 
 
 @app.command("compare")

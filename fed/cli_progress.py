@@ -1,6 +1,7 @@
 """How far a run is, on standard error: a bar on a terminal, elsewhere a line about every tenth of the way."""
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from fed.quantities import bytes_text, duration_text
 if TYPE_CHECKING:
     from fed.simulations.expectation import Expectation
 
-__all__ = ["Bar", "ComparisonProgress", "Display", "Lines", "SimulationProgress", "display"]
+__all__ = ["Bar", "ComparisonProgress", "Display", "Lines", "SimulationProgress", "display", "say_all"]
 
 _LONG_S = 10.0
 """A run expected to take longer is announced."""
@@ -92,6 +93,23 @@ def display() -> Display:
     from rich.console import Console
 
     return Bar() if sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal else Lines()
+
+
+class _Said(logging.Handler):
+    def __init__(self, shown: Display) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._shown.say(self.format(record))
+
+
+def say_all(shown: Display) -> None:
+    """Show all that is logged, between the progress of a run."""
+    logger = logging.getLogger("fed")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Said(shown))
+    logger.propagate = False
 
 
 class _Clock:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import fed
-from fed.cli_progress import ComparisonProgress, SimulationProgress, display
+from fed.cli_progress import ComparisonProgress, SimulationProgress, display, say_all
 from fed.errors import InvalidInput
 from fed.machine import keep_freed_memory
 from fed.quantities import bytes_text, duration_text
@@ -28,13 +28,13 @@ _RUNS = Path("runs")
 _INTERRUPTED = 130
 
 
-def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, as_json: bool) -> int:
+def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, verbose: bool, as_json: bool) -> int:
     """Run an experiment, and say what came of it and where it is kept; the exit code."""
     with folder(experiment.name, output, overwrite) as directory:
-        return _simulate(experiment, directory, as_json, overwrite=overwrite)
+        return _simulate(experiment, directory, verbose, as_json, overwrite=overwrite)
 
 
-def resume(directory: Path, *, as_json: bool) -> int:
+def resume(directory: Path, *, verbose: bool, as_json: bool) -> int:
     """Go on with a run from its last checkpoint; of one that has finished, say what came of it; the exit code."""
     from fed.run import RunFolder
     from fed.runs import RunState, state_of
@@ -43,14 +43,22 @@ def resume(directory: Path, *, as_json: bool) -> int:
     if state_of(directory) is RunState.FINISHED:
         _tell(directory, _summary_in(directory), as_json)
         return 0
-    return _simulate(run.experiment(), directory, as_json, resume=True)
+    return _simulate(run.experiment(), directory, verbose, as_json, resume=True)
 
 
 def _simulate(
-    experiment: "Experiment", directory: Path, as_json: bool, *, overwrite: bool = False, resume: bool = False
+    experiment: "Experiment",
+    directory: Path,
+    verbose: bool,
+    as_json: bool,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
 ) -> int:
     keep_freed_memory()
     shown = display()
+    if verbose:
+        say_all(shown)
     watch = SimulationProgress(shown)
     try:
         with _all_to_standard_error(as_json), shown:

@@ -51,7 +51,7 @@ class Task(NamedTuple):
 
     def size_bytes(self) -> int:
         """Bytes of its tensors as they travel."""
-        return sum(tensor.nbytes for tensor in (self.vector_V, self.integers_I, *self.broadcast))
+        return self.vector_V.nbytes + self.integers_I.nbytes + sum([part.nbytes for part in self.broadcast])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 """Named random streams: every draw of a run is a function of (seed, purpose, key), never of what was drawn before."""
 
 import hashlib
+import math
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +40,22 @@ class Streams:
         digest = self._digest(purpose, key, 16)
         seed: Any = _Key(digest)  # Philox takes any ISeedSequence; NumPy's types know of one
         return np.random.Generator(np.random.Philox(seed))
+
+    def uniforms(self, purpose: str, *key: object) -> tuple[float, float, float, float]:
+        """Four numbers uniform in [0, 1), multiples of 2⁻⁵³: the hash itself, in a quarter of a generator's time.
+
+        Example:
+            >>> [round(number, 3) for number in Streams(0).uniforms("fate", 7)]
+            [0.347, 0.939, 0.526, 0.169]
+        """
+        a, b, c, d = struct.unpack("<4Q", self._digest(purpose, key, 32))
+        return (a >> 11) * 2.0**-53, (b >> 11) * 2.0**-53, (c >> 11) * 2.0**-53, (d >> 11) * 2.0**-53
+
+    def normals(self, purpose: str, *key: object) -> tuple[float, float]:
+        """Two independent numbers of the standard normal distribution (Box & Muller 1958)."""
+        radius, turn, *_ = self.uniforms(purpose, *key)
+        length, angle = math.sqrt(-2 * math.log1p(-radius)), 2 * math.pi * turn
+        return length * math.cos(angle), length * math.sin(angle)
 
     def torch_seed(self, purpose: str, *key: object) -> int:
         """A seed in [0, 2⁶³) for PyTorch's generators."""

@@ -24,6 +24,7 @@ _LOWEST_EXPONENT = _LANE_BITS * _LOWEST
 _LARGEST = 2.0**800
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
+_ZERO = torch.zeros((), dtype=torch.float64)
 
 
 class WeightedMean:
@@ -53,14 +54,15 @@ class WeightedMean:
         self.atoms = 0
         self.weight: int | Fraction = 0  # exact; fractions take ten times as long as whole numbers
         self._lanes: dict[int, Tensor] = {}
-        self._only_P: Tensor | None = None  # the product of a single vector, which needs no lanes
+        self._products: list[Tensor] = []  # not cut yet: a single one needs no lanes, small ones are cut together
 
-    def add(self, vector_P: Tensor, weight: float) -> None:
+    def add(self, vector_P: Tensor, weight: float, factor: float = 1.0) -> None:
         """Count a vector with a weight.
 
         Args:
             vector_P: [P], finite.
             weight: positive and finite.
+            factor: multiplies the vector, and not the weight.
 
         Raises:
             FedError: if the shape is another, a product is not finite and below 2⁸⁰⁰, or 2²⁰ vectors are counted.
@@ -69,16 +71,18 @@ class WeightedMean:
             raise FedError(f"a weight must be positive and finite, got {weight}")
         if vector_P.shape != (self.size,):
             raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
-        if self.atoms == 0 and self.size:
-            _highest_lane(vector_P, weight)
+        if self.atoms == 0 or (len(self._products) + 1) * self.size <= _PIECE:
+            product_P = vector_P.double() * (weight * factor)
+            if not torch.dot(product_P, product_P).item() < _LARGEST:  # most are far smaller, and one number says so
+                _highest_lane(product_P, 1)
             self._count(1, _exact(weight))
-            self._only_P = vector_P.double() * weight
+            self._products.append(product_P)
             return
         pieces = self._pieces(vector_P)
-        highest = [_highest_lane(piece_p, weight) for _, piece_p in pieces]
+        highest = [_highest_lane(piece_p, weight * factor) for _, piece_p in pieces]
         self._count(1, _exact(weight))
-        self._cut_first()
-        self._cut(pieces, highest, weight)
+        self._cut_products()
+        self._cut(pieces, highest, weight * factor)
 
     def merge(self, other: "WeightedMean") -> None:
         """Count all that another sum has counted.
@@ -89,10 +93,8 @@ class WeightedMean:
         if other.size != self.size:
             raise FedError(f"means of one length can be merged, got {self.size} and {other.size}")
         self._count(other.atoms, other.weight)
-        self._cut_first()
-        if other._only_P is not None:
-            pieces = self._pieces(other._only_P)
-            self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)
+        self._cut_products()
+        self._products = [*other._products]
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
 
@@ -104,9 +106,10 @@ class WeightedMean:
         """
         if not self.weight:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
-        if self._only_P is not None:  # on the grid's last line, as lanes would leave it; + 0 makes −0 to 0
-            units_P = (self._only_P * 2.0**-_LOWEST_EXPONENT).round_()
-            return units_P.mul_(2.0**_LOWEST_EXPONENT).add_(0.0).div_(float(self.weight))
+        if self.atoms == 1 and self._products:  # on the grid's last line, as lanes would leave it; 0 + makes −0 to 0
+            units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
+            return torch.add(_ZERO, units_P, alpha=2.0**_LOWEST_EXPONENT).div_(float(self.weight))
+        self._cut_products()
         sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for start in range(0, self.size, _PIECE):
             self._sum_piece(sum_P[start : start + _PIECE], start)
@@ -125,11 +128,15 @@ class WeightedMean:
             return [(0, vector_P)]
         return [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
 
-    def _cut_first(self) -> None:
-        """Cut the first vector into lanes, if it is the only one so far."""
-        if self._only_P is not None:
-            pieces, self._only_P = self._pieces(self._only_P), None
+    def _cut_products(self) -> None:
+        """Cut into lanes what has not been."""
+        products, self._products = self._products, []
+        if len(products) == 1:
+            pieces = self._pieces(products[0])
             self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)
+        elif products and self.size:
+            rest_KP = torch.stack(products)
+            self._add_piece(rest_KP, torch.empty_like(rest_KP), 0, _highest_lane(rest_KP, 1))
 
     def _cut(self, pieces: list[tuple[int, Tensor]], highest: list[int], weight: float) -> None:
         longest = min(self.size, _PIECE)
@@ -140,13 +147,15 @@ class WeightedMean:
             self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start, lane)
 
     def _add_piece(self, rest_p: Tensor, cut_p: Tensor, start: int, highest: int) -> None:
-        """Cut a piece into lanes, from the highest that it reaches to the lowest, or until nothing is left."""
+        """Cut a piece, or several [K, p], into lanes, from the highest to the lowest, or until nothing is left."""
+        flat = rest_p.view(-1)
         for index in range(highest, _LOWEST - 1, -1):
             _round_to_lane(rest_p, index, out=cut_p)
-            lane_P = self._lane(index)
-            (lane_P if rest_p.shape == lane_P.shape else lane_P[start : start + len(rest_p)]).add_(cut_p)
+            lane_P, summed_p = self._lane(index), cut_p if cut_p.ndim == 1 else cut_p.sum(0)
+            (lane_P if summed_p.shape == lane_P.shape else lane_P[start : start + len(summed_p)]).add_(summed_p)
+            rest_p.sub_(cut_p)
             # Ten times as fast as counting; a number whose square underflows lies far below the grid.
-            if index == _LOWEST or not torch.dot(rest_p.sub_(cut_p), rest_p):
+            if index == _LOWEST or not torch.dot(flat, flat):
                 return
 
     def _sum_piece(self, sum_p: Tensor, start: int) -> None:

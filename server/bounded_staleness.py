@@ -13,7 +13,7 @@ from fed.errors import RunFailed
 from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange, Gathering, joined
 from fed.server.parameter_store import ParameterStore
-from fed.server.synchronous import Rounds
+from fed.server.synchronous import Rounds, lose_patience
 
 __all__ = ["BoundedStaleness"]
 
@@ -56,8 +56,9 @@ class BoundedStaleness(Rounds):
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """Until the slowest client has finished so many tasks."""
         store = coordinator.clocks(math.inf if self.bound == "none" else self.bound)
-        exchanges = []
+        exchanges, begins_s = [], coordinator.fleet.clock
         while store.slowest < number:
+            lose_patience(coordinator, number, begins_s)
             gathering = coordinator.begin()
             for clock, clients in sorted(self._ready(coordinator, store).items()):
                 coordinator.ask(gathering, clock + 1, clients, cohort=len(coordinator.fleet.members()))

@@ -38,7 +38,6 @@ class _Offer(NamedTuple):
     start_V: Tensor
     broadcast: tuple[Tensor, ...]
     steps: int | None
-    size_bytes: int
 
 
 class Coordinator:
@@ -93,7 +92,9 @@ class Coordinator:
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
         self._sizes = [*message_sizes(aggregator, params_P, len(fleet.members())), layout.size - layout.parameters]
+        self._message_size = sum(self._sizes)
         self._integers_I = integers_I
+        self._answer_bytes = self._message_size * layout.dtype.itemsize + integers_I.nbytes
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
         self._offered: _Offer | None = None
@@ -140,7 +141,8 @@ class Coordinator:
                 f"alone, got {type(self._aggregator).__name__}: choose one such as fedavg, or buffered rounds"
             )
         present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
-        return Gathering(sum(self._sizes), self._integers_I, self.answer_bytes, self._aggregator.linear, present_V)
+        message = self._message_size, self._integers_I, self._answer_bytes
+        return Gathering(*message, self._aggregator.linear, present_V)
 
     def ask(
         self,
@@ -162,7 +164,7 @@ class Coordinator:
             deadline_s: how long after this an answer must be there.
             takes_parts: whether a client may answer with a part of its work.
         """
-        start_V, broadcast, steps, size_bytes = self._offer()
+        start_V, broadcast, steps = self._offer()
         lr = self._lr_in(number, cohort or len(clients)) if self._lr_in else None
         model = start_V, self._integers_I, broadcast, lr, steps
         tasks = [
@@ -173,7 +175,7 @@ class Coordinator:
         for task in tasks:
             self.open[task.id] = OpenTask(task, self.version)
         gathering.selected += len(tasks)
-        gathering.bytes_down += size_bytes * len(tasks)
+        gathering.bytes_down += sum([task.size_bytes() for task in tasks[:1]]) * len(tasks)
         self.fleet.dispatch(tasks)
 
     def gather(
@@ -251,11 +253,6 @@ class Coordinator:
         self.open = {task.id: OpenTask(task, version) for task, version in tasks}
         self._clocks = ParameterStore.restore(state["clocks"]) if state["clocks"] else None
 
-    @property
-    def answer_bytes(self) -> int:
-        """Bytes of a client's message and integers as they travel."""
-        return sum(self._sizes) * self._layout.dtype.itemsize + self._integers_I.nbytes
-
     def _suffice(self, replies: int, number: int) -> bool:
         try:
             self._aggregator.check(replies)
@@ -283,8 +280,7 @@ class Coordinator:
         if self._offered is None:
             start_V = self._vector(self._aggregator.start(self._state))
             broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
-            size_bytes = sum(part.nbytes for part in (start_V, self._integers_I, *broadcast))
-            self._offered = _Offer(start_V, broadcast, self._aggregator.steps(self._state), size_bytes)
+            self._offered = _Offer(start_V, broadcast, self._aggregator.steps(self._state))
         return self._offered
 
     def _vector(self, params_P: Tensor) -> Tensor:

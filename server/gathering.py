@@ -7,7 +7,6 @@ message and of its float buffers' update.
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -25,8 +24,7 @@ Staleness = Callable[[int], float | None]
 """How many versions old an update's start is → the factor that the update is counted with; None: not at all."""
 
 
-@dataclass(frozen=True)
-class Exchange:
+class Exchange(NamedTuple):
     """What a round's exchange of models came to.
 
     Args:
@@ -61,7 +59,7 @@ def joined(exchanges: Sequence[Exchange]) -> Exchange:
     if not total:
         return Exchange(**counts, train_loss=None)
     if len(replied) == 1:
-        return replace(replied[0][0], **counts)
+        return replied[0][0]._replace(**counts)
     loss = math.fsum((one.train_loss or 0.0) * weight for one, weight in replied) / total
     staleness = sum(one.staleness_mean * weight for one, weight in replied) / total
     return Exchange(**counts, train_loss=loss, staleness_mean=staleness)
@@ -141,7 +139,7 @@ class Gathering:
         elif answer.diverged:
             self._diverged.append(answer)
         elif open_tasks.pop(answer.task, None) is not None:
-            _log.warning("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
+            _log.info("round %d: client %r failed: %s", answer.round, answer.client, answer.reason)
             self.failed += 1
 
     def raise_if_diverged(self) -> None:
@@ -243,12 +241,10 @@ class Gathering:
         self._weight += weight
         if self._present_V is not None:
             mean_M = mean_M + (tasks[0].task.vector_V - self._present_V)
-        if factor != 1.0:
-            mean_M = mean_M * factor
         if self._is_linear:
-            self._mean.add(mean_M, weight)
+            self._mean.add(mean_M, weight, factor)
         else:
-            self._single[tasks[0].task.id] = mean_M, weight
+            self._single[tasks[0].task.id] = mean_M * factor, weight
         self._note(tasks, integers_I, losses, samples, staleness)
 
     def _note(

@@ -1,7 +1,7 @@
 """Who takes part in a round: rules that draw a cohort from a population."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,9 +41,14 @@ class Draw(NamedTuple):
         return len(self.fleet.nodes())
 
     @property
+    def stream(self) -> tuple[str, *tuple[int, ...]]:
+        """The name of the draw's own stream."""
+        return ("cohort", self.number, self.again) if self.again else ("cohort", self.number)
+
+    @property
     def generator(self) -> np.random.Generator:
-        """The round's own stream, from its beginning."""
-        return self.streams.generator("cohort", self.number, *((self.again,) if self.again else ()))
+        """The draw's own stream, from its beginning."""
+        return self.streams.generator(*self.stream)
 
     def by_samples(self, count: int) -> np.ndarray:
         """So many clients, one after the other, each with a probability proportional to its samples."""
@@ -65,10 +70,10 @@ class Sampling(Hyperparameters, ABC):
     def sample(self, draw: Draw) -> list[int | str]:
         """The clients of a round, in the fleet's order."""
         nodes = draw.fleet.nodes()
-        return [nodes[place] for place in sorted(self.places(draw).tolist())]
+        return [nodes[place] for place in sorted(self.places(draw))]
 
     @abstractmethod
-    def places(self, draw: Draw) -> np.ndarray:
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """The clients of a round as places in the fleet, from 0, in any order."""
 
 
@@ -76,10 +81,10 @@ class Sampling(Hyperparameters, ABC):
 class Uniform(Sampling):
     """Every cohort of that size is as likely as every other."""
 
-    def places(self, draw: Draw) -> np.ndarray:
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """Without replacement."""
-        if draw.cohort == 1:  # the same client, in a fraction of the time
-            return np.array([draw.generator.integers(draw.population)])
+        if draw.cohort == 1:  # as asynchronous rounds draw them, in a fraction of the time
+            return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
         return draw.generator.choice(draw.population, size=draw.cohort, replace=False)
 
 
@@ -91,7 +96,7 @@ class Weighted(Sampling):
     clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme I). A round looks at every client's size.
     """
 
-    def places(self, draw: Draw) -> np.ndarray:
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """By samples."""
         return draw.by_samples(draw.cohort)
 
@@ -100,7 +105,7 @@ class Weighted(Sampling):
 class RoundRobin(Sampling):
     """Everybody in turn, in a random order that stays the same."""
 
-    def places(self, draw: Draw) -> np.ndarray:
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """The next in the order."""
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.cohort) + (draw.number - 1) * draw.cohort) % draw.population]
@@ -113,7 +118,7 @@ class Poisson(Sampling):
     Differential privacy is accounted for this kind of sampling.
     """
 
-    def places(self, draw: Draw) -> np.ndarray:
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """How many there are is binomial; who they are, uniform."""
         generator = draw.generator
         count = generator.binomial(draw.population, draw.cohort / draw.population)
@@ -144,7 +149,7 @@ class PowerOfChoice(Sampling):
                 f"rounds.sampling.candidates must be at least the cohort of {cohort}, got {self.candidates}: raise it"
             )
 
-    def places(self, draw: Draw) -> np.ndarray:
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """Those with the largest losses; of equal ones the first drawn."""
         self.check(draw.cohort)
         count = min(self.candidates or 2 * draw.cohort, draw.population)

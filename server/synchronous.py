@@ -16,10 +16,11 @@ from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange, Gathering
 from fed.server.sampling import Draw, Sampling
 
-__all__ = ["Rounds", "Synchronous", "await_clients"]
+__all__ = ["Rounds", "Synchronous", "await_clients", "lose_patience"]
 
 _log = logging.getLogger(__name__)
 _DAY_S = 86400.0
+_LONGEST_S = 7 * _DAY_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +157,37 @@ class Synchronous(Rounds):
 
     def _reach_quorum(self, coordinator: Coordinator, gathering: Gathering, number: int, quorum: int) -> None:
         """Wait until so many have replied, past the deadline; ask others where too few are left."""
+        begins_s = coordinator.fleet.clock
         while gathering.replied < quorum:
+            lose_patience(coordinator, number, begins_s)
             missing = quorum - gathering.replied
-            _log.info("round %d waits for %d more replies to its quorum of %d", number, missing, quorum)
+            _log.info("round %d waits for its quorum: %d of %d have replied", number, gathering.replied, quorum)
             lacking = missing - len(coordinator.open)
             if lacking > 0:
                 await_clients(coordinator, number, lacking)
                 clients = self.draw(coordinator, number, lacking, gathering.selected)
                 coordinator.ask(gathering, number, clients, cohort=self.cohort_of(len(coordinator.fleet.members())))
             coordinator.gather(gathering, enough=missing)
+
+
+def lose_patience(coordinator: Coordinator, number: int, begins_s: float) -> None:
+    """Wait for a round for a week of the clients' time, and no longer.
+
+    Args:
+        coordinator: of the round.
+        number: of the round, from 1.
+        begins_s: the clock when it began.
+
+    Raises:
+        RunFailed: if it has not come to its end by then, as where no client stays for as long as its task takes.
+    """
+    if coordinator.fleet.clock > begins_s + _LONGEST_S:
+        waiting = [task.client for task, _ in coordinator.open.values()]
+        raise RunFailed(
+            f"round {number} has not ended within a week of the clients' time; "
+            + (f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away")
+            + ": give tasks less to do, ask fewer clients, or lower a quorum or a buffer"
+        )
 
 
 def await_clients(coordinator: Coordinator, number: int, count: int) -> None:

@@ -17,7 +17,7 @@ from fed.kinds import Component
 from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange
 from fed.server.staleness import Staleness
-from fed.server.synchronous import Rounds, await_clients
+from fed.server.synchronous import Rounds, await_clients, lose_patience
 
 __all__ = ["Asynchronous", "Buffered"]
 
@@ -79,8 +79,9 @@ class _Unsynchronised(Rounds, ABC):
 
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """Until the model moves for that time, counted from 1."""
-        gathering = coordinator.begin(mixes=self.mixes)
+        gathering, begins_s = coordinator.begin(mixes=self.mixes), coordinator.fleet.clock
         while gathering.replied < self.updates:
+            lose_patience(coordinator, number, begins_s)
             free = self.asked_of(len(coordinator.fleet.members())) - len(coordinator.open)
             if clients := self.draw(coordinator, number, free, gathering.selected):
                 coordinator.ask(gathering, number, clients, cohort=self.updates)

@@ -74,7 +74,7 @@ class Daily(Availability):
     spread_hours: NonNegativeFloat = 1.5
 
     def of(self, client: ClientId, streams: Streams) -> Spells:  # noqa: D102
-        away_hours = streams.generator("daily", client).normal() * self.spread_hours
+        away_hours = streams.normals("daily", client)[0] * self.spread_hours
         begins_s = (self.begins_hour + away_hours) * _HOUR_S % _DAY_S
         return _Pattern([(begins_s, begins_s + self.hours * _HOUR_S)], _DAY_S)
 
@@ -120,7 +120,7 @@ class Traced(Availability):
         spells = self._spells.get(str(client))
         if spells is None:
             names = list(self._spells)
-            spells = self._spells[names[int(streams.generator("trace", client).integers(len(names)))]]
+            spells = self._spells[names[int(streams.uniforms("trace", client)[0] * len(names))]]
         return _Pattern(spells, self.period_s or math.inf)
 
     @cached_property

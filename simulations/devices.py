@@ -93,7 +93,7 @@ class Devices(Hyperparameters, ABC):
 
     def membership(self, client: ClientId, streams: Streams) -> tuple[float, float]:
         """When a client registers, and when it leaves for good."""
-        joins, stays = streams.generator("membership", client).random(2).tolist()
+        joins, stays, *_ = streams.uniforms("membership", client)
         leaves_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
         return joins * self.joining_s, joins * self.joining_s + leaves_s
 
@@ -166,7 +166,7 @@ class Lognormal(Uniform):
     bandwidth_sigma: NonNegativeFloat = 0.0
 
     def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
-        z, w = streams.generator("device", client).normal(size=2).tolist()
+        z, w = streams.normals("device", client)
         factor = math.exp(self.bandwidth_sigma * w)
         return Device(
             samples_per_s=self.samples_per_s * math.exp(self.sigma * z),
@@ -216,7 +216,7 @@ class Traced(Devices):
         if str(client) in self._devices:
             return self._devices[str(client)]
         names = list(self._devices)
-        return self._devices[names[int(streams.generator("device", client).integers(len(names)))]]
+        return self._devices[names[int(streams.uniforms("device", client)[0] * len(names))]]
 
     @cached_property
     def _devices(self) -> dict[str, Device]:

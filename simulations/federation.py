@@ -4,7 +4,6 @@ Shapes: V, a model's floating-point state; I, its integers.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -88,7 +87,7 @@ class Coordinated:
     def round(self, number: int) -> Exchange:
         """One round of the policy."""
         exchange = self._policy.round(self._coordinator, number)
-        return exchange if self._sends else replace(exchange, bytes_up=0, bytes_down=0)
+        return exchange if self._sends else exchange._replace(bytes_up=0, bytes_down=0)
 
     def state(self) -> Tree:
         """The coordinator's and the fleet's."""

@@ -278,8 +278,7 @@ class SimulatedFleet:
             weight, losses = sum(trained.weights), trained.train_losses
             yield GroupReply(ids, flights[0].task.round, clients, messages, weight, integers, trained.samples, losses)
             return
-        # A copy of each row, lest the last of a group to be asked for keeps all of its rows.
-        messages_of, integers_of, *states_of = ([row.clone() for row in part.unbind()] for part in tensors)
+        messages_of, integers_of, *states_of = (_rows(part) for part in tensors)
         kept_of = zip(*states_of, strict=True) if states else [()] * len(flights)
         told = trained.weights, integers_of, trained.samples, trained.train_losses, kept_of
         for flight, *answer in zip(flights, messages_of, *told, strict=True):
@@ -300,6 +299,11 @@ def _spells(clients: Sequence[ClientId], devices: Devices, streams: Streams) -> 
         return {}
     found = ((client, devices.spells(client, streams)) for client in clients)
     return {client: spells for client, spells in found if spells is not None}
+
+
+def _rows(part_KN: Tensor) -> list[Tensor]:
+    """A copy of each row, lest the last of a group to be asked for keeps all of its rows."""
+    return [row.clone() for row in part_KN.unbind()] if part_KN.shape[1] else [part_KN[0]] * len(part_KN)
 
 
 def _steps(flight: Flight) -> int | None:

@@ -100,7 +100,7 @@ class Departures:
         moved = {"bytes_down": task_bytes, "bytes_up": self._answer_bytes}
         steps, problem, part = None, None, 1.0
         if self._risky:
-            fails, at, is_cut, after = self._streams.generator("fate", task.id).random(4).tolist()
+            fails, at, is_cut, after = self._streams.uniforms("fate", task.id)
             if is_cut < self._devices.interruption:
                 total = self._groups.steps(samples, task.steps)
                 steps = 1 + int(after * (total - 1)) if total > 1 else None

@@ -26,6 +26,7 @@ class Presence(Sequence[ClientId]):
 
     def __init__(self, clients: Sequence[ClientId]) -> None:
         self._clients = clients
+        self._size = len(clients)
         self._absent: set[int] = set()
         self._places: dict[ClientId, int] | None = None
         self._counts: list[int] | None = None  # present clients by node of the tree; made when first somebody leaves
@@ -35,6 +36,7 @@ class Presence(Sequence[ClientId]):
         place = self._place_of(client)
         if place not in self._absent:
             self._absent.add(place)
+            self._size -= 1
             self._change(place, -1)
 
     def come(self, client: ClientId) -> None:
@@ -42,10 +44,11 @@ class Presence(Sequence[ClientId]):
         place = self._place_of(client)
         if place in self._absent:
             self._absent.remove(place)
+            self._size += 1
             self._change(place, 1)
 
     def __len__(self) -> int:
-        return len(self._clients) - len(self._absent)
+        return self._size
 
     @overload
     def __getitem__(self, index: int) -> ClientId: ...
@@ -54,7 +57,7 @@ class Presence(Sequence[ClientId]):
     def __getitem__(self, index: int | slice) -> ClientId | list[ClientId]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
+        index = range(self._size)[index]
         return self._clients[self._select(index) if self._absent else index]
 
     def __iter__(self) -> Iterator[ClientId]:
@@ -81,7 +84,7 @@ class Presence(Sequence[ClientId]):
         """The place of the present client before which there are so many."""
         assert self._counts is not None
         counts, size = self._counts, len(self._counts)
-        place, step = 0, 1 << (len(self._clients).bit_length() - 1)
+        place, step = 0, 1 << (size.bit_length() - 1)
         while step:
             node = place + step
             if node < size and counts[node] <= index:

@@ -218,7 +218,7 @@ class _Recording:
             return
         pending, self._pending = self._pending, None
         scores = pending.scoring.line() if pending.scoring else {"test_accuracy": None, "test_loss": None}
-        line = {**pending.line, **scores, **vars(pending.exchange)}
+        line = {**pending.line, **scores, **pending.exchange._asdict()}
         # Together: an interruption within the next round finds the model that the last line measured.
         self._states = pending.states
         self._metrics.append(line)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import kstest
 
 from fed.randomness import Streams, seeded_torch
 
@@ -157,3 +158,17 @@ def test_the_gpus_generator_is_isolated_too() -> None:
     assert torch.equal(torch.rand(3, device=cuda), expected)
     with seeded_torch(99, cuda):
         assert torch.equal(torch.rand(5, device=cuda), inside)
+
+
+def test_uniform_and_normal_numbers_of_names_have_their_distributions_and_are_independent() -> None:
+    streams = Streams(5)
+    uniforms_N4 = np.array([streams.uniforms("a", number) for number in range(20_000)])
+    normals_N2 = np.array([streams.normals("b", number) for number in range(20_000)])
+    assert all(kstest(column, "uniform").pvalue > 0.001 for column in uniforms_N4.T)
+    assert all(kstest(column, "norm").pvalue > 0.001 for column in normals_N2.T)
+    for columns in (uniforms_N4.T, normals_N2.T, normals_N2.T**2):
+        correlations = np.corrcoef(columns) - np.eye(len(columns))
+        assert np.abs(correlations).max() < 4 / math.sqrt(20_000)
+    assert uniforms_N4.min() >= 0
+    assert uniforms_N4.max() < 1
+    assert len({streams.uniforms(purpose, *key) for purpose, key in LOOKALIKES}) == len(LOOKALIKES)

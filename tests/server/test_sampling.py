@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare
 
 from fed.errors import InvalidExperiment
 from fed.messages import Failure, Task
@@ -161,8 +162,8 @@ class Many(Crowd):
         return list(range(self._population))
 
 
-@pytest.mark.parametrize("population", [1, 2, 1000, 10_000, 10_001, 100_000])
-def test_a_single_client_is_the_one_that_a_shuffle_would_begin_with(population: int) -> None:
-    for seed in range(20):
-        draw = Draw(Many(population), 1, 1, Streams(seed), {})
-        assert Uniform().places(draw).tolist() == draw.generator.choice(population, size=1, replace=False).tolist()
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_single_client_may_be_any_as_likely_as_another(again: int) -> None:
+    drawn = [Uniform().sample(Draw(Many(7), number, 1, Streams(3), {}, again))[0] for number in range(1, 7001)]
+    assert chisquare(np.bincount(drawn, minlength=7)).pvalue > 0.001
+    assert drawn != [Uniform().sample(Draw(Many(7), number, 1, Streams(3), {}, 2))[0] for number in range(1, 7001)]

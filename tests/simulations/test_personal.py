@@ -468,13 +468,9 @@ def test_dittos_own_model_is_the_shared_one_until_it_is_first_asked() -> None:
     run = simulate(
         fed.Experiment(algorithm={"kind": "ditto"}, rounds={"count": 1, "cohort": 2}), data=data(), model=module()
     )
-    (asked,) = cohorts_of(2)
+    asked = Streams(0).generator("cohort", 1).choice(CLIENTS, 2, replace=False).tolist()
     shared = states_of({0: run.model})[0]
     assert {client for client, state in states_of(run.models).items() if state == shared} == set(SAMPLES) - set(asked)
-
-
-def cohorts_of(size: int) -> list[list[int]]:
-    return [Streams(0).generator("cohort", 1).choice(CLIENTS, size, replace=False).tolist()]
 
 
 def test_hyper_parameters_reach_the_equations() -> None:
@@ -495,7 +491,7 @@ def test_each_phase_shuffles_in_an_order_of_its_own() -> None:
         data=data(),
         model=module(),
     )
-    ((client,),) = cohorts_of(1)
+    client = int(Streams(0).uniforms("cohort", 1)[0] * CLIENTS)
     shared, own, first = (one.state_dict()["0.weight"] for one in (run.model, run.models[client], module()))
     apart, moved = (shared - own).abs().max(), (shared - first).abs().max()
     assert 1e-4 * moved < apart < moved

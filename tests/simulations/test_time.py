@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import fed
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, RunFailed
 from fed.randomness import Streams
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulate import simulate
@@ -56,7 +56,10 @@ def lines(run: fed.Run, *names: str) -> list[tuple[Any, ...]]:
 
 
 def cohort(number: int, count: int, again: int = 0, among: Sequence[int] = range(CLIENTS)) -> list[int]:
-    generator = Streams(0).generator("cohort", number, *filter(None, [again]))
+    stream = "cohort", number, *filter(None, [again])
+    if count == 1:
+        return [among[int(Streams(0).uniforms(*stream)[0] * len(among))]]
+    generator = Streams(0).generator(*stream)
     return [among[place] for place in sorted(generator.choice(len(among), count, replace=False).tolist())]
 
 
@@ -383,6 +386,24 @@ def test_one_client_that_holds_all_data_is_no_cohort_to_be_waited_for(devices: d
     for rounds in ({"count": 3}, {"count": 3, "cohort": 4}):
         finished = run(rounds, devices, algorithm={"kind": "centralized"})
         assert [line["virtual_s"] for line in finished.metrics] == pytest.approx([0.008, 0.016, 0.024])
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"kind": "buffered", "buffer": 3, "concurrency": 5},
+        {"kind": "synchronous", "cohort": 5, "quorum": 1.0},
+        {"kind": "bounded_staleness"},
+    ],
+)
+def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(rounds: dict[str, Any]) -> None:
+    away = {"kind": "on_off", "on_s": 20.0, "off_s": 20_000.0}
+    devices = {"kind": "uniform", "samples_per_s": 0.01, "availability": away}
+    experiment = fed.Experiment(
+        data={"kind": "digits", "clients": 6}, model="logistic", rounds={**rounds, "count": 2}, devices=devices
+    )
+    with pytest.raises(RunFailed, match=r"round 1 has not ended within a week of the clients' time; .*: give tasks"):
+        fed.simulate(experiment)
 
 
 def test_a_round_waits_for_as_many_clients_as_are_members() -> None:
