@@ -56,7 +56,7 @@ def lines(run: fed.Run, *names: str) -> list[tuple[Any, ...]]:
 
 
 def cohort(number: int, count: int, again: int = 0, among: Sequence[int] = range(CLIENTS)) -> list[int]:
-    stream = "cohort", number, *filter(None, [again])
+    stream: tuple[str, *tuple[int, ...]] = ("cohort", number, again) if again else ("cohort", number)
     if count == 1:
         return [among[int(Streams(0).uniforms(*stream)[0] * len(among))]]
     generator = Streams(0).generator(*stream)
