@@ -27,9 +27,9 @@ from simulation import machine
 from torch import Tensor
 
 import fed
+from fed.clients.tasks import Trained
 from fed.simulations.executor import Executor, Item, Result
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import Trained
 
 HERE = Path(__file__).resolve().parent
 POPULATIONS = (1_000, 10_000, 100_000, 1_000_000)

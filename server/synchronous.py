@@ -2,6 +2,7 @@
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ _LONGEST_S = 7 * _DAY_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds(Hyperparameters):
+class Rounds(Hyperparameters, ABC):
     """What every policy of rounds has.
 
     Args:
@@ -36,6 +37,10 @@ class Rounds(Hyperparameters):
     count: PositiveInt = 50
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
+
+    @abstractmethod
+    def round(self, coordinator: Coordinator, number: int) -> Exchange:
+        """Until the model moves for that time, counted from 1."""
 
     def evaluates(self, number: int) -> bool:
         """Whether the model is evaluated after a round."""

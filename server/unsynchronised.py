@@ -4,7 +4,7 @@ Nguyen et al., "Federated learning with buffered asynchronous aggregation", AIST
 "Asynchronous federated optimization", 2019, arXiv 1903.03934.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -23,7 +23,7 @@ __all__ = ["Asynchronous", "Buffered"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unsynchronised(Rounds, ABC):
+class _Unsynchronised(Rounds):
     """Some clients have tasks at any time, from models of different ages.
 
     All that happens in one instant is handled before anybody is asked.

@@ -9,11 +9,11 @@ from functools import partial
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.describe import looked_at
+from fed.clients.tasks import EvaluateByClients
+from fed.clients.work import Work
 from fed.simulations.executor import InProcess
 from fed.simulations.scoring import CLIENTS_AT_ONCE, begin_scoring
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import EvaluateByClients
-from fed.simulations.work import Work
 
 __all__ = ["Expectation", "expect"]
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from fed.checkpoints import Tree
+from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId
+from fed.clients.tasks import Train, Trained, label_of
 from fed.messages import Failure, GroupReply, Task
 from fed.randomness import Streams
 from fed.simulations.availability import Membership, Spells
-from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import Devices
 from fed.simulations.executor import Item
 from fed.simulations.flights import Answer, Departures, Flight
 from fed.simulations.occupation import Occupation
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.simulations.tasks import Train, Trained, label_of
 
 __all__ = ["SimulatedFleet"]
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, Pair
+from fed.clients.tasks import Begin, Recipe
+from fed.clients.work import Work
 from fed.errors import InvalidExperiment, InvalidInput, RunFailed
 from fed.machine import usable_cores
 from fed.simulations.executor import Executor, InProcess, Item
@@ -20,8 +22,6 @@ from fed.simulations.expectation import Expectation, expect
 from fed.simulations.scoring import MODELS_AT_ONCE
 from fed.simulations.shared_memory import SharedTensor, shared
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import Begin, Recipe
-from fed.simulations.work import Work
 from fed.simulations.workers import Workers
 
 __all__ = ["hired", "leave_rerun"]

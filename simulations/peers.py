@@ -14,12 +14,12 @@ from torch import Tensor
 from fed.aggregators.contracts import PeerRule
 from fed.checkpoints import Tree
 from fed.clients.data import ClientId
+from fed.clients.tasks import Train, label_of
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
 from fed.server.gathering import Exchange
 from fed.simulations.executor import Item
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.simulations.tasks import Train, label_of
 
 __all__ = ["SimulatedPeers", "degrees"]
 

@@ -6,22 +6,22 @@ Shapes: V, a model's floating-point state; I, its integers.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import nobody_holds_out
+from fed.clients.tasks import Evaluate, EvaluateByClients, Evaluated
+from fed.server.federation import Federation, State
+from fed.server.recording import Scoring
 from fed.simulations.executor import Executor, Item
-from fed.simulations.federation import Federation, State
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import Evaluate, EvaluateByClients, Evaluated
 
 __all__ = [
     "CLIENTS_AT_ONCE",
     "MODELS_AT_ONCE",
-    "Scoring",
     "ScoringByClients",
     "ScoringByCoordinator",
     "begin_scoring",
@@ -35,14 +35,6 @@ MODELS_AT_ONCE = 8
 
 _SAMPLES = 4096
 _AFTER_TRAINING = 1
-
-
-class Scoring(Protocol):
-    """One round's scores, of models as they were when it began."""
-
-    def line(self) -> dict[str, Any]:
-        """The scores as a part of the round's metrics."""
-        ...
 
 
 def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:

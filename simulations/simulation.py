@@ -4,49 +4,36 @@ Shapes: V, a model's floating-point state; I, its integers; N peers.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from fed.aggregators.contracts import Aggregator, PeerRule, Phase, local_rule_of
-from fed.aggregators.reporting import first_client_state
+from fed.aggregators.contracts import Aggregator, PeerRule
 from fed.clients.batches import normalises_batches
-from fed.clients.data import ClientId, FederatedData, Pair, held_out, load
-from fed.clients.evaluation import Metric, accuracy
-from fed.clients.given import Given
+from fed.clients.data import ClientId, FederatedData, load
+from fed.clients.evaluation import Metric
 from fed.clients.losses import Loss, cross_entropy
+from fed.clients.preparation import Preparation
+from fed.clients.tasks import Train
+from fed.clients.work import device_of, on_device
 from fed.errors import InvalidData, InvalidExperiment
-from fed.evaluation import ByClients, ByCoordinator
 from fed.experiment import Experiment, Local
 from fed.kinds import Component
-from fed.layout import Layout
-from fed.randomness import Streams, seeded_torch
+from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from fed.server.federation import Coordinated, Federation
 from fed.server.fleet import Fleet
 from fed.server.hierarchy import HierarchicalFleet, Hierarchy
 from fed.simulations.adversaries import AdversarialFleet, Attack, poisoned, recruited
 from fed.simulations.batching import Batching, LocalTraining, choose
-from fed.simulations.checks import (
-    check_algorithm,
-    check_batch_norm,
-    check_labels,
-    check_model,
-    check_state,
-    own_copy,
-)
-from fed.simulations.client_states import ClientStates
 from fed.simulations.devices import OnSite
 from fed.simulations.executor import Executor
-from fed.simulations.federation import Coordinated, Federation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.peers import SimulatedPeers
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.simulations.tasks import Recipe, Train
 from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
-from fed.simulations.work import device_of, on_device
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation"]
@@ -80,37 +67,26 @@ class Simulation:
         metric: Metric | None = None,
     ) -> None:
         self.device = device_of(0)
-        self.streams = Streams(experiment.seed)
-        self.data = _data(experiment, data, self.streams)
+        data_of_clients = _data(experiment, data)
         self.policy = experiment.rounds.make()
-        self.policy.check(len(self.data.clients))
-        module = self._module(experiment, model, loss)
-        self.held_out = self._held_out(experiment.evaluation)
-        check_batch_norm(module, self.data, experiment.local.batch_size)
-        self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
-        self.phases, self.layout = self._local_training(module)
+        self.policy.check(len(data_of_clients.clients))
+        self.prepared = Preparation(experiment, data_of_clients, model, loss, metric)
+        self.streams, self.data, self.held_out = self.prepared.streams, self.prepared.data, self.prepared.held_out
+        self.algorithm, self.phases, self.layout = (
+            self.prepared.algorithm,
+            self.prepared.phases,
+            self.prepared.layout,
+        )
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
         self._adversaries = self._recruited(experiment)
         if getattr(self.algorithm, "pools_data", False):
             self.data = self.data.pooled()
-        self.batching = choose(experiment.simulation, self._training(module, experiment.local, loss), self.trainees)
+        self.batching = choose(experiment.simulation, self._training(experiment.local, loss), self.trainees)
         self.experiment = _resolved(experiment, data, model, self.batching)
-        self.groups = Groups(experiment.local, self.batching.group, normalises_batches(module), self.phases)
-        self.recipe = Recipe(
-            module=module,
-            loss=loss or cross_entropy,
-            metric=metric or (None if loss else accuracy),
-            local=experiment.local,
-            aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
-            phases=self.phases,
-            private=self.layout.private,
-            is_batched=self.batching.is_batched,
-            read=self.data.read,
-            test=self.data.test if self.held_out is None else None,
-            streams=self.streams,
-            held_out=None if self.held_out is None else self.held_out.__getitem__,
-        )
+        batch_norm = normalises_batches(self.prepared.module)
+        self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
+        self.recipe = self.prepared.recipe(self.data, is_batched=self.batching.is_batched)
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
         self.traffic = self._traffic()
 
@@ -145,27 +121,10 @@ class Simulation:
         first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
-        broadcast = self._given(self.recipe.module).broadcast
+        broadcast = self.prepared.given().broadcast
         places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
         train = Train(tuple(clients), 1, "mean", None, (), len(broadcast), self.population, places)
-        return train, (*first, *broadcast, *self.client_states().stacked(clients, [first] * len(clients)))
-
-    def _given(self, module: nn.Module) -> Given:
-        """What comes with a client's first task beside the model, and what the algorithm has it keep before that."""
-        if self.has_peers:
-            return Given()
-        shared = self.layout.shared
-        vector_V, _ = shared.pack(module)
-        state = self.algorithm.init(vector_V[: shared.parameters].double())
-        broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
-        return Given(first_client_state(self.algorithm, shared, vector_V), broadcast)
-
-    def client_states(self) -> ClientStates:
-        """What clients keep, before the first round."""
-        module = self.recipe.module
-        keeps_models = any(phase.is_personal for phase in self.phases)
-        state = self._given(module).client_state or ()
-        return ClientStates(self.data.clients, self.layout, self.layout.pack(module), state, keeps_models)
+        return train, (*first, *broadcast, *self.prepared.client_states().stacked(clients, [first] * len(clients)))
 
     def federation(self, executor: Executor) -> Federation:
         """The clients and whoever leads them, before the first round.
@@ -179,7 +138,7 @@ class Simulation:
         if isinstance(self.traffic, PeerTraffic):
             first = self.layout.pack(self.recipe.module)
             return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
-        states, shared = self.client_states(), self.layout.shared
+        states, shared = self.prepared.client_states(), self.layout.shared
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         fleet = SimulatedFleet(
             clients,
@@ -226,45 +185,19 @@ class Simulation:
         self.layout.unpack(*state, module)
         return module
 
-    def _local_training(self, module: nn.Module) -> tuple[tuple[Phase, ...], Layout]:
-        """What a client's training consists of, and the layout with what it does not share."""
-        if not isinstance(self.algorithm, Aggregator):
-            return (Phase(rule=local_rule_of(self.algorithm)),), Layout.of(module)
-        phases, layout = self.algorithm.phases(), Layout.of(module, self.algorithm.private(module))
-        has_own = any(phase.is_personal for phase in phases)
-        if all(phase.is_personal for phase in phases) or (has_own and layout.private):
-            raise InvalidExperiment(
-                f"{type(self.algorithm).__name__}'s clients must train a model that they report, and keep either "
-                f"private parts of it or a whole model of their own, got {phases}: see fed.aggregators.ditto"
-            )
-        return phases, layout
-
-    def _training(self, module: nn.Module, local: Local, loss: Loss | None) -> LocalTraining:
+    def _training(self, local: Local, loss: Loss | None) -> LocalTraining:
         """What clients will do, for the choice of whether they do it in groups."""
         return LocalTraining(
-            module=module,
+            module=self.prepared.module,
             loss=on_device(loss or cross_entropy, self.device),
             local=local,
             phases=self.phases,
             private=self.layout.private,
-            given=self._given(module),
+            given=self.prepared.given(),
             samples=self.data.read(self.data.clients[0]),
             may_ignore=loss is not None and self.data.may_hold_negative_labels(),
             device=self.device,
         )
-
-    def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
-        """What clients hold out to score models on, if they do; the data become what is left to train on."""
-        evaluation = section.make()
-        if isinstance(evaluation, ByClients):
-            self.data, pairs = held_out.for_each(self.data, evaluation.fraction, self.streams)
-            return pairs
-        if not isinstance(evaluation, ByCoordinator):
-            raise InvalidExperiment(
-                f"evaluation {section.kind} must make a fed.evaluation.ByClients or ByCoordinator, got "
-                f"{type(evaluation).__name__}: derive it from one of them"
-            )
-        return None
 
     def _recruited(self, experiment: Experiment) -> _Adversaries | None:
         """The attack and who takes part in it; their data are changed where that is the attack."""
@@ -273,29 +206,6 @@ class Simulation:
         attack, attackers = recruited(experiment.adversaries, self.data.clients, self.streams)
         self.data = poisoned(self.data, attack, attackers)
         return _Adversaries(attack, attackers)
-
-    def _module(self, experiment: Experiment, model: Callable[[], nn.Module] | None, loss: Loss | None) -> nn.Module:
-        """The first model, initialised from its own stream, and held to the data."""
-        with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
-            made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
-            module = own_copy(made)
-            tried = copy.deepcopy(module)  # what forward passes leave may not be copied
-            classes = check_model(tried, self.data, loss or cross_entropy, labelled=loss is None)
-        if loss is None:
-            self.data = check_labels(self.data, classes)
-        check_state(module, experiment.local.precision)
-        return module
-
-    def _built_in(self, experiment: Experiment) -> nn.Module:
-        section = experiment.model
-        if section is None:
-            raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
-        inputs, _ = self.data.read(self.data.clients[0])
-        module: nn.Module = section.make(
-            input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
-        )
-        is_users_own = section.kind.startswith("python:")
-        return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
 
     def _mixing_matrix(self, topology: Component) -> Tensor:
         graph = topology.make(peers=self.population)
@@ -312,11 +222,11 @@ def _resolved(experiment: Experiment, data: object, model: object, batching: Bat
     return experiment.override(given)
 
 
-def _data(experiment: Experiment, data: FederatedData | None, streams: Streams) -> FederatedData:
+def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:
     if data is not None:
         if not isinstance(data, FederatedData):
             raise InvalidData(f"data must be a fed.FederatedData, got {type(data).__name__}")
         return data
     if experiment.data is None:
         raise InvalidExperiment("data: null needs data given in Python: fed.simulate(…, data=…)")
-    return load(experiment.data, streams)
+    return load(experiment.data, Streams(experiment.seed))

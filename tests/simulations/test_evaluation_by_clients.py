@@ -16,16 +16,16 @@ import fed
 from fed.clients.data import ClientId, Pair
 from fed.clients.evaluation import Score, accuracy, evaluate
 from fed.clients.losses import cross_entropy
+from fed.clients.tasks import EvaluateByClients
+from fed.clients.work import Work
 from fed.errors import InvalidData, InvalidExperiment
 from fed.evaluation import ByClients
 from fed.randomness import Streams
+from fed.server.federation import Federation, State
 from fed.simulations.expectation import expect
-from fed.simulations.federation import Federation, State
 from fed.simulations.scoring import CLIENTS_AT_ONCE, MODELS_AT_ONCE, begin_scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import EvaluateByClients
-from fed.simulations.work import Work
 from tests.simulations import users_parts as parts
 from tests.simulations.test_scoring import Late
 

@@ -11,6 +11,8 @@ from torch import Tensor
 import fed
 from fed.aggregators.contracts import Phase
 from fed.clients.batches import Batches
+from fed.clients.tasks import Train
+from fed.clients.work import Work
 from fed.experiment import Local
 from fed.messages import GroupReply, Task
 from fed.simulations.devices import Uniform
@@ -19,8 +21,6 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import Train
-from fed.simulations.work import Work
 from tests.simulations.users_parts import double, small, unequal
 
 SIZES = st.lists(st.integers(1, 60), max_size=40)
@@ -88,7 +88,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe))
     clients = SimulatedClients(simulation.data, simulation.groups, executor, Uniform(), simulation.streams)
-    fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=0, reduces=reduces)
+    fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=0, reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
     fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.nodes()))
     found = []

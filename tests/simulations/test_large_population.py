@@ -12,11 +12,11 @@ from torch import nn
 
 import fed
 from fed.cli import main
+from fed.clients.checks import check_batch_norm, check_labels, check_model
 from fed.clients.data import Pair
 from fed.clients.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.simulations.checks import check_batch_norm, check_labels, check_model
 from fed.simulations.report import run_report
 
 MILLION = range(10**6)

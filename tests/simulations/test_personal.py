@@ -20,12 +20,12 @@ from fed.aggregators.fedbn import FedBN
 from fed.aggregators.fedper import FedPer
 from fed.aggregators.fedrep import FedRep
 from fed.clients.data import held_out
+from fed.clients.work import Work
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.randomness import Streams
 from fed.simulations.executor import InProcess
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Work
 
 from .conftest import Point, Quadratics, mean_output
 from .test_closed_forms import ENOUGH, LR, fixed_point

@@ -14,13 +14,13 @@ import torch
 import fed
 from fed.clients.evaluation import accuracy, evaluate
 from fed.clients.losses import cross_entropy
+from fed.clients.tasks import Evaluate
+from fed.clients.work import Work
 from fed.errors import InvalidData
 from fed.simulations.executor import InProcess, Item, Make, Result
 from fed.simulations.scoring import MODELS_AT_ONCE, begin_scoring
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import Evaluate
-from fed.simulations.work import Work
 from tests.simulations import users_parts as parts
 
 CPU = torch.device("cpu")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fed
 from fed.aggregators.contracts import Aggregator, Reduced
+from fed.clients.work import Work
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
 from fed.messages import Failure, GroupReply, Task
 from fed.server.coordinator import Coordinator
@@ -29,7 +30,6 @@ from fed.simulations.scoring import ScoringByClients, ScoringByCoordinator
 from fed.simulations.simulate import simulate
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
-from fed.simulations.work import Work
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
@@ -477,7 +477,7 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
     groups = Groups(simulation.experiment.local, 4)
     clients = SimulatedClients(simulation.data, groups, executor, Uniform(), simulation.streams)
     size_bytes = simulation.layout.size_bytes()
-    fleet = SimulatedFleet(clients, states=simulation.client_states(), answer_bytes=size_bytes, reduces=True)
+    fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=size_bytes, reduces=True)
     tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
     fleet.dispatch(tasks[:6])
     takes_s = device.exchange_s(bytes_down=tasks[0].size_bytes(), samples=28, bytes_up=tasks[0].size_bytes())

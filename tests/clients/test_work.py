@@ -12,10 +12,10 @@ from fed.aggregators.contracts import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
 from fed.clients.evaluation import accuracy, evaluate
 from fed.clients.losses import cross_entropy
+from fed.clients.tasks import Begin, Evaluate, Evaluated, Train, Trained, label_of
+from fed.clients.work import Work
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.simulations.tasks import Begin, Evaluate, Evaluated, Train, Trained, label_of
-from fed.simulations.work import Work
 from tests.simulations import users_parts as parts
 
 

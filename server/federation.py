@@ -1,4 +1,4 @@
-"""What a simulated run sees of its clients, with a coordinator or without one.
+"""What a run sees of its clients, with a coordinator or without one.
 
 Shapes: V, a model's floating-point state; I, its integers.
 """
@@ -9,11 +9,9 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from fed.checkpoints import Tree
-from fed.clients.data import ClientId
 from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange
-from fed.server.synchronous import Synchronous
-from fed.simulations.client_states import ClientStates
+from fed.server.synchronous import Rounds
 
 __all__ = ["Coordinated", "Federation", "State"]
 
@@ -26,7 +24,7 @@ class Federation(Protocol):
 
     @property
     def clock(self) -> float:
-        """Simulated seconds since the run began."""
+        """Seconds since the run began."""
         ...
 
     def round(self, number: int) -> Exchange:
@@ -45,7 +43,7 @@ class Federation(Protocol):
         """Go on, before the first round, with what :meth:`state` said."""
         ...
 
-    def models(self) -> Mapping[ClientId, State]:
+    def models(self) -> Mapping[int | str, State]:
         """The clients' own models, where they keep some."""
         ...
 
@@ -54,12 +52,24 @@ class Federation(Protocol):
         ...
 
 
+class Kept(Protocol):
+    """What clients keep of their own, where they train models that are not the coordinator's alone."""
+
+    def whole(self, model: State) -> State:
+        """The coordinator's model, with private parts where there are any."""
+        ...
+
+    def models(self, model: State) -> Mapping[int | str, State]:
+        """Each client's own."""
+        ...
+
+
 class Coordinated:
     """A federation with a coordinator.
 
     Args:
         policy: who trains when.
-        coordinator: over the simulated fleet.
+        coordinator: over any fleet.
         states: what the clients keep.
         sends: whether models travel.
         occupation: what clients have done with their time.
@@ -67,9 +77,9 @@ class Coordinated:
 
     def __init__(
         self,
-        policy: Synchronous,
+        policy: Rounds,
         coordinator: Coordinator,
-        states: ClientStates,
+        states: Kept,
         sends: bool,
         occupation: Callable[[], dict[str, Any]],
     ) -> None:
@@ -81,7 +91,7 @@ class Coordinated:
 
     @property
     def clock(self) -> float:
-        """Simulated seconds since the run began."""
+        """Seconds since the run began."""
         return self._coordinator.fleet.clock
 
     def round(self, number: int) -> Exchange:
@@ -102,6 +112,6 @@ class Coordinated:
         """The coordinator's model, with the first model's private parts where there are any."""
         return self._states.whole(self._coordinator.model())
 
-    def models(self) -> Mapping[ClientId, State]:
+    def models(self) -> Mapping[int | str, State]:
         """Each client's own, where it has private parts of a model, or a whole one."""
         return self._states.models(self._coordinator.model())

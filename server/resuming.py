@@ -5,8 +5,9 @@ from typing import Any
 
 from fed.checkpoints import Checkpoints, Tree
 from fed.errors import InvalidExperiment, InvalidInput
+from fed.experiment import Experiment
+from fed.layout import Layout
 from fed.run import RunFolder
-from fed.simulations.simulation import Simulation
 
 __all__ = ["begun_as", "hold_given", "last_kept"]
 
@@ -33,28 +34,37 @@ def hold_given(given: Sequence[str], folder: RunFolder) -> None:
         )
 
 
-def last_kept(simulation: Simulation, folder: RunFolder) -> tuple[int, Tree] | None:
+def last_kept(begun: Mapping[str, Any], keep: int, folder: RunFolder) -> tuple[int, Tree] | None:
     """The last whole checkpoint of a run; None if it has none.
+
+    Args:
+        begun: what :func:`begun_as` says of the run as it is to go on.
+        keep: how many checkpoints it keeps.
+        folder: the run's.
 
     Raises:
         InvalidExperiment: if another experiment was begun, or one on other clients or with another model.
         InvalidCheckpoint: if there are checkpoints, and none is whole.
     """
-    now = begun_as(simulation)
-    _hold_alike(now["experiment"], folder.experiment().dump(), str(folder.path / "experiment.yaml"))
-    kept = Checkpoints(folder.checkpoints, simulation.experiment.checkpoints.keep).newest()
+    _hold_alike(begun["experiment"], folder.experiment().dump(), str(folder.path / "experiment.yaml"))
+    kept = Checkpoints(folder.checkpoints, keep).newest()
     if kept is not None:
         where = f"the checkpoint of round {kept[0]}"
-        _hold_alike(now["experiment"], kept[1]["begun"]["experiment"], where)
-        _hold_alike(now["shapes"], kept[1]["begun"]["shapes"], where)
+        _hold_alike(begun["experiment"], kept[1]["begun"]["experiment"], where)
+        _hold_alike(begun["shapes"], kept[1]["begun"]["shapes"], where)
     return kept
 
 
-def begun_as(simulation: Simulation) -> dict[str, Any]:
-    """What tells a run from others, for its checkpoints."""
-    layout = simulation.layout
+def begun_as(experiment: Experiment, layout: Layout, clients: int | None) -> dict[str, Any]:
+    """What tells a run from others, for its checkpoints.
+
+    Args:
+        experiment: what is run.
+        layout: the model's.
+        clients: how many there are, if that must stay so.
+    """
     parts = {part.name: list(part.shape) for part in (*layout.trained, *layout.averaged, *layout.integers)}
-    return {"experiment": simulation.experiment.dump(), "shapes": {"clients": simulation.population, "model": parts}}
+    return {"experiment": experiment.dump(), "shapes": {"clients": clients, "model": parts}}
 
 
 def _hold_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:

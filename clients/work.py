@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fed.clients.data import Pair
 from fed.clients.data.pairs import dense
 from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
+from fed.clients.group_training import GroupTraining
+from fed.clients.tasks import Begin, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 from fed.machine import keep_freed_memory
 from fed.randomness import seeded_torch
-from fed.simulations.group_training import GroupTraining
-from fed.simulations.tasks import Begin, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 
 __all__ = ["Work", "device_of", "on_device"]
 

@@ -21,8 +21,8 @@ from fed.clients.data import ClientId, Pair
 from fed.clients.data.pairs import dense
 from fed.clients.given import Given
 from fed.clients.losses import Loss
+from fed.clients.tasks import Recipe, Train, Trained, label_of
 from fed.clients.training import Trainer
-from fed.simulations.tasks import Recipe, Train, Trained, label_of
 
 __all__ = ["GroupTraining"]
 
@@ -73,7 +73,7 @@ class GroupTraining:
         self._params = self._layout.shared.parameters
 
     def __call__(self, task: Train, tensors: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
-        """Train, and answer as :class:`fed.simulations.tasks.Train` says; the answer's tensors are on the CPU."""
+        """Train, and answer as :class:`fed.clients.tasks.Train` says; the answer's tensors are on the CPU."""
         pairs = [dense(self._recipe.read(client)) for client in task.clients]
         try:
             return self._answer(self._sent(task, pairs, *tensors))
