@@ -12,7 +12,15 @@ from torch import Tensor
 from fed.aggregators.contracts import Aggregator, ClientWork
 from fed.layout import Layout
 
-__all__ = ["each_part", "first_client_state", "message_sizes", "messages", "sends_updates", "starting_states"]
+__all__ = [
+    "each_part",
+    "first_client_state",
+    "message_sizes",
+    "messages",
+    "sends_models",
+    "sends_updates",
+    "starting_states",
+]
 
 
 def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
@@ -28,6 +36,11 @@ def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def sends_updates(aggregator: Aggregator) -> bool:
     """Whether clients report plain updates, weighted by samples: :meth:`Aggregator.report` is as it was."""
     return type(aggregator).report is Aggregator.report
+
+
+def sends_models(aggregator: Aggregator) -> bool:
+    """Whether a trained model says all that a client reports: its update from the task's model, weighted by samples."""
+    return sends_updates(aggregator) and type(aggregator).begin is Aggregator.begin
 
 
 def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> list[int]:

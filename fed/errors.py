@@ -10,6 +10,7 @@
     │   ├── InvalidModel        a module, its output or its loss
     │   ├── InvalidCheckpoint   a state that cannot be kept, or checkpoints of which none can be read
     │   └── OutputExists        a folder that would be overwritten
+    ├── InvalidPayload          what came over the wire is not what was said or asked for
     └── RunFailed               a run that had begun could not go on; the command line exits with 1
         ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
         └── Diverged            a client's loss or update is no longer finite
@@ -26,6 +27,7 @@ __all__ = [
     "InvalidExperiment",
     "InvalidInput",
     "InvalidModel",
+    "InvalidPayload",
     "OutputExists",
     "RunFailed",
     "ValueRange",
@@ -66,6 +68,10 @@ class InvalidCheckpoint(InvalidInput):
 
 class OutputExists(InvalidInput):
     """A folder that would be overwritten."""
+
+
+class InvalidPayload(FedError):
+    """What came over the wire is not what was said or asked for."""
 
 
 class RunFailed(FedError):

@@ -97,6 +97,7 @@ class GroupReply(NamedTuple):
         integers_I: of the trained integer buffers the largest.
         samples: how many each client holds.
         train_losses: of each client, means over the samples trained on.
+        size_bytes: of what was really sent, where that is known.
     """
 
     tasks: tuple[int, ...]
@@ -107,6 +108,7 @@ class GroupReply(NamedTuple):
     integers_I: Tensor
     samples: tuple[int, ...]
     train_losses: tuple[float, ...]
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,14 @@ class Failure:
     diverged: bool = False
 
 
-def refusal(reply: Reply, task: Task | None) -> str | None:
+def refusal(reply: Reply, task: Task | None, weight: float = 1.0, *, message_size: int | None = None) -> str | None:
     """Why a reply must not touch the model, or None if it may.
 
     Args:
         reply: what came, from whoever sent it.
         task: the task in flight that it claims to answer, or None if there is none.
+        weight: of it in the mean.
+        message_size: how many numbers it must have in float64, where it is a message rather than a trained model.
     """
     if task is None:
         return f"task {reply.task} is not in flight"
@@ -155,14 +159,17 @@ def refusal(reply: Reply, task: Task | None) -> str | None:
             f"task {task.id} is client {task.client!r}'s of round {task.round}, "
             f"got {reply.client!r} and round {reply.round}"
         )
-    for name, got, sent in (
-        ("vector", reply.vector_V, task.vector_V),
-        ("integers", reply.integers_I, task.integers_I),
+    vector = (task.vector_V.dtype, task.vector_V.shape) if message_size is None else (torch.float64, (message_size,))
+    for name, got, (dtype, shape) in (
+        ("vector", reply.vector_V, vector),
+        ("integers", reply.integers_I, (task.integers_I.dtype, task.integers_I.shape)),
     ):
-        if got.shape != sent.shape or got.dtype != sent.dtype:
-            return f"the {name} must be {sent.dtype} {tuple(sent.shape)}, got {got.dtype} {tuple(got.shape)}"
+        if got.shape != shape or got.dtype != dtype:
+            return f"the {name} must be {dtype} {tuple(shape)}, got {got.dtype} {tuple(got.shape)}"
     if type(reply.samples) is not int or not 1 <= reply.samples <= _MOST_SAMPLES:
         return f"samples must be a whole number from 1 to 2^53, got {reply.samples!r}"
+    if not 0 < weight <= _LARGEST:
+        return f"the weight must be positive and at most {_LARGEST:.0e}, got {weight}"
     if not math.isfinite(reply.train_loss):
         return f"the training loss must be finite, got {reply.train_loss}"
     lowest, highest = torch.aminmax(reply.vector_V)  # both are NaN where one number is

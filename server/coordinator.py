@@ -49,6 +49,7 @@ class Coordinator:
         losses: the last training loss of each client that has answered.
         version: how often the model has moved.
         open: the tasks that are to be answered, by id.
+        message_size: M.
 
     Args:
         aggregator: how the mean update moves the model.
@@ -92,9 +93,9 @@ class Coordinator:
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
         self._sizes = [*message_sizes(aggregator, params_P, len(fleet.members())), layout.size - layout.parameters]
-        self._message_size = sum(self._sizes)
+        self.message_size = sum(self._sizes)
         self._integers_I = integers_I
-        self._answer_bytes = self._message_size * layout.dtype.itemsize + integers_I.nbytes
+        self._answer_bytes = self.message_size * layout.dtype.itemsize + integers_I.nbytes
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
         self._offered: _Offer | None = None
@@ -141,7 +142,7 @@ class Coordinator:
                 f"alone, got {type(self._aggregator).__name__}: choose one such as fedavg, or buffered rounds"
             )
         present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
-        message = self._message_size, self._integers_I, self._answer_bytes
+        message = self.message_size, self._integers_I, self._answer_bytes
         return Gathering(*message, self._aggregator.linear, present_V)
 
     def ask(

@@ -199,7 +199,7 @@ class Gathering:
         self._count([found], message, reply.integers_I, (reply.train_loss,), (reply.samples,), version, weigh)
 
     def _take_group(self, reply: GroupReply, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness) -> None:
-        self.bytes_up += self._message_bytes * len(reply.tasks)
+        self.bytes_up += self._message_bytes * len(reply.tasks) if reply.size_bytes is None else reply.size_bytes
         asked = [open_tasks.get(task) for task in dict.fromkeys(reply.tasks)]
         senders = [found and (found.task.client, found.task.round) for found in asked]
         if not senders or senders != [(client, reply.round) for client in reply.clients]:

@@ -116,12 +116,12 @@ def comparison_svg(result: ComparisonResult) -> str | None:
     return charts.for_file(drawn.svg) if drawn else None
 
 
-def run_report(run: Run, data: "FederatedData") -> str:
+def run_report(run: Run, data: "FederatedData | None") -> str:
     """The page of a single run, however it ended.
 
     Args:
         run: what to report; its summary may be that of an interrupted or failed run.
-        data: what it learned from.
+        data: what it learned from, if that is known here.
     """
     summary, kind = run.summary, run.experiment.algorithm.kind
     accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
@@ -144,7 +144,10 @@ def run_report(run: Run, data: "FederatedData") -> str:
             **({"clients' time without a task": f"{idle:.0%}"} if idle is not None else {}),
             "wall time": duration_text(summary["wall_s"]),
         },
-        figures=[*_run_figures(run), *_partition_figures({"Who holds what": data}, "trains on")],
+        figures=[
+            *_run_figures(run),
+            *(_partition_figures({"Who holds what": data}, "trains on") if data is not None else ()),
+        ],
         settings=yaml.dump(run.experiment.dump()),
         warning="" if has_finished(summary) else f"Status: {summary['status']}. {summary.get('reason') or ''}",
     ).html()

@@ -25,6 +25,7 @@ __all__ = [
     "ScoringByClients",
     "ScoringByCoordinator",
     "begin_scoring",
+    "scores_over_clients",
 ]
 
 CLIENTS_AT_ONCE = 32
@@ -47,17 +48,19 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
     """
     if simulation.held_out is not None:
         return ScoringByClients(simulation.held_out, federation, executor)
-    return ScoringByCoordinator(simulation, federation, executor)
+    only_own = simulation.algorithm.primitive is None
+    return ScoringByCoordinator(simulation.data.test, federation, executor, only_own=only_own)
 
 
 class ScoringByCoordinator:
-    """All models on the test set."""
+    """All models on the test set, or where it is ``only_own`` the clients' own alone."""
 
-    def __init__(self, simulation: Simulation, federation: Federation, executor: Executor) -> None:
-        test = simulation.data.test
+    def __init__(
+        self, test: Pair | None, federation: Federation, executor: Executor, *, only_own: bool = False
+    ) -> None:
         self._executor = executor
         self._own = list(federation.models().values())
-        self._only_own = bool(self._own) and simulation.algorithm.primitive is None
+        self._only_own = bool(self._own) and only_own
         states = self._own if self._only_own else [*self._own, federation.model()]
         samples = 0 if test is None else len(test[1])
         self._sizes = [min(_SAMPLES, samples - first) for first in range(0, samples, _SAMPLES)]
@@ -116,12 +119,7 @@ class ScoringByClients:
         if not samples:
             raise nobody_holds_out(len(self._held_out))
         accuracies = [accuracy for answer in answers for accuracy in answer.metrics]
-        return {
-            "test_accuracy": _mean_metric(accuracies, samples),
-            "test_loss": _mean([loss for answer in answers for loss in answer.losses], samples),
-            **_over_clients(accuracies),
-            "client_accuracy_worst_decile": _worst_decile(accuracies),
-        }
+        return scores_over_clients([loss for answer in answers for loss in answer.losses], accuracies, samples)
 
     def _item(self, clients: Sequence[ClientId]) -> Item:
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
@@ -130,6 +128,18 @@ class ScoringByClients:
         cost = sum(len(self._held_out[client][1]) for client in clients) if in_memory else len(clients)
         label = f"the evaluation by {len(clients)} clients, the first of them {clients[0]!r}"
         return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
+
+
+def scores_over_clients(
+    losses: Sequence[float], accuracies: Sequence[float | None], samples: Sequence[int]
+) -> dict[str, Any]:
+    """Clients' scores as a part of a round's metrics: the means, weighted by samples, and how clients differ."""
+    return {
+        "test_accuracy": _mean_metric(accuracies, samples),
+        "test_loss": _mean(losses, samples) if samples else None,
+        **_over_clients(accuracies),
+        "client_accuracy_worst_decile": _worst_decile(accuracies),
+    }
 
 
 def _parted(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:

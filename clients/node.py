@@ -1,0 +1,371 @@
+"""An edge node: dials the coordinator, keeps a stream open, trains what it is asked, and comes back after failures."""
+
+import logging
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from fed import __version__
+from fed.clients.data import ClientId
+from fed.clients.node_training import Described, Order, TaskDone, TrainingProcess, as_experiment
+from fed.clients.tasks import Train
+from fed.errors import FedError, InvalidPayload, RunFailed
+from fed.payloads import Incoming, chunks
+from fed.protocol_pb2 import (
+    Answer,
+    Assignment,
+    Examination,
+    Failed,
+    FromNode,
+    Heartbeat,
+    Joining,
+    Part,
+    Payload,
+    Plan,
+    Scores,
+    Signature,
+    TaskId,
+    ToNode,
+    Wanted,
+)
+from fed.protocol_pb2_grpc import CoordinationStub
+
+__all__ = ["EdgeNode", "NodePatience"]
+
+_log = logging.getLogger(__name__)
+_PROTOCOL = 1
+_OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.initial_reconnect_backoff_ms", 200))
+
+
+@dataclass(frozen=True)
+class NodePatience:
+    """How long a node waits.
+
+    Args:
+        silence_s: without a sign of life from the server, after which the connection counts as lost.
+        call_s: for one transfer; a longer one goes on in the next.
+        backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
+        most_backoff_s: the longest pause.
+    """
+
+    silence_s: float = 20.0
+    call_s: float = 60.0
+    backoff_s: float = 0.2
+    most_backoff_s: float = 15.0
+
+
+@dataclass
+class _Held:
+    """A task, until its answer is delivered or nobody wants it."""
+
+    assignment: Assignment
+    path: Path
+    done: TaskDone | None = None
+
+
+@dataclass
+class EdgeNode:
+    """One node of a deployment.
+
+    Args:
+        server: HOST:PORT.
+        credentials: for the channel; None: without any, on loopback.
+        name: in the certificate, or where there is none what it is to be called.
+        client: the id that it stands for.
+        training: its training process.
+        folder: for files on their way.
+        allowed: ``python:`` names that it accepts.
+        patience: how long it waits.
+    """
+
+    server: str
+    credentials: grpc.ChannelCredentials | None
+    name: str
+    client: ClientId
+    training: TrainingProcess
+    folder: Path
+    allowed: Sequence[str] = ()
+    patience: NodePatience = field(default_factory=NodePatience)
+    rounds_done: int = 0
+
+    def __post_init__(self) -> None:
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._work: queue.Queue[_Held | Examination] = queue.Queue()
+        self._outbox: queue.Queue[FromNode | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._stub: CoordinationStub | None = None
+        self._problem: Exception | None = None
+        self._heard_s = 0.0
+        self._heartbeat_s = 1.0
+        self._described: Described | None = None
+        self._farewell = ""
+
+    def run(self, *, stopped: threading.Event | None = None) -> str:
+        """Work until the server says farewell for good; its last words.
+
+        Args:
+            stopped: ends it from another thread.
+
+        Raises:
+            InvalidInput: if the node's data cannot be used, or it does not accept what it is to run.
+            RunFailed: if the server refuses it for good.
+        """
+        stopped = stopped or threading.Event()
+        self._described = self.training.describe()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        threading.Thread(target=self._work_on, name="work", daemon=True).start()
+        failures = 0
+        while not stopped.is_set() and not self._farewell:
+            began_s = time.monotonic()
+            try:
+                self._attend(stopped)
+            except grpc.RpcError as error:
+                self._hold_to_authority(error)
+                failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
+                pause_s = min(self.patience.backoff_s * 2**failures, self.patience.most_backoff_s)
+                if failures in (1, 5) or failures % 20 == 0:
+                    _log.info("%s cannot be reached (%s); trying again", self.server, _words_of(error))
+                stopped.wait(pause_s * (0.5 + random.random()))
+            if self._problem is not None:
+                raise self._problem
+        return self._farewell
+
+    def _attend(self, stopped: threading.Event) -> None:
+        """One connection, for as long as it lasts."""
+        self._outbox = outbox = queue.Queue()
+        with self._lock:
+            held = [item.assignment.task for item in self._held.values()]
+        described = self._described
+        assert described is not None
+        signature = Signature(
+            input_shape=described.input_shape, input_dtype=described.input_dtype, classes=described.classes
+        )
+        joining = Joining(
+            protocol=_PROTOCOL,
+            software=f"fed {__version__}",
+            name=self.name,
+            samples=described.samples,
+            signature=signature,
+            held=held,
+        )
+        outbox.put(FromNode(joining=joining))
+        with self._channel() as channel:
+            self._stub = CoordinationStub(channel)
+            self._heard_s = time.monotonic()
+            call = self._stub.Attend(iter(outbox.get, None))
+            ended = threading.Event()
+            watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
+            watching.start()
+            try:
+                for message in call:
+                    self._heard_s = time.monotonic()
+                    self._take(message)
+                    if self._farewell or self._problem is not None:
+                        return
+            finally:
+                ended.set()
+                outbox.put(None)
+                call.cancel()
+                watching.join()
+
+    def _channel(self) -> grpc.Channel:
+        if self.credentials is None:
+            return grpc.insecure_channel(self.server, _OPTIONS)
+        return grpc.secure_channel(self.server, self.credentials, _OPTIONS)
+
+    def _watch(
+        self, call: grpc.Call, outbox: "queue.Queue[FromNode | None]", ended: threading.Event, stopped: threading.Event
+    ) -> None:
+        """Give signs of life, and give the connection up when there are none from the other side."""
+        while not ended.wait(min(self._heartbeat_s, self.patience.silence_s / 4)):
+            with self._lock:
+                held = [item.assignment.task for item in self._held.values()]
+            outbox.put(FromNode(heartbeat=Heartbeat(held=held)))
+            if stopped.is_set() or time.monotonic() > self._heard_s + self.patience.silence_s:
+                call.cancel()
+                return
+
+    def _take(self, message: ToNode) -> None:
+        if message.HasField("plan"):
+            self._prepare(message.plan)
+        elif message.HasField("assignment"):
+            self._accept(message.assignment)
+        elif message.HasField("withdrawal"):
+            with self._lock:
+                self._held.pop(_key_of(message.withdrawal.task), None)
+        elif message.HasField("examination"):
+            self._work.put(message.examination)
+        elif message.HasField("farewell") and message.farewell.is_final:
+            self._farewell = message.farewell.reason or "the server needs no more"
+
+    def _prepare(self, plan: Plan) -> None:
+        self._heartbeat_s = plan.heartbeat_s
+        try:
+            self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
+        except (FedError, RuntimeError) as error:
+            self._problem = error if isinstance(error, FedError) else RunFailed(str(error))
+
+    def _accept(self, assignment: Assignment) -> None:
+        key = _key_of(assignment.task)
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = _Held(assignment, self.folder / f"{key[0]}-{key[1]}")
+                self._work.put(self._held[key])
+        self._outbox.put(FromNode(accepted=assignment.task))
+
+    def _work_on(self) -> None:
+        """Tasks, one after another."""
+        while True:
+            item = self._work.get()
+            try:
+                if isinstance(item, Examination):
+                    self._score(item)
+                else:
+                    self._do(item)
+            except Exception as error:  # whatever it is, the next task may go well
+                _log.exception("a task failed")
+                if isinstance(item, _Held):
+                    self._give_up(item, f"{type(error).__name__}: {error}")
+
+    def _do(self, held: _Held) -> None:
+        assignment = held.assignment
+        if not self._is_wanted(held) or not self._download(
+            assignment.payload, held.path, lambda: self._is_wanted(held)
+        ):
+            return
+        if assignment.durable_after.start:
+            self.training.forget_before(_name_of(assignment.durable_after))
+        train = Train(
+            (self.client,),
+            assignment.round,
+            "messages",
+            assignment.lr if assignment.HasField("lr") else None,
+            (assignment.steps if assignment.HasField("steps") else None,),
+            assignment.broadcast_count,
+            assignment.population,
+            (assignment.place,) if assignment.HasField("place") else (),
+            ((assignment.round, *filter(None, [assignment.repeats])),),
+        )
+        kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
+        payload = assignment.payload.SerializeToString()
+        done = self.training.train(Order(_name_of(assignment.task), train, payload, held.path, kept_after))
+        if done.problem:
+            self._give_up(held, done.problem, diverged=done.diverged)
+            return
+        held.done = done
+        self._deliver(held, done)
+
+    def _score(self, examination: Examination) -> None:
+        path = self.folder / f"scores-{examination.id}"
+        scores = Scores(id=examination.id)
+        try:
+            if self._download(examination.payload, path, lambda: True):
+                kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
+                found = self.training.score(examination.payload.SerializeToString(), path, kept_after)
+                scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
+        except (FedError, RuntimeError) as error:
+            scores = Scores(id=examination.id, problem=str(error))
+        finally:
+            path.unlink(missing_ok=True)
+        self._outbox.put(FromNode(scores=scores))
+
+    def _download(self, payload: Payload, path: Path, is_wanted: Callable[[], bool]) -> bool:
+        """Fetch a file, however often the connection breaks; False if nobody wants it any more."""
+        incoming = Incoming(path, payload)
+        while is_wanted() and not self._farewell:
+            try:
+                if not incoming.is_complete:
+                    wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
+                    assert self._stub is not None
+                    for chunk in self._stub.Download(wanted, timeout=self.patience.call_s):
+                        incoming.add(chunk)
+                if incoming.is_complete:
+                    incoming.check()
+                    return True
+            except InvalidPayload as error:
+                _log.warning("a download was damaged (%s); it begins anew", error)
+                incoming = Incoming(path, payload)
+            except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
+                _log.info("a download broke off after %d bytes: %s", incoming.received_bytes, error)
+                time.sleep(self.patience.backoff_s)
+        return False
+
+    def _deliver(self, held: _Held, done: TaskDone) -> None:
+        """Send an answer until the server has it, or says that it wants none."""
+        payload = Payload.FromString(done.payload)
+        offset = 0
+        while self._is_wanted(held) and not self._farewell:
+            answer = Answer(
+                task=held.assignment.task,
+                payload=payload,
+                offset=offset,
+                weight=done.weight,
+                samples=done.samples,
+                train_loss=done.train_loss,
+            )
+            try:
+                assert self._stub is not None
+                receipt = self._stub.Deliver(_parts(answer, held.path), timeout=self.patience.call_s)
+            except (grpc.RpcError, ValueError) as error:
+                _log.info("a delivery broke off: %s", error)
+                time.sleep(self.patience.backoff_s)
+                continue
+            if receipt.accepted:
+                self._let_go(held)
+                self.rounds_done += 1
+                return
+            if receipt.reason:
+                _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, receipt.reason)
+                self._let_go(held)
+                return
+            offset = receipt.received_bytes
+        held.path.unlink(missing_ok=True)
+
+    def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
+        _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
+        self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
+        self._let_go(held)
+
+    def _is_wanted(self, held: _Held) -> bool:
+        with self._lock:
+            return self._held.get(_key_of(held.assignment.task)) is held
+
+    def _let_go(self, held: _Held) -> None:
+        with self._lock:
+            self._held.pop(_key_of(held.assignment.task), None)
+        held.path.unlink(missing_ok=True)
+
+    def _hold_to_authority(self, error: grpc.RpcError) -> None:
+        """What no patience mends ends the node."""
+        code, words = error.code(), error.details() or ""
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            self._problem = RunFailed(f"{self.server} refuses this node: {words}")
+        elif "CERTIFICATE_VERIFY_FAILED" in words or "not match" in words:
+            self._problem = RunFailed(
+                f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
+                "address, and are the credentials of the same authority?"
+            )
+
+
+def _parts(answer: Answer, path: Path) -> Iterator[Part]:
+    yield Part(answer=answer)
+    for chunk in chunks(path, answer.offset):
+        yield Part(chunk=chunk)
+
+
+def _key_of(task: TaskId) -> tuple[int, int]:
+    return task.start, task.number
+
+
+def _name_of(task: TaskId) -> str:
+    return f"{task.start}-{task.number}"
+
+
+def _words_of(error: grpc.RpcError) -> str:
+    return f"{error.code().name.lower()}: {error.details()}"

@@ -1,0 +1,314 @@
+"""The process in which a node trains: it stays warm between tasks, and files are all that goes in and out."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fed.aggregators.reporting import sends_models
+from fed.checkpoints import Checkpoints
+from fed.clients.client_states import ClientStates
+from fed.clients.data import ClientId, FederatedData, Pair, load
+from fed.clients.preparation import Preparation
+from fed.clients.tasks import EvaluateByClients, Evaluated, Train, Trained
+from fed.clients.work import Work
+from fed.errors import FedError, InvalidData, InvalidExperiment
+from fed.experiment import Experiment
+from fed.node_data import NodeData
+from fed.payloads import read, written
+from fed.protocol_pb2 import Payload, Signature
+from fed.randomness import Streams
+
+__all__ = ["Described", "NodeTraining", "TaskDone", "TrainingProcess", "hold_to_allowed", "samples_of"]
+
+
+class Described(NamedTuple):
+    """What a node says of its data when it joins."""
+
+    samples: int
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    classes: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """A task for the process.
+
+    Args:
+        name: of the task, in a form that sorts nothing.
+        train: what to do.
+        payload: what the file holds, serialized.
+        path: of the file.
+        kept_after: the task whose state is gone on from; None: the first one.
+    """
+
+    name: str
+    train: Train
+    payload: bytes
+    path: Path
+    kept_after: str | None
+
+
+class TaskDone(NamedTuple):
+    """What came of a task: a file and what is in it, or why there is none."""
+
+    payload: bytes = b""
+    weight: float = 0.0
+    samples: int = 0
+    train_loss: float = 0.0
+    problem: str = ""
+    diverged: bool = False
+
+
+def samples_of(description: NodeData) -> Pair:
+    """The node's own samples.
+
+    Raises:
+        InvalidData: if the source has no such client.
+    """
+    streams = Streams(description.seed)
+    if description.client is None:
+        alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
+        section = description.data.model_copy(update=alone)
+        data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
+        return data.read(data.clients[0])
+    data = load(description.data, streams)
+    if description.client not in data.clients:
+        some = ", ".join(map(repr, list(data.clients)[:3]))
+        raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")
+    return data.read(description.client)
+
+
+def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Refuse an experiment that names code which this node does not accept; nothing is imported before.
+
+    Args:
+        experiment: its keys and values.
+        allowed: names such as ``python:package.module:Name``.
+
+    Raises:
+        InvalidExperiment: if it names others.
+    """
+    named: list[Any] = [experiment]
+    while named:
+        part = named.pop()
+        if isinstance(part, Mapping):
+            named += part.values()
+        elif isinstance(part, list | tuple):
+            named += part
+        elif isinstance(part, str) and part.startswith("python:") and part not in allowed:
+            raise InvalidExperiment(
+                f"this node runs no code that it does not know, got {part}: if you trust it, start fed client with "
+                f"--allow {part}"
+            )
+
+
+class NodeTraining:
+    """One node's part of an experiment.
+
+    Args:
+        client: its id.
+        pair: its samples.
+        experiment: the parts that concern it.
+        signature: what models are made for.
+        folder: for what the client keeps between tasks.
+
+    Raises:
+        InvalidInput: if data, model and algorithm do not fit each other.
+    """
+
+    def __init__(
+        self, client: ClientId, pair: Pair, experiment: Experiment, signature: Signature, folder: Path
+    ) -> None:
+        self._client = client
+        self._folder = folder
+        data = FederatedData({client: pair}, None, signature.classes or None)
+        self._prepared = Preparation(experiment, data)
+        self._recipe = self._prepared.recipe(self._prepared.data, is_batched=False)
+        self._work = Work(self._recipe, 0)
+
+    def train(self, order: Order) -> TaskDone:
+        """Do a task; the answer takes the place of the file that came with it."""
+        vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
+        aggregator = self._prepared.algorithm
+        states = self._states(order.kept_after)
+        train = replace(order.train, wants="models") if sends_models(aggregator) else order.train
+        kept = states.stacked([self._client], [(vector_V, integers_I)])
+        trained, tensors = self._work(train, (vector_V, integers_I, *broadcast, *kept))
+        assert isinstance(trained, Trained)
+        if trained.diverged is not None:
+            return TaskDone(problem=trained.diverged[1], diverged=True)
+        messages, integers, *left = tensors
+        states.keep([self._client], left)
+        if left:
+            Checkpoints(self._folder / order.name, 1).write(0, states.state())
+        payload = written(order.path, [messages[0], integers[0]])
+        weight = trained.weights[0] if trained.weights else float(trained.samples[0])
+        return TaskDone(payload.SerializeToString(), weight, trained.samples[0], trained.train_losses[0])
+
+    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+        """Score a model, or the client's own, on what the client holds out: samples, loss and metric."""
+        if self._prepared.held_out is None:
+            return 0, 0.0, None
+        vector_V, integers_I = read(path, Payload.FromString(payload))
+        models = self._states(kept_after).models((vector_V, integers_I))
+        model = models[self._client] if models else (vector_V, integers_I)
+        rows = tuple(part.unsqueeze(0) for part in model)
+        found, _ = self._work(EvaluateByClients((self._client,)), rows)
+        assert isinstance(found, Evaluated)
+        return (found.samples[0], found.losses[0], found.metrics[0]) if found.samples else (0, 0.0, None)
+
+    def _states(self, kept_after: str | None) -> ClientStates:
+        states = self._prepared.client_states()
+        if kept_after is not None and (self._folder / kept_after).is_dir():
+            newest = Checkpoints(self._folder / kept_after, 1).newest()
+            states.restore(newest[1] if newest else {})
+        return states
+
+
+def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
+    """Answer what the node's other process asks, one thing after another, until it is gone."""
+    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+    training: NodeTraining | None = None
+    pair: Pair | None = None
+    while True:
+        try:
+            what, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            if what == "describe":
+                pair = samples_of(description)
+                answer: Any = _described(pair)
+            elif what == "prepare":
+                assert pair is not None
+                experiment, signature = arguments
+                training = NodeTraining(client, pair, experiment, Signature.FromString(signature), folder)
+                answer = None
+            else:
+                assert training is not None
+                answer = getattr(training, what)(*arguments)
+        except Exception as error:
+            words = str(error) if isinstance(error, FedError) else f"{type(error).__name__}: {error}"
+            answer = error if isinstance(error, FedError) else RuntimeError(words)
+        with contextlib.suppress(OSError):
+            pipe.send(answer)
+
+
+def _described(pair: Pair) -> Described:
+    inputs, targets = pair
+    classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
+    return Described(len(targets), tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), classes)
+
+
+class TrainingProcess:
+    """The node's handle of its training process; if that dies, the next question starts another.
+
+    Args:
+        client: the node's id.
+        description: of its data.
+        folder: for what it keeps.
+    """
+
+    def __init__(self, client: ClientId, description: NodeData, folder: Path) -> None:
+        self._arguments = client, description, folder
+        self._folder = folder
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._prepared: tuple[Any, bytes] | None = None
+
+    def describe(self) -> Described:
+        """What there is to say of the node's data."""
+        described: Described = self._ask("describe")
+        return described
+
+    def prepare(self, experiment: Experiment, signature: Signature) -> None:
+        """Make ready for an experiment; for the same one again nothing is done."""
+        wanted = experiment, signature.SerializeToString()
+        if self._prepared != wanted:
+            self._prepared = None
+            self._ask("prepare", *wanted)
+            self._prepared = wanted
+
+    def train(self, order: Order) -> TaskDone:
+        """Do a task."""
+        try:
+            done: TaskDone = self._ask("train", order)
+        except (FedError, RuntimeError) as error:
+            return TaskDone(problem=str(error))
+        return done
+
+    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+        """Score a model on what the node holds out."""
+        scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after)
+        return scores
+
+    def forget_before(self, name: str) -> None:
+        """Remove what the client kept after tasks before this one."""
+        oldest = self._folder / name
+        if oldest.is_dir():
+            for folder in self._folder.iterdir():
+                if folder.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """End it."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        if self._process is None or not self._process.is_alive():
+            self._begin()
+            if what != "describe":
+                self._exchange("describe", ())
+            if what not in ("describe", "prepare") and self._prepared is not None:
+                self._exchange("prepare", self._prepared)
+        return self._exchange(what, arguments)
+
+    def _exchange(self, what: str, arguments: tuple[Any, ...]) -> Any:
+        assert self._pipe is not None
+        try:
+            self._pipe.send((what, arguments))
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            self._process.join(1.0)
+            code = self._process.exitcode
+            self.close()
+            raise RuntimeError(f"the training process has died (exit code {code})") from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, its_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its_end, *self._arguments), daemon=True, name="training")
+        self._process.start()
+        its_end.close()
+
+
+def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
+    """A plan's experiment, once it is known to name no code that is not accepted.
+
+    Raises:
+        InvalidExperiment: if it does, or is no experiment.
+    """
+    try:
+        keys = json.loads(plan)
+    except json.JSONDecodeError as error:
+        raise InvalidExperiment(f"the server's plan must be JSON: {error}") from None
+    if not isinstance(keys, dict):
+        raise InvalidExperiment("the server's plan must be a mapping")
+    hold_to_allowed(keys, allowed)
+    return Experiment(**keys)

@@ -1,0 +1,231 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class TaskId(_message.Message):
+    __slots__ = ("start", "number")
+    START_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    number: int
+    def __init__(self, start: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("dtype", "numbers")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    numbers: int
+    def __init__(self, dtype: _Optional[str] = ..., numbers: _Optional[int] = ...) -> None: ...
+
+class Payload(_message.Message):
+    __slots__ = ("sha256", "size_bytes", "tensors")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    size_bytes: int
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class Signature(_message.Message):
+    __slots__ = ("input_shape", "input_dtype", "classes")
+    INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    CLASSES_FIELD_NUMBER: _ClassVar[int]
+    input_shape: _containers.RepeatedScalarFieldContainer[int]
+    input_dtype: str
+    classes: int
+    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ...) -> None: ...
+
+class Joining(_message.Message):
+    __slots__ = ("protocol", "software", "name", "samples", "signature", "held")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    software: str
+    name: str
+    samples: int
+    signature: Signature
+    held: _containers.RepeatedCompositeFieldContainer[TaskId]
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("run", "experiment", "signature", "heartbeat_s")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    experiment: str
+    signature: Signature
+    heartbeat_s: float
+    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_COUNT_FIELD_NUMBER: _ClassVar[int]
+    POPULATION_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    KEPT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    task: TaskId
+    round: int
+    repeats: int
+    lr: float
+    steps: int
+    broadcast_count: int
+    population: int
+    place: int
+    payload: Payload
+    kept_after: TaskId
+    durable_after: TaskId
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
+
+class Examination(_message.Message):
+    __slots__ = ("id", "payload", "kept_after")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    KEPT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    payload: Payload
+    kept_after: TaskId
+    def __init__(self, id: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
+
+class Withdrawal(_message.Message):
+    __slots__ = ("task",)
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    task: TaskId
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
+
+class Farewell(_message.Message):
+    __slots__ = ("reason", "is_final")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    is_final: bool
+    def __init__(self, reason: _Optional[str] = ..., is_final: _Optional[bool] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: _containers.RepeatedCompositeFieldContainer[TaskId]
+    def __init__(self, held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("task", "reason", "diverged")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DIVERGED_FIELD_NUMBER: _ClassVar[int]
+    task: TaskId
+    reason: str
+    diverged: bool
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: _Optional[bool] = ...) -> None: ...
+
+class Scores(_message.Message):
+    __slots__ = ("id", "samples", "loss", "metric", "problem")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    samples: int
+    loss: float
+    metric: float
+    problem: str
+    def __init__(self, id: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., metric: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class ToNode(_message.Message):
+    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
+    EXAMINATION_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    assignment: Assignment
+    withdrawal: Withdrawal
+    examination: Examination
+    heartbeat: Heartbeat
+    farewell: Farewell
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+
+class FromNode(_message.Message):
+    __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores")
+    JOINING_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    joining: Joining
+    accepted: TaskId
+    heartbeat: Heartbeat
+    failed: Failed
+    scores: Scores
+    def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., accepted: _Optional[_Union[TaskId, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ...) -> None: ...
+
+class Wanted(_message.Message):
+    __slots__ = ("sha256", "offset")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    offset: int
+    def __init__(self, sha256: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data", "crc32")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    crc32: int
+    def __init__(self, data: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
+
+class Answer(_message.Message):
+    __slots__ = ("task", "payload", "offset", "weight", "samples", "train_loss")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_LOSS_FIELD_NUMBER: _ClassVar[int]
+    task: TaskId
+    payload: Payload
+    offset: int
+    weight: float
+    samples: int
+    train_loss: float
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("answer", "chunk")
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    answer: Answer
+    chunk: Chunk
+    def __init__(self, answer: _Optional[_Union[Answer, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("accepted", "received_bytes", "reason")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    received_bytes: int
+    reason: str
+    def __init__(self, accepted: _Optional[bool] = ..., received_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

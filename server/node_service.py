@@ -1,0 +1,380 @@
+"""The server's side of the wire: nodes that attend, the tasks that they hold, and the files that come and go.
+
+All of it runs in one event loop; a fleet in another thread hands it assignments and takes what arrives from a queue.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+
+from fed.errors import InvalidPayload
+from fed.payloads import Incoming, chunks
+from fed.protocol_pb2 import (
+    Answer,
+    Assignment,
+    Examination,
+    Failed,
+    Farewell,
+    FromNode,
+    Heartbeat,
+    Joining,
+    Part,
+    Plan,
+    Receipt,
+    Scores,
+    TaskId,
+    ToNode,
+    Wanted,
+    Withdrawal,
+)
+from fed.protocol_pb2 import Tensor as TensorMessage
+
+__all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience", "client_id_of"]
+
+PROTOCOL = 1
+"""The version of the protocol; both sides must speak the same."""
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits.
+
+    Args:
+        heartbeat_s: between two signs of life, either way.
+        silence_s: without one, after which a connection counts as lost.
+        lease_s: without a sign of life from who holds a task, after which the task has failed.
+        stall_s: for the next piece of a transfer.
+    """
+
+    heartbeat_s: float = 5.0
+    silence_s: float = 20.0
+    lease_s: float = 60.0
+    stall_s: float = 30.0
+
+
+@dataclass
+class Node:
+    """A node that has joined in this run.
+
+    Args:
+        client: its id.
+        samples: that it trains on.
+        outbox: what is to be told it; None while it does not attend.
+    """
+
+    client: int | str
+    samples: int
+    outbox: "asyncio.Queue[ToNode] | None" = None
+
+
+@dataclass
+class _Order:
+    """A task under way."""
+
+    assignment: Assignment
+    client: int | str
+    lease_until_s: float
+    is_accepted: bool = False
+    incoming: Incoming | None = None
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What became of a task, as a node says.
+
+    Args:
+        task: its number.
+        client: who had it.
+        answer: the header of what it sent, with its file; or
+        path: where that is.
+        problem: why there is none.
+        diverged: whether its numbers are no longer finite.
+    """
+
+    task: int
+    client: int | str
+    answer: Answer | None = None
+    path: Path | None = None
+    problem: str = ""
+    diverged: bool = False
+
+
+_Admission: TypeAlias = Callable[[str, bytes], str | None]
+
+
+@dataclass
+class NodeService:
+    """Answers nodes' calls, each in the name that its certificate says.
+
+    Args:
+        plan: what nodes are told when they join; None until it is known.
+        start: of this server, which its tasks are named by.
+        answer_spec: what an answer's tensors must be.
+        spool: the folder of files on their way.
+        arrivals: takes what becomes of tasks.
+        admits: (name, certificate in PEM) → why a node is refused, or None; where there are no certificates it is
+            None itself, and nodes are believed.
+        accepts: what a node says when it joins → why it is refused, or None.
+        patience: how long to wait.
+        on_change: is called when a node comes or goes.
+    """
+
+    start: int
+    spool: Path
+    arrivals: SimpleQueue[Arrival | Scores]
+    admits: _Admission | None
+    accepts: Callable[[Joining], str | None]
+    on_change: Callable[[], None]
+    patience: Patience = field(default_factory=Patience)
+    plan: Plan | None = None
+    answer_spec: Sequence[TensorMessage] = ()
+    nodes: dict[int | str, Node] = field(default_factory=dict)
+    refused: int = 0
+    _orders: dict[int, _Order] = field(default_factory=dict)
+    _delivered: dict[int, str] = field(default_factory=dict)
+    _planned: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
+        """Give tasks to nodes; to those that do not attend, when they do."""
+        now_s = time.monotonic()
+        for client, assignment in assignments:
+            self._orders[assignment.task.number] = _Order(assignment, client, now_s + self.patience.lease_s)
+            self._tell(client, ToNode(assignment=assignment))
+
+    def examine(self, client: int | str, examination: Examination) -> bool:
+        """Have a node score a model; False if it does not attend."""
+        return self._tell(client, ToNode(examination=examination))
+
+    def withdraw(self, tasks: Collection[int]) -> None:
+        """Wait for these no longer."""
+        for task in tasks:
+            order = self._orders.pop(task, None)
+            if order is not None:
+                self._drop(order)
+                self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
+
+    def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
+        """From now on nodes that join get this plan."""
+        self.plan, self.answer_spec = plan, answer_spec
+        self._planned.set()
+
+    def dismiss(self, reason: str, *, is_final: bool) -> None:
+        """Send everybody home."""
+        for node in self.nodes.values():
+            self._tell(node.client, ToNode(farewell=Farewell(reason=reason, is_final=is_final)))
+
+    async def watch(self) -> None:
+        """Fail tasks whose holders give no sign of life."""
+        while True:
+            await asyncio.sleep(self.patience.lease_s / 20)
+            now_s = time.monotonic()
+            for task, order in [*self._orders.items()]:
+                if now_s > order.lease_until_s:
+                    del self._orders[task]
+                    self._drop(order)
+                    silence = f"it has given no sign of life for {self.patience.lease_s:g} s"
+                    self.arrivals.put(Arrival(task, order.client, problem=silence))
+                    self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
+
+    async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802  # as the protocol names it
+        """A node's stream, for as long as it lasts."""
+        name = await self._name_of(context)
+        message = await _within(self.patience.stall_s, context.read())
+        if not isinstance(message, FromNode) or not message.HasField("joining"):
+            await self._refuse(context, name, "a stream must begin with the node's joining")
+        joining = message.joining
+        client = client_id_of(name or joining.name)
+        if reason := self._reason_against(joining):
+            await context.write(ToNode(farewell=Farewell(reason=reason, is_final=True)))
+            await self._refuse(context, client, reason)
+        node = self._joined(client, joining)
+        outbox = node.outbox
+        assert outbox is not None
+        _log.info("client %r has joined with %d samples", client, joining.samples)
+        try:
+            teller = asyncio.create_task(self._tell_all(context, client, outbox, joining))
+            listener = asyncio.create_task(self._listen(context, client))
+            _, pending = await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(teller, listener, return_exceptions=True)
+        finally:
+            if node.outbox is outbox:  # else it has come back on another connection
+                node.outbox = None
+                _log.info("client %r is gone", client)
+                self.on_change()
+
+    async def Download(self, wanted: Wanted, context: Any) -> None:  # noqa: N802
+        """A file of ours from an offset, by its hash."""
+        await self._name_of(context)
+        path = self.spool / f"{wanted.sha256}.out"
+        if not wanted.sha256.isalnum() or not path.is_file():
+            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
+        for chunk in chunks(path, wanted.offset):
+            await _within(self.patience.stall_s, context.write(chunk))
+
+    async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
+        """An answer's file, from the offset that its sender says."""
+        name = await self._name_of(context)
+        first = await _within(self.patience.stall_s, context.read())
+        if not isinstance(first, Part) or not first.HasField("answer"):
+            return Receipt(reason="a delivery must begin with the answer's header")
+        answer = first.answer
+        task = answer.task.number
+        if self._delivered.get(task) == answer.payload.sha256 and answer.task.start == self.start:
+            return Receipt(accepted=True)
+        order = self._orders.get(task) if answer.task.start == self.start else None
+        if order is None or (name is not None and order.client != client_id_of(name)):
+            return self._refusal(name, f"task {task} is not in flight for it")
+        try:
+            incoming = self._incoming(order, answer)
+            if answer.offset != incoming.received_bytes:
+                return Receipt(received_bytes=incoming.received_bytes)
+            while not incoming.is_complete:
+                part = await _within(self.patience.stall_s, context.read())
+                if not isinstance(part, Part) or not part.HasField("chunk"):
+                    return Receipt(received_bytes=incoming.received_bytes)
+                incoming.add(part.chunk)
+                order.lease_until_s = time.monotonic() + self.patience.lease_s
+            incoming.check()
+        except InvalidPayload as error:
+            self._drop(order)
+            return self._refusal(order.client, str(error))
+        if self._orders.pop(task, None) is None:  # withdrawn while it came
+            self._drop(order)
+            return self._refusal(order.client, f"task {task} is not in flight any more")
+        self._delivered[task] = answer.payload.sha256
+        self.arrivals.put(Arrival(task, order.client, answer, incoming.path))
+        return Receipt(accepted=True)
+
+    async def _tell_all(
+        self, context: Any, client: int | str, outbox: "asyncio.Queue[ToNode]", joining: Joining
+    ) -> None:
+        await self._planned.wait()
+        assert self.plan is not None
+        await context.write(ToNode(plan=self.plan))
+        held = {task.number for task in joining.held if task.start == self.start}
+        for task in joining.held:
+            if task.start != self.start or task.number not in self._orders:
+                await context.write(ToNode(withdrawal=Withdrawal(task=task)))
+        for number, order in self._orders.items():
+            if order.client == client and number not in held:
+                outbox.put_nowait(ToNode(assignment=order.assignment))
+        self.on_change()
+        while True:
+            try:
+                message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
+            except TimeoutError:
+                message = ToNode(heartbeat=Heartbeat())
+            await _within(self.patience.silence_s, context.write(message))
+            if message.HasField("farewell"):
+                return
+
+    async def _listen(self, context: Any, client: int | str) -> None:
+        while True:
+            message = await _within(self.patience.silence_s, context.read())
+            if not isinstance(message, FromNode):
+                return
+            if message.HasField("heartbeat"):
+                for task in message.heartbeat.held:
+                    self._renew(client, task)
+            elif message.HasField("accepted"):
+                self._renew(client, message.accepted)
+            elif message.HasField("failed"):
+                self._failed(client, message.failed)
+            elif message.HasField("scores"):
+                self.arrivals.put(message.scores)
+
+    def _renew(self, client: int | str, task: TaskId) -> None:
+        order = self._orders.get(task.number) if task.start == self.start else None
+        if order is not None and order.client == client:
+            order.is_accepted = True
+            order.lease_until_s = time.monotonic() + self.patience.lease_s
+
+    def _failed(self, client: int | str, failed: Failed) -> None:
+        order = self._orders.get(failed.task.number) if failed.task.start == self.start else None
+        if order is not None and order.client == client:
+            del self._orders[failed.task.number]
+            self._drop(order)
+            reason = failed.reason[:500]
+            self.arrivals.put(Arrival(failed.task.number, client, problem=reason, diverged=failed.diverged))
+
+    def _joined(self, client: int | str, joining: Joining) -> Node:
+        node = self.nodes.setdefault(client, Node(client, joining.samples))
+        if node.outbox is not None:
+            node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
+        node.samples, node.outbox = joining.samples, asyncio.Queue()
+        for task in joining.held:
+            self._renew(client, task)
+        return node
+
+    def _reason_against(self, joining: Joining) -> str | None:
+        if joining.protocol != PROTOCOL:
+            return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
+        if joining.samples < 1:
+            return "a node must have samples to train on, got none"
+        return self.accepts(joining)
+
+    def _incoming(self, order: _Order, answer: Answer) -> Incoming:
+        if order.incoming is None or order.incoming.payload.sha256 != answer.payload.sha256:
+            path = self.spool / f"{answer.task.number}.in"
+            order.incoming = Incoming(path, answer.payload, self.answer_spec)
+        return order.incoming
+
+    def _tell(self, client: int | str, message: ToNode) -> bool:
+        node = self.nodes.get(client)
+        if node is None or node.outbox is None:
+            return False
+        node.outbox.put_nowait(message)
+        return True
+
+    def _drop(self, order: _Order) -> None:
+        if order.incoming is not None:
+            order.incoming.path.unlink(missing_ok=True)
+            order.incoming = None
+
+    async def _name_of(self, context: Any) -> str | None:
+        """Whose certificate it is; None where there are none."""
+        if self.admits is None:
+            return None
+        found = context.auth_context()
+        names, certificates = found.get("x509_common_name", []), found.get("x509_pem_cert", [])
+        if not names or not certificates:
+            await self._refuse(context, "somebody", "a node must show its certificate")
+        name = names[0].decode(errors="replace")
+        if reason := self.admits(name, certificates[0]):
+            await self._refuse(context, name, reason)
+        return name
+
+    async def _refuse(self, context: Any, who: object, reason: str) -> None:
+        self._refusal(who, reason)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    def _refusal(self, who: object, reason: str) -> Receipt:
+        self.refused += 1
+        _log.warning("refused %r: %s", who, reason)
+        return Receipt(reason=reason)
+
+
+def client_id_of(name: str) -> int | str:
+    """The client that a node stands for: a name that is a whole number is one, as in experiments.
+
+    Example:
+        >>> client_id_of("7"), client_id_of("007"), client_id_of("ann")
+        (7, '007', 'ann')
+    """
+    return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name
+
+
+async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:
+    return await asyncio.wait_for(step, limit_s)

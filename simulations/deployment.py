@@ -1,0 +1,266 @@
+"""``fed server``: one experiment on real nodes, recorded as a simulation of it would be."""
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fed.aggregators.contracts import Aggregator
+from fed.aggregators.reporting import sends_models
+from fed.clients.data import FederatedData, load
+from fed.clients.preparation import Preparation
+from fed.clients.work import Work
+from fed.errors import InvalidData, InvalidExperiment
+from fed.evaluation import ByClients
+from fed.experiment import Experiment
+from fed.protocol_pb2 import Joining, Plan, Scores, Signature
+from fed.randomness import Streams
+from fed.run import Run, RunFolder
+from fed.server.coordinator import Coordinator
+from fed.server.federation import Coordinated, Federation, State
+from fed.server.node_service import Patience
+from fed.server.nodes import NodeFleet
+from fed.server.recording import Recording
+from fed.server.resuming import begun_as, last_kept
+from fed.simulations.executor import InProcess
+from fed.simulations.report import run_report
+from fed.simulations.scoring import ScoringByCoordinator, scores_over_clients
+
+if TYPE_CHECKING:
+    from fed.credentials import ServerCredentials
+
+__all__ = ["serve"]
+
+_log = logging.getLogger(__name__)
+_SIMULATED = ("adversaries", "hierarchy", "topology")
+_SCORED_WITHIN_S = 600.0
+
+
+def serve(
+    experiment: Experiment,
+    *,
+    listen: str,
+    output: Path,
+    credentials: "ServerCredentials | None" = None,
+    min_nodes: int = 1,
+    overwrite: bool = False,
+    resume: bool = False,
+    patience: Patience | None = None,
+    on_listen: Callable[[int], None] | None = None,
+    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Run:
+    """Coordinate an experiment over nodes that dial in.
+
+    Args:
+        experiment: what to run. Its data give the test set and what models are made for; where they are null, the first
+            node to join says that, and nobody but clients can score models.
+        listen: HOST:PORT; port 0 takes a free one.
+        output: the run's folder.
+        credentials: of the server; None: none, for loopback alone.
+        min_nodes: how many must be there before the first round, and again after a resumption.
+        overwrite: take the place of a run that the folder holds.
+        resume: go on with the run that the folder holds, from its last checkpoint.
+        patience: how long to wait for nodes.
+        on_listen: is told the port.
+        on_round: is called after each round, with its line of the metrics.
+
+    Returns:
+        The run.
+
+    Raises:
+        InvalidInput: if the experiment cannot be deployed, or nothing can listen there.
+        RunFailed: if the run cannot go on.
+    """
+    folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
+    deployment = _Deployment(experiment)
+    fleet = NodeFleet(
+        listen,
+        output.with_name(f".{output.name}.spool"),
+        credentials=credentials.for_grpc() if credentials else None,
+        admits=credentials.roster.admits if credentials else None,
+        accepts=deployment.accepts,
+        patience=patience,
+    )
+    try:
+        if on_listen is not None:
+            on_listen(fleet.port)
+        return deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+    except BaseException as error:
+        fleet.close(f"the server stops: {type(error).__name__}", is_final=False)
+        raise
+    finally:
+        fleet.close("the run is over", is_final=True)
+
+
+class _Deployment:
+    """One experiment, before and while it has nodes."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        for name in _SIMULATED:
+            if (section := getattr(experiment, name)) is not None:
+                raise InvalidExperiment(f"{name}: is for simulations alone, got {section}: set it to null")
+        algorithm = experiment.algorithm.make()
+        if not isinstance(algorithm, Aggregator) or algorithm.pools_data:
+            raise InvalidExperiment(
+                f"algorithm: a server needs one over mean, got {experiment.algorithm.kind}: choose one such as fedavg"
+            )
+        if experiment.model is None:
+            raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
+        self.experiment = experiment
+        self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
+        self._by_clients = isinstance(experiment.evaluation.make(), ByClients)
+        self._signature = _signature_of(self._data) if self._data is not None else None
+        self._signed = threading.Event()
+        if self._signature is not None:
+            self._signed.set()
+
+    def accepts(self, joining: Joining) -> str | None:
+        """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
+        said = joining.signature
+        if self._signature is None:
+            self._signature = said
+            self._signed.set()
+        asked = self._signature
+        shape, dtype = tuple(asked.input_shape), asked.input_dtype
+        if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
+            return (
+                f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
+                f"{tuple(said.input_shape)[:8]}: check the node's data file"
+            )
+        if said.classes > asked.classes:
+            return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
+        return None
+
+    def run(
+        self,
+        fleet: NodeFleet,
+        min_nodes: int,
+        folder: RunFolder,
+        *,
+        resume: bool,
+        patience: Patience | None,
+        on_round: Callable[[Mapping[str, Any]], None] | None,
+    ) -> Run:
+        """All rounds."""
+        self._signed.wait()
+        assert self._signature is not None
+        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature))
+        shared, algorithm = prepared.layout.shared, prepared.algorithm
+        begun = begun_as(self.experiment, prepared.layout, None)
+        kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
+        first = shared.pack(prepared.module)
+        coordinator = Coordinator(algorithm, fleet, shared, *first, prepared.streams, self._lr_in)
+        example = first[0] if sends_models(algorithm) else torch.zeros(coordinator.message_size, dtype=torch.float64)
+        plan = Plan(
+            run=secrets.token_hex(8),
+            experiment=json.dumps(_part_of_nodes(self.experiment)),
+            signature=self._signature,
+            heartbeat_s=(patience or Patience()).heartbeat_s,
+        )
+        fleet.begin(
+            plan,
+            (example, first[1]),
+            reports_models=sends_models(algorithm),
+            asks_place="place" in algorithm.asks,
+        )
+        policy = self.experiment.rounds.make()
+        federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
+        recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
+        if kept is None:
+            folder.begin(self.experiment)
+        else:
+            recording.restore(*kept)
+        fleet.await_nodes(min_nodes)
+        policy.check(len(fleet.members()))
+        fleet.dispatch([found.task for found in coordinator.open.values()])
+        return recording.run()
+
+    def _recording(
+        self,
+        prepared: Preparation,
+        policy: Any,
+        federation: Federation,
+        fleet: NodeFleet,
+        begun: Mapping[str, Any],
+        folder: RunFolder,
+        on_round: Callable[[Mapping[str, Any]], None] | None,
+    ) -> Recording:
+        test = None if self._by_clients or self._data is None else self._data.test
+        executor = InProcess(partial(Work, prepared.recipe(prepared.data, is_batched=False)))
+
+        def begin_scoring() -> Any:
+            if self._by_clients:
+                return _ScoringByNodes(fleet.scores(federation.model(), _SCORED_WITHIN_S))
+            return ScoringByCoordinator(test, federation, executor)
+
+        def module_of(state: State) -> nn.Module:
+            prepared.layout.unpack(*state, prepared.module)
+            return prepared.module.eval()
+
+        return Recording(
+            self.experiment,
+            policy,
+            federation,
+            begin_scoring=begin_scoring,
+            has_scores=self._by_clients or test is not None,
+            scores_meanwhile=False,
+            module_of=module_of,
+            facts=lambda: {
+                "clients": len(fleet.members()),
+                "parameters": prepared.layout.parameters,
+                "refused": fleet.refused,
+            },
+            report=lambda run: run_report(run, None),
+            begun=begun,
+            folder=folder,
+            on_round=on_round,
+        )
+
+    def _lr_in(self, number: int, clients: int) -> float:
+        return self.experiment.local.lr_in(number, self.experiment.rounds.make().count, clients)
+
+
+class _ScoringByNodes:
+    """What nodes found of a model on what they hold out."""
+
+    def __init__(self, scores: list[Scores]) -> None:
+        for one in scores:
+            if one.problem:
+                _log.warning("a node could not score the model: %s", one.problem)
+        self._scores = [one for one in scores if one.samples and not one.problem]
+
+    def line(self) -> dict[str, Any]:
+        """The mean over clients, weighted by what they hold out, and how clients differ."""
+        metrics = [one.metric if one.HasField("metric") else None for one in self._scores]
+        losses, samples = [one.loss for one in self._scores], [one.samples for one in self._scores]
+        return scores_over_clients(losses, metrics, samples)
+
+
+def _signature_of(data: FederatedData) -> Signature:
+    inputs, _ = data.read(data.clients[0])
+    classes = data.number_of_classes() or 0
+    return Signature(
+        input_shape=inputs.shape[1:], input_dtype=str(inputs.dtype).removeprefix("torch."), classes=classes
+    )
+
+
+def _stand_in(signature: Signature) -> FederatedData:
+    """Samples of zeros, for a server that has none, by which the model is made."""
+    dtype = getattr(torch, signature.input_dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidData(f"a node's inputs must be of a type of PyTorch's, got {signature.input_dtype!r}")
+    inputs = torch.zeros(2, *signature.input_shape, dtype=dtype)
+    return FederatedData({0: (inputs, torch.zeros(2, dtype=torch.int64))}, None, signature.classes or None)
+
+
+def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:
+    """What nodes need to know of an experiment."""
+    keys = experiment.dump()
+    return {**{key: keys[key] for key in ("name", "seed", "model", "local", "algorithm", "evaluation")}, "data": None}
