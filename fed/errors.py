@@ -9,6 +9,7 @@
     │   ├── InvalidData         samples, labels, files or a partition of them
     │   ├── InvalidModel        a module, its output or its loss
     │   ├── InvalidCheckpoint   a state that cannot be kept, or checkpoints of which none can be read
+    │   ├── InvalidCredentials  keys, certificates or a roster that cannot be used, made or kept
     │   └── OutputExists        a folder that would be overwritten
     ├── InvalidPayload          what came over the wire is not what was said or asked for
     └── RunFailed               a run that had begun could not go on; the command line exits with 1
@@ -23,6 +24,7 @@ __all__ = [
     "Diverged",
     "FedError",
     "InvalidCheckpoint",
+    "InvalidCredentials",
     "InvalidData",
     "InvalidExperiment",
     "InvalidInput",
@@ -64,6 +66,10 @@ class InvalidModel(InvalidInput):
 
 class InvalidCheckpoint(InvalidInput):
     """A state cannot be kept, or there are checkpoints and none can be read."""
+
+
+class InvalidCredentials(InvalidInput):
+    """Keys, certificates or a roster cannot be used, made or kept."""
 
 
 class OutputExists(InvalidInput):

@@ -10,8 +10,13 @@ from typing import BinaryIO
 __all__ = ["replaced", "sync_folder", "write_atomically"]
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a file in place of the one that may be there.
+
+    Args:
+        path: where.
+        content: what.
+        mode: who may read and write it, less what the process masks.
 
     Raises:
         OSError: if it cannot be written; what was there is as it was.
@@ -21,22 +26,28 @@ def write_atomically(path: Path, content: bytes) -> None:
         >>> Path("summary.json").read_bytes()
         b'{}'
     """
-    with replaced(path) as file:
+    with replaced(path, mode=mode) as file:
         file.write(content)
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
+def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file to write into that takes the place of ``path`` when the block ends, on the disk and not in a cache alone.
 
     Until then it stands beside it as ``.NAME.PID``; after an error nothing of it is left.
+
+    Args:
+        path: where.
+        mode: who may read and write it from the first byte on, less what the process masks.
 
     Raises:
         OSError: if it cannot be written; what was there is as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # of an earlier process of that number: its mode would stay
+        place = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(place, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,15 @@ def test_lines_of_metrics_reach_the_disk_when_asked_for(tmp_path: Path, steps: l
     (tmp_path / "environment.json").touch()
     RunFolder.existing(tmp_path).sync()
     assert steps == ["metrics.jsonl"]
+
+
+def test_a_file_has_its_mode_from_the_first_byte_on_whatever_stood_there_before(tmp_path: Path) -> None:
+    for name in ("secret", f".secret.{os.getpid()}"):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o666)
+    with replaced(tmp_path / "secret", mode=0o600) as file:
+        assert stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
