@@ -138,7 +138,8 @@ class EdgeNode:
 
     def _attend(self, stopped: threading.Event) -> None:
         """One connection, for as long as it lasts."""
-        self._outbox = outbox = queue.Queue()
+        outbox: queue.Queue[FromNode | None] = queue.Queue()
+        self._outbox = outbox
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
         described = self._described
@@ -156,7 +157,7 @@ class EdgeNode:
         )
         outbox.put(FromNode(joining=joining))
         with self._channel() as channel:
-            self._stub = CoordinationStub(channel)
+            self._stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
             self._heard_s = time.monotonic()
             call = self._stub.Attend(iter(outbox.get, None))
             ended = threading.Event()

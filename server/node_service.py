@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 
+from fed.credentials import peer_of
 from fed.errors import InvalidPayload
 from fed.payloads import Incoming, chunks
 from fed.protocol_pb2 import (
@@ -347,18 +348,16 @@ class NodeService:
         """Whose certificate it is; None where there are none."""
         if self.admits is None:
             return None
-        found = context.auth_context()
-        names, certificates = found.get("x509_common_name", []), found.get("x509_pem_cert", [])
-        if not names or not certificates:
-            await self._refuse(context, "somebody", "a node must show its certificate")
-        name = names[0].decode(errors="replace")
-        if reason := self.admits(name, certificates[0]):
-            await self._refuse(context, name, reason)
-        return name
+        peer = peer_of(context)
+        if peer is None:
+            return await self._refuse(context, "somebody", "a node must show its certificate")
+        reason = self.admits(*peer)
+        return peer[0] if reason is None else await self._refuse(context, peer[0], reason)
 
-    async def _refuse(self, context: Any, who: object, reason: str) -> None:
+    async def _refuse(self, context: Any, who: object, reason: str) -> NoReturn:
         self._refusal(who, reason)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+        raise AssertionError("an aborted call goes on")
 
     def _refusal(self, who: object, reason: str) -> Receipt:
         self.refused += 1

@@ -324,7 +324,8 @@ class NodeFleet:
         async def call() -> _Result:
             return function(*arguments, **named)
 
-        return self._within_loop(call())
+        result: _Result = self._within_loop(call())
+        return result
 
     def _within_loop(self, step: Any) -> Any:
         try:
@@ -334,7 +335,7 @@ class NodeFleet:
 
     async def _serve(self, listen: str, credentials: grpc.ServerCredentials | None) -> int:
         self._server = grpc.aio.server(options=_OPTIONS)
-        add_CoordinationServicer_to_server(self._service, self._server)
+        add_CoordinationServicer_to_server(self._service, self._server)  # type: ignore[no-untyped-call]
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(listen)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -57,7 +58,7 @@ def serving(credentials: grpc.ServerCredentials, roster: Roster, host: str = HOS
             context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
         return peer[0].encode()
 
-    handler = grpc.unary_unary_rpc_method_handler(answer)
+    handler: Any = grpc.unary_unary_rpc_method_handler(answer)
     running = grpc.server(ThreadPoolExecutor(2))
     running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Who", {"AmI": handler}),))
     port = running.add_secure_port(f"{host}:0", credentials)
@@ -75,7 +76,7 @@ def asked(address: str, credentials: grpc.ChannelCredentials) -> str:
 
 
 def ask(channel: grpc.Channel) -> str:
-    call = channel.unary_unary("/test.Who/AmI")
+    call: Any = channel.unary_unary("/test.Who/AmI")
     answer: bytes = call(b"", timeout=PATIENCE_S)
     return answer.decode()
 
@@ -311,7 +312,8 @@ def test_nothing_outlives_its_authority(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "keys", days=30)
     assert node(authority).facts.expires == authority.server_facts.expires == authority.facts.expires
     later = Authority.load(tmp_path / "keys", clock=at(now() + timedelta(days=31)))
-    for act in (lambda: later.issue("bob"), later.issue_server):
+    acts: tuple[Callable[[], object], ...] = (lambda: later.issue("bob"), later.issue_server)
+    for act in acts:
         with pytest.raises(InvalidCredentials, match="own certificate expired on"):
             act()
     later.revoke("ann")
@@ -525,8 +527,8 @@ def test_openssl_agrees_about_who_may_do_what(authority: Authority) -> None:
     place = authority.issue("ann")
 
     def agrees(purpose: str, certificate: Path) -> bool:
-        command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", place / "authority.pem"]
-        return subprocess.run([*command, certificate], capture_output=True, check=False).returncode == 0
+        command = ["openssl", "verify", "-x509_strict", "-purpose", purpose, "-CAfile", str(place / "authority.pem")]
+        return subprocess.run([*command, str(certificate)], capture_output=True, check=False).returncode == 0
 
     own, servers = place / "certificate.pem", authority.folder / "server/certificate.pem"
     verdicts = [agrees(purpose, path) for path in (own, servers) for purpose in ("sslclient", "sslserver")]
