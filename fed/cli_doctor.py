@@ -32,6 +32,8 @@ _PACKAGES = {
     "jinja2": "reports",
     "rich": "progress and tables",
     "typer": "the command line",
+    "cryptography": "keys and certificates",
+    "grpcio": "real nodes",
 }
 """What each package is needed for."""
 

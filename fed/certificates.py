@@ -1,0 +1,311 @@
+"""X.509 certificates with ECDSA P-256 keys: an authority's, its server's and its nodes'.
+
+What a certificate may be used for stands in it (RFC 5280, 4.2.1.12): a node's cannot serve, and the server's cannot
+report as a node, because both ends of TLS check its extended key usage. All are PEM, and ``cryptography`` is imported
+when it is first used.
+"""
+
+import hashlib
+import ipaddress
+import ssl
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fed.errors import InvalidCredentials
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+__all__ = [
+    "CertificateFacts",
+    "Pair",
+    "Role",
+    "facts_of",
+    "fingerprint",
+    "is_issued_by",
+    "issue",
+    "now",
+    "read_facts",
+    "read_pair",
+    "read_pem",
+]
+
+_CLOCKS_DIFFER = timedelta(days=1)
+"""A certificate is valid from that long before it is issued: the clock of a node may be behind."""
+
+
+class Role(StrEnum):
+    """Whose a certificate is."""
+
+    AUTHORITY = "authority"
+    SERVER = "server"
+    NODE = "node"
+
+
+class Pair(NamedTuple):
+    """A certificate and its private key, as PEM."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CertificateFacts:
+    """What a certificate says.
+
+    Args:
+        role: whose it is, by what it may be used for.
+        name: the common name; a node's is its identity.
+        hosts: the names and addresses under which a server may be reached.
+        expires: until when it is valid.
+        sha256: its fingerprint.
+    """
+
+    role: Role
+    name: str
+    hosts: tuple[str, ...]
+    expires: datetime
+    sha256: str
+
+
+def now() -> datetime:
+    """The time, in whole seconds, as certificates hold it."""
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def issue(
+    role: Role, name: str, *, issued: datetime, expires: datetime, by: Pair | None = None, hosts: Sequence[str] = ()
+) -> Pair:
+    """A new key, and a certificate for it.
+
+    Args:
+        role: whose it is.
+        name: the common name, of at most 64 characters.
+        issued: when.
+        expires: until when it is valid.
+        by: the authority that signs; itself unless given.
+        hosts: names and addresses under which a server is reached.
+
+    Raises:
+        InvalidCredentials: if ``by`` is not a certificate and its key.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _common_name(name)
+    issuer_key = key if by is None else _private_key(by.key_pem)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject if by is None else _certificate(by.certificate_pem).subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(issued - _CLOCKS_DIFFER)
+        .not_valid_after(expires)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
+    )
+    for extension, is_critical in _uses(role, name, hosts):
+        builder = builder.add_extension(extension, critical=is_critical)
+    return Pair(_pem(builder.sign(issuer_key, SHA256())), _key_pem(key))
+
+
+def facts_of(certificate_pem: bytes) -> CertificateFacts:
+    """What a certificate says.
+
+    Raises:
+        InvalidCredentials: if it is none, or none that fed issues.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    certificate = _certificate(certificate_pem)
+    try:
+        role = _role(certificate)
+        (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        hosts: tuple[str, ...] = ()
+        if role is Role.SERVER:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            hosts = tuple(str(entry.value) for entry in names)
+    except (x509.ExtensionNotFound, ValueError):
+        raise InvalidCredentials("must be a certificate that fed keys issued, got another one") from None
+    return CertificateFacts(
+        role=role,
+        name=str(name.value),
+        hosts=hosts,
+        expires=certificate.not_valid_after_utc,
+        sha256=fingerprint(certificate_pem),
+    )
+
+
+def fingerprint(certificate_pem: bytes) -> str:
+    """The SHA-256 of a certificate, as ``openssl x509 -fingerprint -sha256`` counts it, in 64 hexadecimal digits.
+
+    Raises:
+        ValueError: if it is not PEM.
+    """
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate_pem.decode())).hexdigest()
+
+
+def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
+    """Whether an authority signed a certificate."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        _certificate(certificate_pem).verify_directly_issued_by(_certificate(authority_pem))
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def read_facts(path: Path) -> CertificateFacts:
+    """What the certificate in a file says.
+
+    Raises:
+        InvalidCredentials: if it cannot be read, or is none that fed issues.
+    """
+    content = read_pem(path)
+    with _of_file(path):
+        return facts_of(content)
+
+
+def read_pair(certificate: Path, key: Path) -> Pair:
+    """A certificate and its private key, from two files.
+
+    Raises:
+        InvalidCredentials: if one cannot be read, they do not belong together, or others may read the key.
+    """
+    pair = Pair(read_pem(certificate), read_pem(key))
+    mode = stat.S_IMODE(key.stat().st_mode)
+    if mode & stat.S_IRWXO:
+        raise InvalidCredentials(f"{key} must be for its owner alone, got mode {mode:04o}: chmod 600 {key}")
+    with _of_file(key):
+        public_key = _private_key(pair.key_pem).public_key()
+    with _of_file(certificate):
+        is_theirs = _certificate(pair.certificate_pem).public_key() == public_key
+    if not is_theirs:
+        raise InvalidCredentials(f"{key} does not belong to {certificate}: restore both from the same folder")
+    return pair
+
+
+def read_pem(path: Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        InvalidCredentials: if it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidCredentials(f"{path}: no such file: restore the whole folder that fed keys wrote") from None
+    except OSError as error:
+        raise InvalidCredentials(f"{path} cannot be read ({error.strerror}): make it readable") from None
+
+
+@contextmanager
+def _of_file(path: Path) -> Iterator[None]:
+    """Say of which file it is that something is wrong."""
+    try:
+        yield
+    except InvalidCredentials as error:
+        raise InvalidCredentials(f"{path} {error}: restore it") from None
+
+
+def _uses(role: Role, name: str, hosts: Sequence[str]) -> "list[tuple[x509.ExtensionType, bool]]":
+    """What sets roles apart, and whether one that does not understand it must refuse."""
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    is_authority = role is Role.AUTHORITY
+    signs = {"key_cert_sign": is_authority, "crl_sign": is_authority, "digital_signature": not is_authority}
+    never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    usage = x509.KeyUsage(**signs, **dict.fromkeys(never, False), decipher_only=False)
+    common: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), True),
+        (usage, True),
+    ]
+    if is_authority:
+        return common
+    names = [_host(host) for host in hosts]
+    if role is Role.NODE:
+        # No host: whatever a node is called, no client that looks for a server takes it for one.
+        names = [x509.UniformResourceIdentifier(f"urn:fed:node:{name}")]
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if role is Role.SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
+    return [
+        *common,
+        (x509.ExtendedKeyUsage([purpose]), True),
+        (x509.SubjectAlternativeName(names), False),
+    ]
+
+
+def _host(host: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _role(certificate: "x509.Certificate") -> Role:
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    if certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+        return Role.AUTHORITY
+    (purpose,) = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    roles = {ExtendedKeyUsageOID.SERVER_AUTH: Role.SERVER, ExtendedKeyUsageOID.CLIENT_AUTH: Role.NODE}
+    if purpose not in roles:
+        raise ValueError("used for something else")
+    return roles[purpose]
+
+
+def _common_name(name: str) -> "x509.Name":
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _certificate(pem: bytes) -> "x509.Certificate":
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        raise InvalidCredentials("must be a certificate as PEM, got something else") from None
+
+
+def _private_key(pem: bytes) -> "EllipticCurvePrivateKey":
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise InvalidCredentials("must be a private key as PEM without a password, got something else") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise InvalidCredentials(f"must be an elliptic-curve key, got {type(key).__name__}")
+    return key
+
+
+def _pem(certificate: "x509.Certificate") -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_pem(key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,176 @@
+"""What a server and a node hold: their own certificate and key, and the authority's certificate to check the other by.
+
+A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
+
+from fed.certificates import CertificateFacts, Pair, Role, is_issued_by, now, read_facts, read_pair, read_pem
+from fed.errors import InvalidCredentials
+from fed.roster import Roster
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["NodeCredentials", "ServerCredentials", "peer_of"]
+
+_WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.AUTHORITY: "an authority's"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCredentials:
+    """What a server holds.
+
+    Args:
+        folder: where it was read from.
+        authority_pem: the certificate by which nodes are checked.
+        certificate_pem: the server's own.
+        key_pem: its private key.
+        facts: what its certificate says.
+        roster: the nodes that are admitted.
+    """
+
+    folder: Path
+    authority_pem: bytes
+    certificate_pem: bytes
+    key_pem: bytes = field(repr=False)
+    facts: CertificateFacts
+    roster: Roster
+
+    @classmethod
+    def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
+        """What a folder holds.
+
+        Args:
+            folder: the server's own, or the authority's that has it within.
+            clock: tells the time, in UTC.
+
+        Raises:
+            InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
+                or the folder is a node's.
+        """
+        folder = folder / "server" if (folder / "server").is_dir() else folder
+        authority_pem, pair, facts = _load(folder, Role.SERVER, clock)
+        return cls(
+            folder=folder,
+            authority_pem=authority_pem,
+            certificate_pem=pair.certificate_pem,
+            key_pem=pair.key_pem,
+            facts=facts,
+            roster=Roster(folder / "roster.json", clock=clock),
+        )
+
+    def for_grpc(self) -> "grpc.ServerCredentials":
+        """For ``server.add_secure_port``: a client without a certificate of this authority's for a node is refused.
+
+        Who is admitted among those that have one is the roster's to say, call by call.
+        """
+        import grpc
+
+        pair = (self.key_pem, self.certificate_pem)
+        return grpc.ssl_server_credentials([pair], self.authority_pem, require_client_auth=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCredentials:
+    """What a node holds.
+
+    Args:
+        folder: where it was read from.
+        authority_pem: the certificate by which the server is checked.
+        certificate_pem: the node's own.
+        key_pem: its private key.
+        facts: what its certificate says.
+    """
+
+    folder: Path
+    authority_pem: bytes
+    certificate_pem: bytes
+    key_pem: bytes = field(repr=False)
+    facts: CertificateFacts
+
+    @classmethod
+    def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
+        """What a node's folder holds.
+
+        Args:
+            folder: the node's.
+            clock: tells the time, in UTC.
+
+        Raises:
+            InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
+                or the folder is the server's or the authority's.
+        """
+        authority_pem, pair, facts = _load(folder, Role.NODE, clock)
+        return cls(
+            folder=folder,
+            authority_pem=authority_pem,
+            certificate_pem=pair.certificate_pem,
+            key_pem=pair.key_pem,
+            facts=facts,
+        )
+
+    @property
+    def name(self) -> str:
+        """Who the node is."""
+        return self.facts.name
+
+    def for_grpc(self) -> "grpc.ChannelCredentials":
+        """For ``grpc.secure_channel``: a server without a certificate of this authority's for servers is refused."""
+        import grpc
+
+        return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
+
+
+def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
+    """Who calls, by its certificate alone: its name and the certificate as PEM, for ``Roster.admits``.
+
+    None if the connection has no certificate, as one that is insecure.
+    """
+    properties = cast("Mapping[str, Sequence[bytes]]", context.auth_context())  # the stubs say less than there is
+    names, certificates = ([*properties.get(key, ())] for key in ("x509_common_name", "x509_pem_cert"))
+    if len(names) != 1 or len(certificates) != 1:
+        return None
+    return names[0].decode(errors="replace"), certificates[0]
+
+
+def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> tuple[bytes, Pair, CertificateFacts]:
+    """The authority's certificate, one's own with its key, and what one's own says."""
+    _check_folder(folder, role)
+    authority, certificate = folder / "authority.pem", folder / "certificate.pem"
+    authority_pem, facts = read_pem(authority), read_facts(certificate)
+    if facts.role is not role:
+        raise InvalidCredentials(f"{folder} holds {_WHOSE[facts.role]} certificate: {_remedy(role)}")
+    pair = read_pair(certificate, folder / "key.pem")
+    authority_facts = read_facts(authority)
+    if authority_facts.role is not Role.AUTHORITY or not is_issued_by(pair.certificate_pem, authority_pem):
+        raise InvalidCredentials(
+            f"{certificate} is not of the authority in {authority}: copy both from the same folder"
+        )
+    if clock() >= authority_facts.expires:
+        raise InvalidCredentials(
+            f"{authority} expired on {authority_facts.expires:%Y-%m-%d}: begin a new authority with fed keys init"
+        )
+    if clock() >= facts.expires:
+        command = "server" if role is Role.SERVER else "issue"
+        raise InvalidCredentials(
+            f"{certificate} expired on {facts.expires:%Y-%m-%d}: issue another with fed keys {command}"
+        )
+    return authority_pem, pair, facts
+
+
+def _check_folder(folder: Path, role: Role) -> None:
+    if not folder.is_dir():
+        raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
+    if (folder / "authority").is_dir():
+        raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
+
+
+def _remedy(role: Role) -> str:
+    if role is Role.NODE:
+        return "give the node's own, which fed keys issue writes into nodes/NAME"
+    return "give the server's own, which fed keys init writes into server"
