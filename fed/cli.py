@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed import cli_runs, cli_tables
+from fed import cli_keys, cli_runs, cli_tables
 from fed.cli_documents import in_force, read, read_comparison, read_experiment
 from fed.errors import FedError, InvalidInput
 from fed.machine import usable_cores
@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_keys.app, name="keys")
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
 _FileUnlessResumed = Annotated[Path | None, typer.Argument(metavar="FILE", help="A YAML file.", show_default=False)]
