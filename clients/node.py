@@ -92,7 +92,7 @@ class EdgeNode:
     folder: Path
     allowed: Sequence[str] = ()
     patience: NodePatience = field(default_factory=NodePatience)
-    rounds_done: int = 0
+    tasks_done: int = 0
 
     def __post_init__(self) -> None:
         self._held: dict[tuple[int, int], _Held] = {}
@@ -319,7 +319,7 @@ class EdgeNode:
                 continue
             if receipt.accepted:
                 self._let_go(held)
-                self.rounds_done += 1
+                self.tasks_done += 1
                 return
             if receipt.reason:
                 _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, receipt.reason)

@@ -57,6 +57,10 @@ _Resume = Annotated[
         help="Go on with the run in this folder, from its last checkpoint.", metavar="DIR", show_default=False
     ),
 ]
+_Credentials = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.", show_default=False)
+]
+_Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
 _Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say what rounds wait for, and which clients fail and why.")
 ]
@@ -106,6 +110,92 @@ def _simulate(
         raise InvalidInput("fed simulate needs an experiment, got none: give a file, or --resume DIR")
     experiment = read_experiment(file, settings or ())
     return cli_runs.simulate(experiment, output=output, overwrite=overwrite, verbose=verbose, as_json=json)
+
+
+@app.command("server")
+def _server(
+    file: _FileUnlessResumed = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes dial in.")] = "127.0.0.1:8443",
+    credentials: _Credentials = None,
+    insecure: _Insecure = False,
+    min_nodes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round.")
+    ] = 1,
+    settings: _Settings = None,
+    output: _Output = None,
+    overwrite: _Overwrite = False,
+    resume: _Resume = None,
+    json: _Json = False,
+) -> int:
+    """Coordinate an experiment over real nodes, which dial in with fed client."""
+    from fed.cli_nodes import server
+
+    if resume is not None and (settings or output is not None or overwrite):
+        raise InvalidInput("--resume goes on with a run as it is: give neither --set, --output nor --overwrite")
+    if file is None and resume is None:
+        raise InvalidInput("fed server needs an experiment, got none: give a file, or --resume DIR")
+    if file is not None:
+        experiment = read_experiment(file, settings or ())
+    else:
+        from fed.run import RunFolder
+
+        assert resume is not None
+        experiment = RunFolder.existing(resume).experiment()
+    return server(
+        experiment,
+        listen=listen,
+        credentials=credentials,
+        insecure=insecure,
+        min_nodes=min_nodes,
+        output=resume or output,
+        overwrite=overwrite,
+        resume=resume is not None,
+        as_json=json,
+    )
+
+
+@app.command("client")
+def _client(
+    data: Annotated[
+        Path, typer.Option(metavar="DATA.yaml", help="What this node trains on; it stays here.", show_default=False)
+    ],
+    server: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.", show_default=False)
+    ] = None,
+    credentials: _Credentials = None,
+    insecure: _Insecure = False,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The node's, where it has no certificate.", show_default=False)
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="python:…",
+            help="Code on this node that an experiment may name. Repeatable; none unless given.",
+            show_default=False,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where it keeps its state; beside DATA.yaml unless given.", show_default=False
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
+) -> int:
+    """Train on this node what a server asks for; its data never leave it."""
+    from fed.cli_nodes import client
+
+    return client(
+        address=server,
+        credentials=credentials,
+        insecure=insecure,
+        name=name,
+        data=data,
+        allowed=allow or (),
+        state=state,
+        dry_run=dry_run,
+    )
 
 
 @app.command("compare")

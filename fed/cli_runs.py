@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fed.experiment import Experiment
     from fed.simulations.expectation import Expectation
 
-__all__ = ["batching", "compare", "folder", "resume", "simulate"]
+__all__ = ["batching", "compare", "folder", "resume", "simulate", "tell"]
 
 _RUNS = Path("runs")
 _INTERRUPTED = 130
@@ -41,7 +41,7 @@ def resume(directory: Path, *, verbose: bool, as_json: bool) -> int:
 
     run = RunFolder.existing(directory)
     if state_of(directory) is RunState.FINISHED:
-        _tell(directory, _summary_in(directory), as_json)
+        tell(directory, _summary_in(directory), as_json)
         return 0
     return _simulate(run.experiment(), directory, verbose, as_json, resume=True)
 
@@ -70,11 +70,12 @@ def _simulate(
         if watch.has_begun:
             _say_what_is_kept(directory, watch, as_json)
         raise
-    _tell(directory, run.summary, as_json)
+    tell(directory, run.summary, as_json)
     return 0
 
 
-def _tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
+def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
+    """Say what came of a run, and where it is kept."""
     if as_json:
         _print_file(directory / "summary.json")
         _note(f"kept in {directory}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fed.reduction import WeightedMean
 
-__all__ = ["EdgeReply", "Failure", "GroupReply", "Reply", "Task", "refusal"]
+__all__ = ["EdgeReply", "Failure", "GroupReply", "Reply", "Task", "client_id_of", "refusal"]
 
 # Far above what any model holds, and so low that their product fits into a mean of replies.
 _LARGEST = 1e200
@@ -177,3 +177,13 @@ def refusal(reply: Reply, task: Task | None, weight: float = 1.0, *, message_siz
     if not largest <= _LARGEST:
         return f"the vector must be finite and within ±{_LARGEST:.0e}, got {largest}"
     return None
+
+
+def client_id_of(name: str) -> int | str:
+    """The client that a node stands for: a name that is a whole number is one, as in experiments.
+
+    Example:
+        >>> client_id_of("7"), client_id_of("007"), client_id_of("ann")
+        (7, '007', 'ann')
+    """
+    return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name

@@ -16,6 +16,7 @@ import grpc
 
 from fed.credentials import peer_of
 from fed.errors import InvalidPayload
+from fed.messages import client_id_of
 from fed.payloads import Incoming, chunks
 from fed.protocol_pb2 import (
     Answer,
@@ -37,7 +38,7 @@ from fed.protocol_pb2 import (
 )
 from fed.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience", "client_id_of"]
+__all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience"]
 
 PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
@@ -363,16 +364,6 @@ class NodeService:
         self.refused += 1
         _log.warning("refused %r: %s", who, reason)
         return Receipt(reason=reason)
-
-
-def client_id_of(name: str) -> int | str:
-    """The client that a node stands for: a name that is a whole number is one, as in experiments.
-
-    Example:
-        >>> client_id_of("7"), client_id_of("007"), client_id_of("ann")
-        (7, '007', 'ann')
-    """
-    return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name
 
 
 async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:

@@ -1,0 +1,166 @@
+"""``fed server`` and ``fed client``: an experiment on real nodes."""
+
+import ipaddress
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fed.cli_progress import Display, display, say_all
+from fed.cli_runs import folder, tell
+from fed.errors import InvalidInput
+from fed.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from fed.experiment import Experiment
+
+__all__ = ["client", "server"]
+
+_INTERRUPTED = 130
+
+
+def server(
+    experiment: "Experiment",
+    *,
+    listen: str,
+    credentials: Path | None,
+    insecure: bool,
+    min_nodes: int,
+    output: Path | None,
+    overwrite: bool,
+    resume: bool,
+    as_json: bool,
+) -> int:
+    """Coordinate an experiment over nodes that dial in, and say what came of it; the exit code."""
+    from fed.credentials import ServerCredentials
+    from fed.simulations.deployment import serve
+
+    _hold_to_loopback(listen, credentials, insecure, "--listen")
+    loaded = ServerCredentials.load(credentials) if credentials is not None else None
+    shown = display()
+    say_all(shown)
+    signal.signal(signal.SIGTERM, _interrupt)
+    host = listen.rpartition(":")[0]
+    with folder(experiment.name, output, overwrite or resume) as directory, shown:
+        try:
+            run = serve(
+                experiment,
+                listen=listen,
+                output=directory,
+                credentials=loaded,
+                min_nodes=min_nodes,
+                overwrite=overwrite,
+                resume=resume,
+                on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
+                on_round=_Shown(shown, experiment.rounds.make().count).round,
+            )
+        except KeyboardInterrupt:
+            shown.say(f"stopped; fed server --resume {directory} goes on")
+            return _INTERRUPTED
+    tell(directory, run.summary, as_json)
+    return 0
+
+
+class _Shown:
+    """A line a round."""
+
+    def __init__(self, shown: Display, rounds: int) -> None:
+        self._shown = shown
+        self._rounds = rounds
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        accuracy = line.get("test_accuracy")
+        parts = [f"round {line['round']}/{self._rounds}", f"{line['replied']} of {line['selected']} answered"]
+        parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
+        parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
+        self._shown.say(", ".join(parts))
+
+
+def client(
+    *,
+    address: str | None,
+    credentials: Path | None,
+    insecure: bool,
+    name: str | None,
+    data: Path,
+    allowed: Sequence[str],
+    state: Path | None,
+    dry_run: bool,
+) -> int:
+    """Train what a server asks for on this node's data; the exit code."""
+    from fed.clients.node import EdgeNode
+    from fed.clients.node_training import TrainingProcess
+    from fed.credentials import NodeCredentials
+    from fed.messages import client_id_of
+    from fed.node_data import NodeData
+
+    if address is None and not dry_run:
+        raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
+    if address is not None:
+        _hold_to_loopback(address, credentials, insecure, "--server")
+    loaded = NodeCredentials.load(credentials) if credentials is not None else None
+    name = loaded.name if loaded else name
+    if name is None:
+        raise InvalidInput("without credentials a node needs a name, got none: give --name NAME")
+    place = state or data.parent / f".fed-{name}"
+    training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
+    if dry_run:
+        _say_what_would_leave(training, name)
+        return 0
+    assert address is not None
+    shown = display()
+    say_all(shown)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    channel = loaded.for_grpc() if loaded else None
+    node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed)
+    try:
+        farewell = node.run(stopped=stopped)
+    finally:
+        training.close()
+    shown.say(f"{farewell or 'stopped'}; {node.tasks_done} tasks were done")
+    return 0
+
+
+def _say_what_would_leave(training: Any, name: str) -> None:
+    described = training.describe()
+    training.close()
+    shape = " × ".join(map(str, described.input_shape)) or "a number"
+    typer.echo(
+        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {described.samples} "
+        f"samples of {shape} ({described.input_dtype}), and that its labels go up to {described.classes} classes.\n"
+        "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
+        "was trained on; the mean training loss. With evaluation by clients: how many samples it holds out, their "
+        "mean loss and accuracy.\nNothing else leaves, no sample among it. What a trained model tells of the samples "
+        "is another matter: see docs/security.md."
+    )
+
+
+def _hold_to_loopback(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
+    """Without certificates nothing leaves this machine."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidInput(f"{option} must be HOST:PORT, got {address!r}")
+    if credentials is not None and insecure:
+        raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
+    if credentials is None and not insecure:
+        raise InvalidInput(
+            "servers and nodes know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+        )
+    if insecure and not _is_loopback(host.strip("[]")):
+        raise InvalidInput(f"--insecure is for loopback alone, got {host}: write 127.0.0.1, or give --credentials DIR")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
