@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import typer
 
 from fed.quantities import bytes_text, duration_text
-from fed.runs import metrics_lines
 
 if TYPE_CHECKING:
     from fed.simulations.expectation import Expectation
@@ -146,6 +145,8 @@ class SimulationProgress:
 
     def begin(self, expectation: "Expectation") -> None:
         """Announce what is still to do, if that is long."""
+        from fed.runs import metrics_lines
+
         self._rounds = expectation.rounds
         for line, _ in metrics_lines(self._folder) if self._folder else ():
             self._count(line)
