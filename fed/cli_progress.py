@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import typer
@@ -113,18 +114,28 @@ def say_all(shown: Display) -> None:
 
 
 class _Clock:
-    def __init__(self) -> None:
+    """Says how much time is left, from how long it has taken to get from where it was to where it is."""
+
+    def __init__(self, done: float = 0.0) -> None:
         self._began_s = time.monotonic()
+        self._before = done
 
     def left(self, done: float, total: float) -> str:
-        return f"{duration_text((time.monotonic() - self._began_s) / done * max(0.0, total - done))} left"
+        each_s = (time.monotonic() - self._began_s) / (done - self._before)
+        return f"{duration_text(each_s * max(0.0, total - done))} left"
 
 
 class SimulationProgress:
-    """Watches one simulation: its rounds, accuracy, bytes and the time left."""
+    """Watches one simulation: its rounds, accuracy, bytes and the time left.
 
-    def __init__(self, display: Display) -> None:
+    Args:
+        display: where progress is shown.
+        folder: the run's, whose metrics say which rounds were done before it was gone on with.
+    """
+
+    def __init__(self, display: Display, folder: Path | None = None) -> None:
         self._display = display
+        self._folder = folder
         self._rounds = 0
         self._size_bytes = 0
         self._accuracy: float | None = None
@@ -133,23 +144,31 @@ class SimulationProgress:
         self.rounds_done = 0
 
     def begin(self, expectation: "Expectation") -> None:
-        """Announce a long run."""
+        """Announce what is still to do, if that is long."""
+        from fed.runs import metrics_lines
+
         self._rounds = expectation.rounds
-        self._clock = _Clock()
+        for line, _ in metrics_lines(self._folder) if self._folder else ():
+            self._count(line)
+        self._clock = _Clock(self.rounds_done)
         self.has_begun = True
-        if expectation.wall_s > _LONG_S:
-            self._display.say(f"about {_expected(expectation)} for {expectation.rounds} rounds")
+        to_do = expectation.after(self.rounds_done)
+        if to_do.wall_s > _LONG_S:
+            self._display.say(_announced(to_do, of_all=not self.rounds_done))
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Show a finished round."""
-        self.rounds_done = line["round"]
-        self._size_bytes += line["bytes_up"] + line["bytes_down"]
-        accuracy = line.get("test_accuracy")
-        self._accuracy = self._accuracy if accuracy is None else accuracy
+        self._count(line)
         parts = [f"round {self.rounds_done}/{self._rounds}"]
         parts += [f"accuracy {self._accuracy:.3f}"] if self._accuracy is not None else []
         parts += [bytes_text(self._size_bytes), self._clock.left(self.rounds_done, self._rounds)]
         self._display.show(self.rounds_done, self._rounds, ", ".join(parts))
+
+    def _count(self, line: Mapping[str, Any]) -> None:
+        self.rounds_done = line["round"]
+        self._size_bytes += line["bytes_up"] + line["bytes_down"]
+        accuracy = line.get("test_accuracy")
+        self._accuracy = self._accuracy if accuracy is None else accuracy
 
     def done(self) -> str:
         """How far it came, in words."""
@@ -187,7 +206,9 @@ class ComparisonProgress:
         whole_s = self._whole_s() / min(self._jobs, self._runs)
         if whole_s > _LONG_S:
             size_bytes = self._seeds * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
-            self._display.say(f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs")
+            provisos = "".join(dict.fromkeys(f", {run.proviso}" for run in self._expected.values() if run.proviso))
+            text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs{provisos}"
+            self._display.say(text)
 
     def expect(self, name: str, seed: int, expectation: "Expectation") -> None:
         """Nothing new: all runs have been expected from the beginning."""
@@ -222,6 +243,8 @@ class ComparisonProgress:
         self._display.show(done_s, whole_s, f"{text}, {self._clock.left(done_s, whole_s)}")
 
 
-def _expected(expectation: "Expectation") -> str:
-    up, down = bytes_text(expectation.bytes_up), bytes_text(expectation.bytes_down)
-    return f"{duration_text(expectation.wall_s)}, {up} up and {down} down"
+def _announced(to_do: "Expectation", *, of_all: bool) -> str:
+    up, down = bytes_text(to_do.bytes_up), bytes_text(to_do.bytes_down)
+    rounds = f"{to_do.rounds} {'' if of_all else 'more '}round{'' if to_do.rounds == 1 else 's'}"
+    proviso = f", {to_do.proviso}" if to_do.proviso else ""
+    return f"about {duration_text(to_do.wall_s)}, {up} up and {down} down for {rounds}{proviso}"

@@ -4,15 +4,16 @@ import contextlib
 import itertools
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import typer
 
 import fed
-from fed.cli_progress import ComparisonProgress, SimulationProgress, display, say_all
+from fed.cli_progress import ComparisonProgress, Display, SimulationProgress, display, say_all
 from fed.errors import InvalidInput
 from fed.machine import keep_freed_memory
 from fed.quantities import bytes_text, duration_text
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["batching", "compare", "folder", "resume", "simulate", "tell"]
 
 _RUNS = Path("runs")
-_INTERRUPTED = 130
+_Progress: TypeAlias = SimulationProgress | ComparisonProgress
 
 
 def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, verbose: bool, as_json: bool) -> int:
@@ -59,17 +60,9 @@ def _simulate(
     shown = display()
     if verbose:
         say_all(shown)
-    watch = SimulationProgress(shown)
-    try:
-        with _all_to_standard_error(as_json), shown:
-            run = fed.simulate(experiment, output=directory, overwrite=overwrite, resume=resume, observer=watch)
-    except KeyboardInterrupt:
-        _say_what_is_kept(directory, watch, as_json)
-        return _INTERRUPTED
-    except Exception:
-        if watch.has_begun:
-            _say_what_is_kept(directory, watch, as_json)
-        raise
+    watch = SimulationProgress(shown, directory)
+    with _watched(watch, shown, directory, as_json):
+        run = fed.simulate(experiment, output=directory, overwrite=overwrite, resume=resume, observer=watch)
     tell(directory, run.summary, as_json)
     return 0
 
@@ -96,13 +89,8 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
     with _all_to_standard_error(as_json):
         expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
     watch = ComparisonProgress(shown, expected, len(comparison.seeds), jobs)
-    with folder(comparison.name, output, overwrite) as directory:
-        try:
-            with _all_to_standard_error(as_json), shown:
-                result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
-        except KeyboardInterrupt:
-            _say_what_is_kept(directory, watch, as_json)
-            return _INTERRUPTED
+    with folder(comparison.name, output, overwrite) as directory, _watched(watch, shown, directory, as_json):
+        result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
     if as_json:
         _print_file(directory / "comparison.json")
         _note(f"report in {directory / 'report.html'}")
@@ -173,6 +161,18 @@ def _as_file_name(name: str) -> str:
 
 
 @contextlib.contextmanager
+def _watched(watch: _Progress, shown: Display, directory: Path, as_json: bool) -> Iterator[None]:
+    """Show how far it is; of what is broken off, say what is kept."""
+    try:
+        with _all_to_standard_error(as_json), shown:
+            yield
+    except (KeyboardInterrupt, Exception) as error:
+        if watch.has_begun or isinstance(error, KeyboardInterrupt):
+            _say_what_is_kept(directory, watch, as_json)
+        raise
+
+
+@contextlib.contextmanager
 def _all_to_standard_error(as_json: bool) -> Iterator[None]:
     """With ``--json``, also what a user's own code prints."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -202,13 +202,15 @@ def _outcome(summary: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _say_what_is_kept(directory: Path, watch: SimulationProgress | ComparisonProgress, as_json: bool) -> None:
+def _say_what_is_kept(directory: Path, watch: _Progress, as_json: bool) -> None:
+    has_checkpoints = any((directory / "checkpoints").glob("*"))
     if not watch.has_begun:
-        _note("stopped before the first round")
+        as_it_was = f"stopped before another round; {directory} is as it was"
+        _note(as_it_was if has_checkpoints else "stopped before the first round")
         return
     _note(f"stopped after {watch.done()}; what was done is kept in {directory}")
-    if any((directory / "checkpoints").glob("*")):
-        _note(f"go on with: fed simulate --resume {directory}")
+    if has_checkpoints:
+        _note(f"go on with: fed simulate --resume {shlex.quote(str(directory))}")
     for name in ("summary.json", "comparison.json"):
         if as_json and (directory / name).is_file():
             _print_file(directory / name)

@@ -13,7 +13,7 @@ from fed.errors import RunFailed
 from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange, Gathering, joined
 from fed.server.parameter_store import ParameterStore
-from fed.server.synchronous import Rounds, lose_patience
+from fed.server.synchronous import NOBODY_STAYS, Rounds, lose_patience
 
 __all__ = ["BoundedStaleness"]
 
@@ -64,7 +64,8 @@ class BoundedStaleness(Rounds):
                 coordinator.ask(gathering, clock + 1, clients, cohort=len(coordinator.fleet.members()))
             if not coordinator.open:
                 if not coordinator.fleet.wait():
-                    raise RunFailed(f"round {number} waits for the slowest client, which will never be there again")
+                    problem = "waits for the slowest client, which will never be there again"
+                    raise RunFailed(f"round {number} {problem}: {NOBODY_STAYS}")
                 continue
             coordinator.gather(gathering, enough=1)
             share = self._share(coordinator, gathering)
@@ -76,6 +77,8 @@ class BoundedStaleness(Rounds):
     def _share(self, coordinator: Coordinator, gathering: Gathering) -> float:
         """What those that have answered are of all: by samples, where the algorithm weighs by them."""
         fleet = coordinator.fleet
+        if not gathering.replied:  # perhaps because the last member has left
+            return 0.0
         samples = sum(count for _, count in gathering.losses)
         if gathering.weight != samples:
             return gathering.replied / len(fleet.members())

@@ -112,8 +112,9 @@ class ParameterStore:
         """Give a key its first value, or another, of whatever shape and type.
 
         Raises:
-            InvalidInput: if it is not a dense tensor of finite numbers.
+            InvalidInput: if the key is neither a number nor a text, or the value not a dense tensor of finite numbers.
         """
+        _refuse_no_key(key)
         value = _copy(f"the value of key {key!r}", tensor)
         with self._changed:
             self._values[key] = value
@@ -280,6 +281,7 @@ class ParameterStore:
         return store
 
     def _value(self, key: int | str) -> Tensor:
+        _refuse_no_key(key)
         if key not in self._values:
             known = _few(map(repr, self._values)) or "none"
             raise InvalidInput(f"a key must be set before it is used, got {key!r}; known: {known}")
@@ -303,6 +305,13 @@ class ParameterStore:
             del self._workers_at[self._slowest]
             self._slowest += 1
         return self._slowest > before
+
+
+def _refuse_no_key(key: object) -> None:
+    if not isinstance(key, int | str):
+        raise InvalidInput(
+            f"a key must be a whole number or a text, got {key!r}: of several keys and tensors give one pair a call"
+        )
 
 
 def _copy(name: str, tensor: Tensor) -> Tensor:

@@ -17,9 +17,13 @@ from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange, Gathering
 from fed.server.sampling import Draw, Sampling
 
-__all__ = ["Rounds", "Synchronous", "await_clients", "lose_patience"]
+__all__ = ["NOBODY_STAYS", "Rounds", "Synchronous", "await_clients", "lose_patience"]
 
 _log = logging.getLogger(__name__)
+NOBODY_STAYS = (
+    "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
+)
+"""What to do where no client will ever be there again."""
 _DAY_S = 86400.0
 _LONGEST_S = 7 * _DAY_S
 
@@ -209,4 +213,4 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
         pass
     while not fleet.nodes() and not coordinator.open:
         if not fleet.wait():
-            raise RunFailed(f"round {number} needs a client, and none will ever be there again")
+            raise RunFailed(f"round {number} needs a client, and none will ever be there again: {NOBODY_STAYS}")

@@ -101,8 +101,7 @@ class OnOff(Availability):
 class Traced(Availability):
     """Clients are there as a file says: a table with the columns client, begins_s and ends_s, a row for each spell.
 
-    A client that the file names has its own spells; if it names none of a run's clients, each draws one of those that
-    it has.
+    A client that the file names has its own spells; any other draws those of one that it names.
 
     Args:
         path: of the CSV file.
@@ -133,9 +132,10 @@ class Traced(Availability):
             times_s = [0.0, *(time_s for spell in of_client for time_s in spell), self.period_s or math.inf]
             rises = [before < after for before, after in zip(times_s[1:-1:2], times_s[2:-1:2], strict=True)]
             if times_s != sorted(times_s) or not all(rises):
+                period = "" if self.period_s is None else f" and within the period of {self.period_s:g} s"
                 raise InvalidData(
-                    f"{self.path}: each spell must end after it begins, before the next one and within the period of "
-                    f"{self.period_s} s, got {of_client} for client {name}"
+                    f"{self.path}: each spell must begin at 0 s or later, end after it begins, and before the next "
+                    f"one{period}, got (begins_s, ends_s) of {_few(of_client)} for client {name}"
                 )
         return spells
 
@@ -147,20 +147,33 @@ def read_table(path: str, columns: Sequence[str]) -> list[list[str]]:
         InvalidData: if the file cannot be read, lacks a column or a row, or a number is none.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            table = csv.DictReader(file)
-            if missing := [name for name in columns if name not in (table.fieldnames or [])]:
-                raise InvalidData(f"{path} must have the columns {', '.join(columns)}, got none named {missing[0]}")
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            table = csv.DictReader(file, skipinitialspace=True)
+            found = table.fieldnames or []
+            if missing := [name for name in columns if name not in found]:
+                raise InvalidData(
+                    f"{path} must have the columns {', '.join(columns)}, got none named {missing[0]}: its first line "
+                    f"must name them, parted by commas, and is {','.join(found)!r}"
+                )
             rows = [[row[name] or "" for name in columns] for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidData(f"{path} cannot be read as a table: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidData(
+            f"{path} cannot be read as a table ({reason}): give the path of a CSV file in UTF-8, relative to the "
+            "working directory"
+        ) from None
     if not rows:
-        raise InvalidData(f"{path} must have at least one row, got none")
+        raise InvalidData(f"{path} must have at least one row beneath its header, got none")
     for number, row in enumerate(rows, start=2):
         for name, text in zip(columns[1:], row[1:], strict=True):
             if not _is_finite(text):
                 raise InvalidData(f"{path}, line {number}: {name} must be a finite number, got {text!r}")
     return rows
+
+
+def _few(spells: Sequence[tuple[float, float]]) -> str:
+    shown = ", ".join(f"({begins_s:g}, {ends_s:g})" for begins_s, ends_s in spells[:5])
+    return f"{shown} and {len(spells) - 5} more" if len(spells) > 5 else shown
 
 
 def _is_finite(text: str) -> bool:

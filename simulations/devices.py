@@ -207,7 +207,7 @@ class Traced(Devices):
         path: of the CSV file.
 
     Raises:
-        InvalidData: if there is no such table, or a number is out of range.
+        InvalidData: if there is no such table, a number is out of range, or a client has two rows.
     """
 
     path: str
@@ -221,12 +221,15 @@ class Traced(Devices):
     @cached_property
     def _devices(self) -> dict[str, Device]:
         columns = ("client", "samples_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
-        devices = {}
+        devices: dict[str, Device] = {}
         for name, *texts in read_table(self.path, columns):
             numbers = dict(zip(columns[1:], map(float, texts), strict=True))
             if min(list(numbers.values())[:3]) <= 0 or numbers["latency_s"] < 0:
+                found = ", ".join(f"{column} {number:g}" for column, number in numbers.items())
                 raise InvalidData(
-                    f"{self.path}: speeds must be above 0 and latencies not below it, got {numbers} for client {name}"
+                    f"{self.path}: speeds must be above 0 and latencies not below it, got {found} for client {name}"
                 )
+            if name in devices:
+                raise InvalidData(f"{self.path} must have one row for each client, got two for client {name}")
             devices[name] = Device(**numbers)
         return devices

@@ -11,6 +11,7 @@ from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.describe import looked_at
 from fed.clients.tasks import EvaluateByClients
 from fed.clients.work import Work
+from fed.server.synchronous import Synchronous
 from fed.simulations.executor import InProcess
 from fed.simulations.scoring import CLIENTS_AT_ONCE, begin_scoring
 from fed.simulations.simulation import Simulation
@@ -29,20 +30,60 @@ class Expectation:
         wall_s: seconds on this machine in one process, from a few steps' time.
         bytes_up: from clients, over all rounds.
         bytes_down: to clients.
+        proviso: under which this holds, as a clause; empty where it holds anyhow.
     """
 
     rounds: int
     wall_s: float
     bytes_up: int
     bytes_down: int
+    proviso: str = ""
+
+    def after(self, rounds_done: int) -> "Expectation":
+        """What is still to come after so many rounds, each of which takes its part.
+
+        Example:
+            >>> Expectation(10, 60.0, 1000, 2000).after(8)
+            Expectation(rounds=2, wall_s=12.0, bytes_up=200, bytes_down=400, proviso='')
+        """
+        left = max(0, self.rounds - rounds_done)
+        up, down = (left * size_bytes // self.rounds for size_bytes in (self.bytes_up, self.bytes_down))
+        return replace(self, rounds=left, wall_s=self.wall_s * left / self.rounds, bytes_up=up, bytes_down=down)
 
 
 def expect(simulation: Simulation) -> Expectation:
     """Time a few steps and an evaluation, and count the models that will travel; the run itself is not touched."""
-    policy = simulation.policy
+    policy, traffic = simulation.policy, simulation.traffic
+    sent, answered = _tasks(simulation)
+    trained = sent if policy.keeps_late else answered
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
-    wall_s = simulation.trainees * policy.count * _task_s(simulation) + evaluations * _evaluation_s(simulation)
-    return Expectation(policy.count, wall_s, simulation.traffic.bytes_up, simulation.traffic.bytes_down)
+    wall_s = trained * _task_s(simulation) + evaluations * _evaluation_s(simulation)
+    of_everybody = policy.count * simulation.trainees
+    bytes_up, bytes_down = traffic.bytes_up * answered // of_everybody, traffic.bytes_down * sent // of_everybody
+    return Expectation(policy.count, wall_s, bytes_up, bytes_down, _proviso(simulation))
+
+
+def _tasks(simulation: Simulation) -> tuple[int, int]:
+    """How many tasks are sent out in a run, and how many of them are answered, where nobody fails."""
+    policy, trainees = simulation.policy, simulation.trainees
+    moving = trainees if simulation.has_peers else policy.cohort_of(simulation.population)
+    beyond = (trainees - moving) * (1 if policy.keeps_late else policy.count)
+    return policy.count * moving + beyond, policy.count * moving
+
+
+def _proviso(simulation: Simulation) -> str:
+    """Under which as much travels as is expected."""
+    policy, experiment = simulation.policy, simulation.experiment
+    if simulation.has_peers or getattr(simulation.algorithm, "pools_data", False):
+        return ""
+    devices = experiment.devices.make()
+    waits = isinstance(policy, Synchronous) and policy.deadline_s is None and policy.backup_after_s is None
+    drops = isinstance(policy, Synchronous) and policy.partial_work == "drop" and devices.interruption > 0
+    answer = waits and not drops and devices.failure == 0 and devices.are_always_there
+    is_sure = answer and policy.asked_of(simulation.population) == policy.cohort_of(simulation.population)
+    return " and ".join(
+        [*([] if is_sure else ["if nobody fails or is late"]), *(["without edges"] if experiment.hierarchy else [])]
+    )
 
 
 def _task_s(simulation: Simulation) -> float:

@@ -22,6 +22,9 @@ class SimulatedClients:
         executor: does the work.
         devices: what they run on.
         streams: the run's.
+
+    Raises:
+        InvalidInput: if there can be no such devices.
     """
 
     data: FederatedData
@@ -29,6 +32,10 @@ class SimulatedClients:
     executor: Executor
     devices: Devices
     streams: Streams
+
+    def __post_init__(self) -> None:
+        """Make a device, so that a file of them that is wrong is found before the first round."""
+        self.device_of(self.data.clients[0])
 
     @cached_property
     def sizes(self) -> list[int]:

@@ -6,7 +6,6 @@ message.
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from fed.layout import Layout
 from fed.messages import GroupReply, Task
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from tests.scripted_fleet import ScriptedFleet
 
 KINDS = [kind for kind in ALGORITHMS.builtin if getattr(ALGORITHMS.section(kind).target, "primitive", None) == "mean"]
 RULES = {kind: ALGORITHMS.make(kind).make() for kind in KINDS}
@@ -46,7 +46,7 @@ def start_vector() -> Tensor:
     return numbers(0, size=[PARAMETERS])
 
 
-class ScriptedFleet:
+class TableFleet(ScriptedFleet):
     """Clients whose local steps are numbers from a table, and whose answers come in any order and grouping.
 
     Args:
@@ -57,46 +57,25 @@ class ScriptedFleet:
         is_idle: whether nobody's model moves.
     """
 
-    clock = 0.0
-
     def __init__(
         self, rule: Aggregator, groups: Iterable[Sequence[int]], weight: float = 1.0, is_idle: bool = False
     ) -> None:
+        super().__init__(range(POPULATION))
         self._rule, self._groups, self._weight, self._is_idle = rule, groups, weight, is_idle
-        self._tasks: dict[int | str, Task] = {}
+        self._open: dict[int | str, Task] = {}
         self.states: dict[int, Any] = {}
-
-    def members(self) -> Sequence[int]:
-        return range(POPULATION)
-
-    def cancel(self, tasks: Iterable[int]) -> None:
-        """Nobody answers later anyhow."""
-
-    def wait(self, until: float = math.inf) -> bool:
-        return False
-
-    def state(self) -> Any:
-        return {}
-
-    def restore(self, state: Any) -> None:
-        """Nothing."""
-
-    def nodes(self) -> Sequence[int]:
-        return range(POPULATION)
 
     def size_of(self, client: int | str) -> int:
         return 1 + int(client) % 3
 
-    def dispatch(self, tasks: Iterable[Task]) -> None:
-        self._tasks = {task.client: task for task in tasks}
-
     def collect(self, until: float = float("inf"), enough: int | None = None) -> Iterator[GroupReply]:
+        self._open = {task.client: task for task in self._taken()}
         for group in self._groups:
-            if clients := [client for client in group if client in self._tasks]:
+            if clients := [client for client in group if client in self._open]:
                 yield self._answer(clients)
 
     def _answer(self, clients: list[int]) -> GroupReply:
-        tasks = [self._tasks[client] for client in clients]
+        tasks = [self._open[client] for client in clients]
         first, rule = tasks[0], self._rule
         kept = [self.states.get(client, first_client_state(rule, LAYOUT, first.vector_V)) for client in clients]
         state = kept[0] and type(kept[0])(*(torch.stack(parts) for parts in zip(*kept, strict=True)))
@@ -135,7 +114,7 @@ class ScriptedFleet:
 
 def model_after(rule: Aggregator, groups: Iterable[Sequence[int]], **script: Any) -> Tensor:
     """The coordinator's model after the three rounds."""
-    fleet = ScriptedFleet(rule, groups, **script)
+    fleet = TableFleet(rule, groups, **script)
     integers_I = torch.zeros(0, dtype=torch.int64)
     coordinator = Coordinator(rule, fleet, LAYOUT, start_vector(), integers_I, Streams(0))
     for number, cohort in enumerate(COHORTS, start=1):

@@ -1,5 +1,9 @@
 """Progress tells where a run is, in a bounded number of lines."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from fed.cli_progress import Bar, ComparisonProgress, Lines, SimulationProgress
@@ -57,6 +61,57 @@ def test_only_a_long_run_is_announced(wall_s: float, lines: list[str]) -> None:
     kept = Kept()
     SimulationProgress(kept).begin(Expectation(5, wall_s, 3_000_000, 4_000_000))
     assert kept.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("proviso", "end"), [("", "rounds"), ("if nobody fails or is late", "rounds, if nobody fails or is late")]
+)
+def test_what_an_announcement_takes_for_granted_is_said(proviso: str, end: str) -> None:
+    kept = Kept()
+    SimulationProgress(kept).begin(Expectation(5, 20.0, 1, 1, proviso))
+    assert kept.lines[0].endswith(f"for 5 {end}")
+    watch = ComparisonProgress(kept, dict.fromkeys("AB", Expectation(5, 20.0, 1, 1, proviso)), seeds=1, jobs=1)
+    watch.begin([("A", 0), ("B", 0)])
+    assert kept.lines[1].endswith(f"for 2 runs{end.removeprefix('rounds')}")
+
+
+def gone_on_with(kept: Kept, folder: Path, earlier: int, wall_s: float = 1.0) -> SimulationProgress:
+    lines = (json.dumps(line(number, accuracy=number / 10)) + "\n" for number in range(1, earlier + 1))
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    watch = SimulationProgress(kept, folder)
+    watch.begin(Expectation(5, wall_s, 5_000, 10_000))
+    return watch
+
+
+def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
+    kept = Kept()
+    watch = gone_on_with(kept, tmp_path, 3)
+    assert watch.done() == "3 rounds"
+    watch.round(line(4))
+    assert kept.lines[0].startswith("round 4/5, accuracy 0.300, 2 kB, ")
+
+
+def test_the_time_left_is_that_of_the_rounds_since_a_run_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, clock = Kept(), iter([0.0, 100.0, 108.0])
+    monkeypatch.setattr("fed.cli_progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    gone_on_with(kept, tmp_path, 3).round(line(4))
+    assert kept.lines[0].endswith(", 8.0 s left")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "announced"),
+    [
+        (0, "about 3 min 20 s, 5 kB up and 10 kB down for 5 rounds"),
+        (3, "about 1 min 20 s, 2 kB up and 4 kB down for 2 more rounds"),
+        (4, "about 40 s, 1 kB up and 2 kB down for 1 more round"),
+    ],
+)
+def test_what_is_still_to_do_is_announced(earlier: int, announced: str, tmp_path: Path) -> None:
+    kept = Kept()
+    gone_on_with(kept, tmp_path, earlier, wall_s=200.0)
+    assert kept.lines == [announced]
 
 
 def of_comparison(kept: Kept, **wall_s: float) -> ComparisonProgress:

@@ -16,6 +16,8 @@ import torch
 import fed
 from fed.checkpoint_files import file_name
 from fed.cli import main
+from fed.cli_progress import SimulationProgress
+from fed.simulations.expectation import Expectation
 from tests.simulations.durable_runs import DAMAGES, left_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,12 +76,24 @@ def whole(run: Run) -> dict[str, Any]:
     return left_in(Path("whole"))
 
 
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def interrupt_after(number: int) -> Callable[..., None]:
     def told(watch: object, line: dict[str, Any]) -> None:
         if line["round"] == number:
             raise KeyboardInterrupt
 
     return told
+
+
+def begin_then_interrupt(watch: SimulationProgress, expectation: Expectation) -> None:
+    BEGIN(watch, expectation)
+    raise KeyboardInterrupt
+
+
+BEGIN = SimulationProgress.begin
 
 
 def refused(result: Result, message: str, code: int = 2) -> None:
@@ -94,6 +108,25 @@ def test_an_interrupted_run_goes_on(run: Run, interrupted: Path, whole: dict[str
     result = run("--resume", "run")
     assert result.code == 0
     assert result.out.splitlines()[-1] == "run"
+    assert left_in(interrupted) == whole
+
+
+def test_a_run_that_is_stopped_as_it_goes_on_says_what_was_done_before(
+    run: Run, interrupted: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("fed.cli_progress.SimulationProgress.begin", begin_then_interrupt)
+        result = run("--resume", "run")
+    assert result.code == 130
+    assert result.err.splitlines() == [
+        "stopped after 4 rounds; what was done is kept in run",
+        "go on with: fed simulate --resume run",
+    ]
+    with monkeypatch.context() as patch:
+        patch.setattr("fed.simulations.simulate.expect", interrupt)
+        assert run("--resume", "run").err == "stopped before another round; run is as it was\n"
+        assert run("tiny.yaml", "--output", "new").err == "stopped before the first round\n"
+    assert run("--resume", "run").code == 0
     assert left_in(interrupted) == whole
 
 

@@ -15,6 +15,7 @@ from fed.layout import Layout
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from tests.scripted_fleet import ScriptedFleet
 
 Answer = Callable[[Task], Iterable[Reply | GroupReply | Failure]]
 LAYOUT = Layout.of(nn.Linear(2, 1))
@@ -25,42 +26,15 @@ def reply(task: Task, move: float = 1.0, samples: int = 1, client: int | str | N
     return Reply(task.id, task.round, task.client if client is None else client, moved_V, task.integers_I, samples, 0.5)
 
 
-class Scripted:
+class Scripted(ScriptedFleet):
     """Answers each task as it is told to; client i's script is scripts[i]."""
 
-    clock = 0.0
-
     def __init__(self, scripts: Sequence[Answer]) -> None:
+        super().__init__(range(len(scripts)))
         self._scripts = scripts
-        self._tasks: list[Task] = []
-
-    def members(self) -> Sequence[int]:
-        return range(len(self._scripts))
-
-    def cancel(self, tasks: Iterable[int]) -> None:
-        """Nobody answers later anyhow."""
-
-    def wait(self, until: float = math.inf) -> bool:
-        return False
-
-    def state(self) -> Any:
-        return {}
-
-    def restore(self, state: Any) -> None:
-        """Nothing."""
-
-    def nodes(self) -> Sequence[int]:
-        return range(len(self._scripts))
-
-    def size_of(self, client: int | str) -> int:
-        return 1
-
-    def dispatch(self, tasks: Iterable[Task]) -> None:
-        self._tasks.extend(tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
+        for task in self._taken():
             yield from self._scripts[int(task.client)](task)
 
 

@@ -208,6 +208,11 @@ def test_workers_come_at_the_smallest_clock_and_go_without_holding_others_back()
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (
+            lambda store: store.set(["w", "v"], [torch.ones(3)] * 2),
+            r"a key must be a whole number or a text, got \['w'",
+        ),
+        (lambda store: store.get(["w", "v"]), r"of several keys and tensors give one pair a call"),
         (lambda store: store.get("v"), r"a key must be set before it is used, got 'v'; known: 'w'"),
         (lambda store: store.pull("v", worker="a"), r"a key must be set before it is used, got 'v'"),
         (lambda store: store.push("v", torch.ones(3), worker="a"), r"a key must be set before it is used, got 'v'"),

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,35 +11,17 @@ from fed.errors import InvalidExperiment
 from fed.messages import Failure, Task
 from fed.randomness import Streams
 from fed.server.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
+from tests.scripted_fleet import ScriptedFleet
 
 ROUNDS = 2000
 
 
-class Crowd:
+class Crowd(ScriptedFleet):
     """Clients a, b, c … that hold so many samples and never answer."""
-
-    clock = 0.0
 
     def __init__(self, samples: Sequence[int]) -> None:
         self._samples = dict(zip("abcdefghijklmnop", samples, strict=False))
-
-    def members(self) -> list[int | str]:
-        return list(self._samples)
-
-    def cancel(self, tasks: Iterable[int]) -> None:
-        """Nobody answers later anyhow."""
-
-    def wait(self, until: float = math.inf) -> bool:
-        return False
-
-    def state(self) -> Any:
-        return {}
-
-    def restore(self, state: Any) -> None:
-        """Nothing."""
-
-    def nodes(self) -> list[int | str]:
-        return list(self._samples)
+        super().__init__(list(self._samples))
 
     def size_of(self, client: int | str) -> int:
         return self._samples[str(client)]
@@ -126,11 +107,7 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
 
 
 def test_of_clients_with_equal_losses_power_of_choice_takes_the_first_drawn() -> None:
-    class Many(Crowd):
-        def __init__(self) -> None:
-            self._samples = {f"{client:02}": 1 for client in range(90)}
-
-    crowd = Many()
+    crowd = ScriptedFleet([f"{client:02}" for client in range(90)])
     for number in range(1, 6):
         draw = Draw(crowd, number, 20, Streams(0), {})
         first = [crowd.nodes()[place] for place in draw.by_samples(60)[:20]]

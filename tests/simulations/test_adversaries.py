@@ -6,7 +6,7 @@ Shapes: A, attackers; H, honest clients; P, parameters.
 import json
 import math
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from fed.simulations.adversaries import (
 )
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
+from tests.scripted_fleet import ScriptedFleet
 from tests.simulations import users_parts as parts
 
 from .conftest import Point, Quadratics, mean_output
@@ -119,41 +120,19 @@ def test_who_knows_of_no_honest_client_says_what_it_has_trained(attack: Attack) 
 # In a fleet.
 
 
-class Scripted:
+class Scripted(ScriptedFleet):
     """Client i answers its row and its number; 5 comes first, 4 fails."""
 
     clock = 12.5
 
     def __init__(self) -> None:
-        self._tasks: list[Task] = []
-
-    def members(self) -> Sequence[int]:
-        return range(9)
-
-    def cancel(self, tasks: Iterable[int]) -> None:
-        """Nobody answers later anyhow."""
-
-    def wait(self, until: float = math.inf) -> bool:
-        return False
-
-    def state(self) -> Any:
-        return {}
-
-    def restore(self, state: Any) -> None:
-        """Nothing."""
-
-    def nodes(self) -> Sequence[int]:
-        return range(9)
+        super().__init__(range(9))
 
     def size_of(self, client: int | str) -> int:
         return 10 * int(client)
 
-    def dispatch(self, tasks: Iterable[Task]) -> None:
-        self._tasks += tasks
-
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
-        tasks, self._tasks = self._tasks, []
-        for task in sorted(tasks, key=lambda task: (task.client != 5, -task.id)):
+        for task in sorted(self._taken(), key=lambda task: (task.client != 5, -task.id)):
             number = int(task.client)
             if number == 4:
                 yield Failure(task.id, task.round, task.client, "out of memory")

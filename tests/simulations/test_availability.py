@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fed
 from fed.errors import InvalidData
 from fed.families import AVAILABILITIES, DEVICES
 from fed.randomness import Streams
@@ -106,16 +107,32 @@ def test_a_trace_says_when_clients_are_there(tmp_path: Path) -> None:
         (["client,begins_s,ends_s"], "at least one row"),
         (["client,begins_s,ends_s", "0,1,x"], "line 2: ends_s must be a finite number, got 'x'"),
         (["client,begins_s,ends_s", "0,1,nan"], "line 2"),
-        (["client,begins_s,ends_s", "0,5,5"], "each spell must end after it begins"),
+        (["client,begins_s,ends_s", "0,5,5"], "end after it begins"),
         (["client,begins_s,ends_s", "0,5,8", "0,7,9"], "before the next one"),
-        (["client,begins_s,ends_s", "0,-5,8"], "each spell"),
+        (["client,begins_s,ends_s", "0,-5,8"], r"each spell .* got \(begins_s, ends_s\) of \(-5, 8\) for client 0"),
+        (
+            ["client;begins_s;ends_s", "0;5;8"],
+            "none named client: .* parted by commas, and is 'client;begins_s;ends_s'",
+        ),
     ],
 )
 def test_a_trace_that_makes_no_sense_is_refused(tmp_path: Path, rows: list[str], words: str) -> None:
     with pytest.raises(InvalidData, match=words):
         spells({"kind": "trace", "path": table(tmp_path / "t.csv", *rows)})
-    with pytest.raises(InvalidData, match="cannot be read"):
+    with pytest.raises(InvalidData, match=r"cannot be read as a table \(No such file or directory\): give the path"):
         spells({"kind": "trace", "path": str(tmp_path / "nothing.csv")})
+
+
+def test_a_spell_that_runs_over_the_period_is_refused_with_the_period(tmp_path: Path) -> None:
+    section = {"kind": "trace", "path": table(tmp_path / "t.csv", "client,begins_s,ends_s", "0,5,80")}
+    assert through(spells(section), 100) == [(0, 5, False), (5, 80, True), (80, math.inf, False)]
+    with pytest.raises(InvalidData, match=r"within the period of 50 s, got"):
+        spells({**section, "period_s": 50})
+
+
+def test_a_trace_may_be_written_as_spreadsheets_do(tmp_path: Path) -> None:
+    section = {"kind": "trace", "path": table(tmp_path / "t.csv", "\ufeffclient, begins_s, ends_s\r", "0, 5, 6\r")}
+    assert through(spells(section), 100) == [(0, 5, False), (5, 6, True), (6, math.inf, False)]
 
 
 def devices(section: Any) -> Devices:
@@ -133,6 +150,31 @@ def test_speeds_of_lognormal_devices_have_their_median_and_spread() -> None:
     assert abs(down.std() - 0.5) < 4 * 0.5 / math.sqrt(8000)
     np.testing.assert_allclose(down - up, math.log(Device.down_bytes_per_s / Device.up_bytes_per_s), rtol=1e-12)
     assert abs(np.corrcoef(speeds, down)[0, 1]) < 4 / math.sqrt(4000)
+
+
+DEVICE_COLUMNS = "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([DEVICE_COLUMNS.replace(",latency_s", ""), "0,1,1,1"], "got none named latency_s"),
+        ([DEVICE_COLUMNS], "at least one row"),
+        ([DEVICE_COLUMNS, "0,fast,1,1,0"], "line 2: samples_per_s must be a finite number, got 'fast'"),
+        ([DEVICE_COLUMNS, "0,0,1,1,0"], "speeds must be above 0 .* got samples_per_s 0, .* for client 0"),
+        ([DEVICE_COLUMNS, "0,1,1,1,-1"], "latencies not below it"),
+        ([DEVICE_COLUMNS, "0,1,1,1,0", "0,2,1,1,0"], "must have one row for each client, got two for client 0"),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_devices_that_make_no_sense_are_refused_before_the_run_begins(
+    tmp_path: Path, rows: list[str], words: str, algorithm: str
+) -> None:
+    section = {"kind": "trace", "path": table(tmp_path / "t.csv", *rows)}
+    experiment = fed.Experiment(algorithm={"kind": algorithm}, data={"clients": 3}, devices=section)
+    with pytest.raises(InvalidData, match=words):
+        fed.simulate(experiment, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_spread_devices_are_uniform_and_a_device_stays_the_same() -> None:

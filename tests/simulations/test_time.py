@@ -415,3 +415,11 @@ def test_a_round_waits_for_as_many_clients_as_are_members() -> None:
     finished = run({"count": 2, "cohort": 2}, section)
     assert finished.metrics[0]["selected"] == 1
     assert joins_s[0] < finished.metrics[0]["virtual_s"] < finished.metrics[1]["virtual_s"] < joins_s[1]
+
+
+@pytest.mark.parametrize("kind", ["synchronous", "buffered", "asynchronous", "bounded_staleness"])
+def test_where_nobody_will_ever_be_there_again_the_run_says_what_to_do(kind: str) -> None:
+    rounds = {"kind": kind, **({"buffer": 2} if kind == "buffered" else {})}
+    with pytest.raises(RunFailed, match=r"never be there again|will ever be there again") as refused:
+        run(rounds, {"kind": "uniform", "staying_s": 1e-6})
+    assert str(refused.value).endswith("as devices.staying_s and devices.availability say in a simulation")

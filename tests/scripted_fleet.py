@@ -1,0 +1,52 @@
+"""Fleets whose answers a test writes down."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fed.messages import Task
+
+__all__ = ["ScriptedFleet"]
+
+
+class ScriptedFleet:
+    """Clients who are always there, on a clock that stands still, and answer nothing later; tests say what they answer.
+
+    Args:
+        clients: all of them.
+    """
+
+    clock = 0.0
+
+    def __init__(self, clients: Sequence[int | str]) -> None:
+        self._clients = clients
+        self._tasks: list[Task] = []
+
+    def members(self) -> Sequence[int | str]:
+        return self._clients
+
+    def nodes(self) -> Sequence[int | str]:
+        return self._clients
+
+    def size_of(self, client: int | str) -> int:
+        return 1
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        self._tasks += tasks
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Nobody answers later anyhow."""
+
+    def wait(self, until: float = math.inf) -> bool:
+        return False
+
+    def state(self) -> Any:
+        return {}
+
+    def restore(self, state: Any) -> None:
+        """Nothing."""
+
+    def _taken(self) -> list[Task]:
+        """The tasks that were sent out since the last time."""
+        tasks, self._tasks = self._tasks, []
+        return tasks
