@@ -1,10 +1,10 @@
 """Fleets whose answers a test writes down."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fed.messages import Task
+from fed.messages import Failure, GroupReply, Reply, Task
 
 __all__ = ["ScriptedFleet"]
 
@@ -33,6 +33,10 @@ class ScriptedFleet:
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         self._tasks += tasks
+
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Reply | Failure]:
+        """Nothing, unless a test says more."""
+        yield from ()
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Nobody answers later anyhow."""
