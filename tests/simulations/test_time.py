@@ -24,6 +24,14 @@ CLIENTS, LR = 8, 0.1
 SPEEDS = [1.0, 2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0]
 """Samples a second; with one sample and one step a task takes the reciprocal, and nothing else costs time."""
 
+SECOND_A_SAMPLE = {
+    "kind": "uniform",
+    "samples_per_s": 1,
+    "latency_s": 0,
+    "down_bytes_per_s": 1e300,
+    "up_bytes_per_s": 1e300,
+}
+
 
 def data(samples: Sequence[int] = (1,) * CLIENTS) -> fed.FederatedData:
     """f_i(x) = ½ |x − i|², in two dimensions."""
@@ -69,8 +77,11 @@ def test_a_round_ends_with_its_slowest_client(devices: dict[str, Any]) -> None:
     assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends.tolist())
 
 
-def test_over_selection_ends_with_the_cohorts_last_reply_and_the_others_are_late(devices: dict[str, Any]) -> None:
-    finished = run({"count": 1, "cohort": 4, "over_selection": 1.5}, devices)
+@pytest.mark.parametrize("backups", [{}, {"backup_after_s": 0.9}, {"backup_after_s": 10.0}], ids=str)
+def test_over_selection_ends_with_the_cohorts_last_reply_and_the_others_are_late(
+    backups: dict[str, Any], devices: dict[str, Any]
+) -> None:
+    finished = run({"count": 1, "cohort": 4, "over_selection": 1.5, **backups}, devices)
     fastest = sorted(1 / SPEEDS[client] for client in cohort(1, 6))
     assert lines(finished, "selected", "replied", "late", "failed") == [(6, 4, 2, 0)]
     assert finished.metrics[0]["virtual_s"] == pytest.approx(fastest[3])
@@ -136,6 +147,26 @@ def test_backups_are_asked_for_those_that_are_slow(devices: dict[str, Any]) -> N
     arrivals = sorted([1 / SPEEDS[client] for client in first] + [0.15 + 1 / SPEEDS[client] for client in backups])
     assert lines(finished, "selected", "replied", "late") == [(4 + len(slow), 4, len(slow))]
     assert finished.metrics[0]["virtual_s"] == pytest.approx(arrivals[3])
+
+
+def test_who_goes_away_while_a_quorum_waits_for_others_has_failed(tmp_path: Path) -> None:
+    """A second a task, of three clients: two go away in it, the second of them while nobody else can be asked."""
+    path = tmp_path / "spells.csv"
+    spells = ["0,0,1000", "1,0,0.75", "1,20,1000", "2,0,0.25", "2,10,1000"]
+    never = [f"{client},1e6,2e6" for client in range(3, CLIENTS)]
+    path.write_text("\n".join(["client,begins_s,ends_s", *spells, *never]) + "\n")
+    section = {**SECOND_A_SAMPLE, "availability": {"kind": "trace", "path": str(path)}}
+    finished = run({"count": 1, "cohort": 3, "quorum": 1.0, "deadline_s": 0.5, "partial_work": "drop"}, section)
+    assert lines(finished, "selected", "replied", "failed", "late", "virtual_s") == [(5, 3, 2, 0, 11.0)]
+
+
+def test_a_quorum_is_reached_with_parts_of_the_work() -> None:
+    """Of those who are asked in place of others, too, where everybody is cut off."""
+    section = {**SECOND_A_SAMPLE, "interruption": 1.0, "failure": 0.5}
+    finished = run({"count": 3, "cohort": 4, "quorum": 1.0}, section, local={"steps": 8})
+    for selected, replied, failed in lines(finished, "selected", "replied", "failed"):
+        assert replied == 4
+        assert selected == replied + failed > 4
 
 
 def unsynchronised(
@@ -296,15 +327,7 @@ def test_clients_that_register_and_leave_take_part_while_they_are_members(rounds
                 asked.setdefault(task.client, []).append(self.clock)
             super().dispatch(tasks)
 
-    section = {
-        "kind": "uniform",
-        "samples_per_s": 1,
-        "latency_s": 0,
-        "down_bytes_per_s": 1e300,
-        "up_bytes_per_s": 1e300,
-        "joining_s": 4,
-        "staying_s": 12,
-    }
+    section = {**SECOND_A_SAMPLE, "joining_s": 4, "staying_s": 12}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
         finished = run(rounds, section)
