@@ -203,13 +203,13 @@ class Coordinator:
         gathering.failed += 0 if are_late else len(self.open)
         self.open.clear()
 
-    def move(self, gathering: Gathering, number: int, share: float = 1.0) -> Exchange:
+    def move(self, gathering: Gathering, number: int, share: float | None = None) -> Exchange:
         """Move the model by what was gathered.
 
         Args:
             gathering: of replies.
             number: of the round, from 1.
-            share: what the mean is multiplied with.
+            share: of all members, where their mean is wanted: of the messages, those of who has not answered being 0.
         """
         self.losses |= gathering.loss_of
         if gathering.replied and self._suffice(gathering.replied, number):
@@ -261,16 +261,16 @@ class Coordinator:
             return False
         return True
 
-    def _apply(self, gathering: Gathering, number: int, share: float) -> None:
+    def _apply(self, gathering: Gathering, number: int, share: float | None) -> None:
         if self._aggregator.linear:
             state, mean_M = self._state, gathering.mean()
         else:
             stream = self.streams.generator("combine", number)
             state, mean_M = self._aggregator.combine(self._state, *gathering.rows(), stream)
-        if share != 1.0:
-            mean_M = mean_M * share
+        members = len(self.fleet.members())
+        mean_M = mean_M if share is None or share == 1.0 else mean_M * share
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
-        reduced = Reduced(tuple(mean), gathering.replied, len(self.fleet.members()))
+        reduced = Reduced(tuple(mean), gathering.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
         averaged_B = self._averaged_B + averaged_B if self._sizes[-1] else self._averaged_B
         # At once, so that an interruption finds the model of one round or of the other.

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
 from fed.errors import Diverged
@@ -76,6 +77,18 @@ def test_the_model_moves_by_the_mean_weighted_by_samples() -> None:
     assert (exchange.selected, exchange.replied, exchange.failed, exchange.late) == (2, 2, 0, 0)
     assert exchange.bytes_down == exchange.bytes_up == 2 * 3 * 4
     assert exchange.train_loss == 0.5
+
+
+def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
+    """EASGD moves by the sum of the pulls: of one of two clients, that one's."""
+    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
+    scripts = [lambda task: [reply(task, 1.0)], silent]
+    moves = Coordinator(EASGD(), Scripted(scripts), LAYOUT, start_V, integers_I, Streams(0))
+    gathering = moves.begin()
+    moves.ask(gathering, 1, [0])
+    moves.gather(gathering)
+    moves.move(gathering, 1, share=0.5)
+    assert torch.equal(moves.model()[0], torch.ones(3))
 
 
 def spoiled(task: Task, vector_V: Tensor) -> Reply:
