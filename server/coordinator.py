@@ -98,7 +98,7 @@ class Coordinator:
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
         self._offered: _Offer | None = None
-        self._asked: dict[int | str, tuple[int, int]] = {}
+        self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The model that users evaluate: (vector [V], integers [I])."""
@@ -208,21 +208,22 @@ class Coordinator:
 
         Args:
             gathering: of replies.
-            number: of the round, from 1.
+            number: of the round, from 1; nobody is asked any more in those before.
             share: of all members, where their mean is wanted: of the messages, those of who has not answered being 0.
         """
         self.losses |= gathering.loss_of
         if gathering.replied and self._suffice(gathering.replied, number):
             self._apply(gathering, number, share)
             self.version += 1
+        for over in [earlier for earlier in self._asked if earlier < number]:
+            del self._asked[over]
         return gathering.exchange()
 
     def _repeats(self, client: int | str, number: int) -> int:
         """How many tasks a client has had in a round before."""
-        last, repeats = self._asked.get(client, (number, -1))
-        repeats = repeats + 1 if last == number else 0
-        self._asked[client] = number, repeats
-        return repeats
+        asked = self._asked.setdefault(number, {})
+        asked[client] = asked.get(client, -1) + 1
+        return asked[client]
 
     def state(self) -> Tree:
         """All that it will go on with, for a checkpoint."""

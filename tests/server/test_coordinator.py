@@ -91,6 +91,26 @@ def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
     assert torch.equal(moves.model()[0], torch.ones(3))
 
 
+def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def noted(task: Task) -> list[Reply]:
+        seen.append((task.round, task.repeats))
+        return [reply(task)]
+
+    moves = coordinator(*[noted] * 40)
+    sizes = []
+    for number in range(1, 41):
+        gathering = moves.begin()
+        for client in (number - 1, number - 1, number % 40):
+            moves.ask(gathering, number, [client])
+            moves.gather(gathering)
+        moves.move(gathering, number)
+        sizes.append(sum(map(len, moves.state()["asked"].values())))
+    assert seen == [(number, repeats) for number in range(1, 41) for repeats in (0, 1, 0)]
+    assert max(sizes) == 2
+
+
 def spoiled(task: Task, vector_V: Tensor) -> Reply:
     return Reply(task.id, task.round, task.client, vector_V, task.integers_I, 1, 0.5)
 
