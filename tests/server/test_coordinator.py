@@ -150,7 +150,7 @@ def test_a_round_without_replies_leaves_the_model() -> None:
     moves = coordinator(lambda task: [])
     exchange = moves.exchange(1, [0])
     assert torch.equal(moves.model()[0], torch.zeros(3))
-    assert (exchange.replied, exchange.failed, exchange.train_loss) == (0, 1, None)
+    assert (exchange.replied, exchange.failed, exchange.late, exchange.train_loss) == (0, 1, 0, None)
 
 
 def test_a_round_with_fewer_replies_than_the_rule_needs_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -132,8 +132,9 @@ def test_idle_time_and_late_clients_are_told(devices: dict[str, Any]) -> None:
 def test_a_deadline_ends_a_round_and_a_quorum_keeps_it_open(devices: dict[str, Any]) -> None:
     by_deadline = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop"}, devices)
     assert lines(by_deadline, "virtual_s", "replied", "late") == [(pytest.approx(0.3), 5, 3)]
-    by_quorum = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop", "quorum": 0.75}, devices)
-    assert lines(by_quorum, "virtual_s", "replied", "late") == [(pytest.approx(1 / 3), 6, 2)]
+    for quorum in (0.75, 0.7):  # 6 of 8, and more than 5
+        by_quorum = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop", "quorum": quorum}, devices)
+        assert lines(by_quorum, "virtual_s", "replied", "late") == [(pytest.approx(1 / 3), 6, 2)]
     early = run({"count": 1, "deadline_s": 10.0}, devices)
     assert lines(early, "virtual_s", "replied", "late") == [(pytest.approx(1.0), CLIENTS, 0)]
 
@@ -167,6 +168,58 @@ def test_a_quorum_is_reached_with_parts_of_the_work() -> None:
     for selected, replied, failed in lines(finished, "selected", "replied", "failed"):
         assert replied == 4
         assert selected == replied + failed > 4
+
+
+class Watched(SimulatedFleet):
+    """Keeps what is sent."""
+
+    sent: ClassVar[list[tuple[float, list[Any], list[int]]]] = []
+
+    def dispatch(self, tasks: Any) -> None:
+        tasks = [*tasks]
+        if tasks:
+            self.sent.append((self.clock, tasks, [int(client) for client in self.nodes()]))
+        super().dispatch(tasks)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    """The tasks of each instant, with the clock and who was free."""
+    monkeypatch.setattr(Watched, "sent", [])
+    monkeypatch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
+    return Watched
+
+
+def test_backups_have_what_is_left_of_a_rounds_time(devices: dict[str, Any], watched: type[Watched]) -> None:
+    run({"count": 1, "cohort": 6, "backup_after_s": 0.15, "deadline_s": 0.4}, devices)
+    assert [{task.deadline_s for task in tasks} for _, tasks, _ in watched.sent] == [{0.4}, {0.4 - 0.15}]
+
+
+def test_each_draw_of_a_round_has_a_stream_of_its_own(watched: type[Watched]) -> None:
+    run({"count": 4, "cohort": 3, "quorum": 1.0}, {**SECOND_A_SAMPLE, "failure": 0.7})
+    drawn = dict.fromkeys(range(1, 5), 0)
+    for _, tasks, free in watched.sent:
+        number, clients = tasks[0].round, [task.client for task in tasks]
+        assert clients == cohort(number, len(clients), again=drawn[number], among=free)
+        drawn[number] += len(clients)
+    assert len(watched.sent) > 8
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"kind": "buffered", "buffer": 4, "concurrency": 7},
+        {"cohort": 4, "over_selection": 1.5, "quorum": 1.0, "backup_after_s": 0.1},
+    ],
+    ids=str,
+)
+def test_a_step_size_is_scaled_by_how_many_move_the_model(
+    rounds: dict[str, Any], devices: dict[str, Any], watched: type[Watched]
+) -> None:
+    run({"count": 3, **rounds}, {**devices, "failure": 0.3}, local={"scaling": "linear"})
+    step_sizes = {task.lr for _, tasks, _ in watched.sent for task in tasks}
+    assert step_sizes == {fed.Experiment(local={"lr": LR, "scaling": "linear"}).local.lr_in(1, 3, 4)}
+    assert {len(tasks) for _, tasks, _ in watched.sent} > {1}
 
 
 def unsynchronised(
@@ -316,21 +369,16 @@ def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_clients_that_register_and_leave_take_part_while_they_are_members(rounds: dict[str, Any]) -> None:
+def test_clients_that_register_and_leave_take_part_while_they_are_members(
+    rounds: dict[str, Any], watched: type[Watched]
+) -> None:
     """In a sample and a second each: who is asked is a member then, and who leaves in a task has failed it."""
-    asked: dict[int, list[float]] = {}
-
-    class Watched(SimulatedFleet):
-        def dispatch(self, tasks: Any) -> None:
-            tasks = [*tasks]
-            for task in tasks:
-                asked.setdefault(task.client, []).append(self.clock)
-            super().dispatch(tasks)
-
     section = {**SECOND_A_SAMPLE, "joining_s": 4, "staying_s": 12}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
-        finished = run(rounds, section)
+    finished = run(rounds, section)
+    asked: dict[int, list[float]] = {}
+    for clock_s, tasks, _ in watched.sent:
+        for task in tasks:
+            asked.setdefault(task.client, []).append(clock_s)
     devices = fed.Experiment(devices=section).devices.make()
     failed = 0
     for client, times in asked.items():
@@ -419,7 +467,9 @@ def test_one_client_that_holds_all_data_is_no_cohort_to_be_waited_for(devices: d
         {"kind": "bounded_staleness"},
     ],
 )
-def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(rounds: dict[str, Any]) -> None:
+def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(
+    rounds: dict[str, Any], watched: type[Watched]
+) -> None:
     away = {"kind": "on_off", "on_s": 20.0, "off_s": 20_000.0}
     devices = {"kind": "uniform", "samples_per_s": 0.01, "availability": away}
     experiment = fed.Experiment(
@@ -427,6 +477,7 @@ def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(rounds: dict[st
     )
     with pytest.raises(RunFailed, match=r"round 1 has not ended within a week of the clients' time; .*: give tasks"):
         fed.simulate(experiment)
+    assert 6 < watched.sent[-1][0] / 86400 < 9
 
 
 def test_a_round_waits_for_as_many_clients_as_are_members() -> None:
