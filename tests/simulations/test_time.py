@@ -170,6 +170,16 @@ def test_a_quorum_is_reached_with_parts_of_the_work() -> None:
         assert selected == replied + failed > 4
 
 
+def test_a_quorum_is_one_of_those_who_can_be_asked(tmp_path: Path) -> None:
+    """Three are ever there; a day is waited for five."""
+    path = tmp_path / "spells.csv"
+    spells = [f"{client},0,1e6" if client < 3 else f"{client},1e6,2e6" for client in range(CLIENTS)]
+    path.write_text("\n".join(["client,begins_s,ends_s", *spells]) + "\n")
+    section = {**SECOND_A_SAMPLE, "availability": {"kind": "trace", "path": str(path)}}
+    finished = run({"count": 1, "cohort": 5, "quorum": 1.0}, section)
+    assert lines(finished, "selected", "replied", "virtual_s") == [(3, 3, 86401.0)]
+
+
 class Watched(SimulatedFleet):
     """Keeps what is sent."""
 
