@@ -15,6 +15,7 @@ from fed.errors import Diverged
 from fed.layout import Layout
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.randomness import Streams
+from fed.server.bounded_staleness import Held
 from fed.server.coordinator import Coordinator
 
 Answer = Callable[[Task], Iterable[Reply | GroupReply | Failure]]
@@ -89,6 +90,32 @@ def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
     moves.gather(gathering)
     moves.move(gathering, 1, share=0.5)
     assert torch.equal(moves.model()[0], torch.ones(3))
+
+
+class Hall(Scripted):
+    """Members come and leave, each with as many samples as its number says."""
+
+    def __init__(self, members: list[int]) -> None:
+        super().__init__([])
+        self.there = members
+        self.looks = 0
+
+    def members(self) -> Sequence[int]:
+        return self.there
+
+    def size_of(self, client: int | str) -> int:
+        self.looks += 1
+        return int(client)
+
+
+def test_what_all_members_hold_is_counted_anew_when_they_are_others_and_not_before() -> None:
+    fleet, held = Hall([1, 2, 3]), Held()
+    assert [held.by_all(fleet) for _ in range(5)] == [6] * 5
+    assert fleet.looks == 3
+    fleet.there = [1, 2, 4]
+    assert held.by_all(fleet) == 7
+    fleet.there = [1, 2]
+    assert held.by_all(fleet) == 3
 
 
 def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round() -> None:

@@ -135,6 +135,8 @@ def test_a_deadline_ends_a_round_and_a_quorum_keeps_it_open(devices: dict[str, A
     for quorum in (0.75, 0.7):  # 6 of 8, and more than 5
         by_quorum = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop", "quorum": quorum}, devices)
         assert lines(by_quorum, "virtual_s", "replied", "late") == [(pytest.approx(1 / 3), 6, 2)]
+    just = run({"count": 1, "deadline_s": 1.0, "partial_work": "drop"}, devices)
+    assert lines(just, "virtual_s", "replied", "late") == [(1.0, CLIENTS, 0)]
     early = run({"count": 1, "deadline_s": 10.0}, devices)
     assert lines(early, "virtual_s", "replied", "late") == [(pytest.approx(1.0), CLIENTS, 0)]
 
