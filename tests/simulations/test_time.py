@@ -366,6 +366,22 @@ def test_unsynchronised_rounds_have_the_same_bits_whoever_trains(workers: int) -
     assert len(set(digest)) == 12
 
 
+@pytest.mark.parametrize("kind", ["buffered", "asynchronous", "bounded_staleness"])
+def test_workers_have_room_for_groups_whose_clients_started_from_models_of_their_own(kind: str) -> None:
+    """Of models larger than all else that travels; a group's answers come singly then."""
+    buffer = {"buffer": 3} if kind == "buffered" else {}
+    run = fed.simulate(
+        fed.Experiment(
+            data={"kind": "digits", "clients": 12},
+            model="logistic",
+            rounds={"kind": kind, "count": 3, **buffer},
+            devices="lognormal",
+            simulation={"workers": 1, "group": 6},
+        )
+    )
+    assert run.summary["status"] == "finished"
+
+
 def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) -> None:
     with pytest.raises(InvalidExperiment, match=r"rounds.buffer must be at most 5.*got 6"):
         run({"kind": "buffered", "buffer": 6, "concurrency": 5}, devices)
