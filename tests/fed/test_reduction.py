@@ -200,6 +200,15 @@ def test_small_vectors_are_held_to_that_before_they_are_cut(before: int, number:
     assert mean.finish().tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("size", [1, PIECE, 3 * PIECE + 5])
+def test_a_factor_lessens_a_vector_and_no_weight(size: int) -> None:
+    mean = WeightedMean(size)
+    for value, weight, factor in ((1.0, 1, 1.0), (2.0, 3, 0.5), (4.0, 4, 0.25)):
+        mean.add(torch.full((size,), value), weight, factor)
+    assert mean.weight == 8
+    assert torch.equal(mean.finish(), torch.ones(size, dtype=torch.float64))
+
+
 def test_who_is_merged_goes_on_by_itself() -> None:
     one, other = WeightedMean(2), mean_of([torch.ones(2)], [1])
     one.merge(other)

@@ -172,6 +172,23 @@ def test_a_quorum_is_reached_with_parts_of_the_work() -> None:
         assert selected == replied + failed > 4
 
 
+def test_who_breaks_down_does_so_after_a_part_of_its_time() -> None:
+    finished = run({"count": 12, "cohort": 1}, {**SECOND_A_SAMPLE, "failure": 0.6})
+    fates = [Streams(0).uniforms("fate", task)[:2] for task in range(12)]
+    ends = np.cumsum([at if fails < 0.6 else 1.0 for fails, at in fates])
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends.tolist())
+    assert [line["failed"] for line in finished.metrics] == [int(fails < 0.6) for fails, _ in fates]
+
+
+def test_those_who_train_together_keep_the_step_sizes_of_their_rounds() -> None:
+    """Some are asked in earlier rounds than others of a schedule, and train in one group or each alone."""
+    rounds = {"kind": "buffered", "count": 8, "buffer": 2, "concurrency": 6}
+    section = {**SECOND_A_SAMPLE, "kind": "lognormal"}
+    local = {"schedule": "cosine"}
+    grouped, alone = (run(rounds, section, local=local, simulation={"group": size}) for size in (6, 1))
+    np.testing.assert_allclose(point(grouped), point(alone), rtol=1e-12)
+
+
 def test_a_quorum_is_one_of_those_who_can_be_asked(tmp_path: Path) -> None:
     """Three are ever there; a day is waited for five."""
     path = tmp_path / "spells.csv"
