@@ -49,6 +49,7 @@ class Coordinator:
         losses: the last training loss of each client that has answered.
         version: how often the model has moved.
         open: the tasks that are to be answered, by id.
+        parts: of a client's message, beside its float buffers' update.
         message_size: M.
 
     Args:
@@ -93,7 +94,7 @@ class Coordinator:
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
         self._sizes = [*message_sizes(aggregator, params_P, len(fleet.members())), layout.size - layout.parameters]
-        self.message_size = sum(self._sizes)
+        self.parts, self.message_size = len(self._sizes) - 1, sum(self._sizes)
         self._integers_I = integers_I
         self._answer_bytes = self.message_size * layout.dtype.itemsize + integers_I.nbytes
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
@@ -136,11 +137,6 @@ class Coordinator:
         Args:
             mixes: whether it moves towards clients' models, rather than by their updates.
         """
-        if mixes and (len(self._sizes) > 2 or type(self._aggregator).begin is not Aggregator.begin):
-            raise InvalidExperiment(
-                "asynchronous rounds mix clients' models, and need an algorithm to which clients report an update "
-                f"alone, got {type(self._aggregator).__name__}: choose one such as fedavg, or buffered rounds"
-            )
         present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
         message = self.message_size, self._integers_I, self._answer_bytes
         return Gathering(*message, self._aggregator.linear, present_V)

@@ -130,6 +130,8 @@ class Recording:
                     self._record_pending()
             self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
             raise
+        if self._metrics and not any(line["replied"] for line in self._metrics):
+            _log.warning("no client has ever answered, so that the model is the first one: is a deadline too short?")
         return self._finish("finished", None)
 
     def _give_up(self, status: str, reason: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fed.aggregators.contracts import Aggregator
 from fed.errors import InvalidExperiment, RunFailed
 from fed.families import SAMPLINGS
 from fed.hyperparameters import Hyperparameters
@@ -41,6 +42,17 @@ class Rounds(Hyperparameters, ABC):
     count: PositiveInt = 50
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
+
+    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
+        """Hold the policy to what clients report.
+
+        Args:
+            aggregator: which they report to.
+            parts: of a message.
+
+        Raises:
+            InvalidExperiment: if it cannot do with that; of most policies all algorithms over mean will do.
+        """
 
     @abstractmethod
     def round(self, coordinator: Coordinator, number: int) -> Exchange:

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from fed.aggregators.contracts import Aggregator
 from fed.errors import InvalidExperiment
 from fed.families import STALENESSES
 from fed.kinds import Component
@@ -140,6 +141,18 @@ class Asynchronous(_Unsynchronised):
     def updates(self) -> int:
         """One."""
         return 1
+
+    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
+        """Hold the policy to what clients report.
+
+        Raises:
+            InvalidExperiment: if it is more than an update of the model that was sent.
+        """
+        if parts > 1 or type(aggregator).begin is not Aggregator.begin:
+            raise InvalidExperiment(
+                "asynchronous rounds mix clients' models, and need an algorithm to which clients report an update "
+                f"alone, got {type(aggregator).__name__}: choose one such as fedavg, or buffered rounds"
+            )
 
     def weight(self, staleness: int) -> float | None:
         """α s(τ)."""

@@ -171,6 +171,7 @@ class _Deployment:
             asks_place="place" in algorithm.asks,
         )
         policy = self.experiment.rounds.make()
+        policy.check_algorithm(algorithm, coordinator.parts)
         federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
         recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
         if kept is None:

@@ -444,6 +444,20 @@ def test_asynchronous_rounds_refuse_algorithms_whose_clients_report_no_plain_upd
         run({"kind": "asynchronous", "concurrency": 2, "count": 2}, devices, algorithm={"kind": algorithm})
 
 
+def test_what_rounds_cannot_do_with_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"algorithm": "scaffold", "rounds": {"kind": "asynchronous", "concurrency": 2, "count": 2}}
+    with pytest.raises(InvalidExperiment, match="asynchronous rounds mix clients' models"):
+        fed.simulate(fed.Experiment(**keys), output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_clients_never_answer_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = {"count": 2, "cohort": 3, "deadline_s": 1e-3, "partial_work": "drop"}
+    run = fed.simulate(fed.Experiment(data={"clients": 6}, model="logistic", rounds=rounds))
+    assert run.summary["bytes_up"] == 0
+    assert "no client has ever answered" in caplog.text
+
+
 def stale_synchronous(
     count: int, bound: float, samples: Sequence[int]
 ) -> tuple[NDArray[np.float64], list[float], list[int]]:
