@@ -390,10 +390,10 @@ def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
     assert repeated["kept_after"] == second["name"]
     assert repeated["name"] != third["name"]
     assert repeated["run"] == third["run"]
-    for _ in range(9):
+    for _ in range(10):
         again.state()
     assert "durable_after" not in repeated
-    assert train(again, 3)["durable_after"] == second["name"]
+    assert train(again, 3)["durable_after"] == repeated["name"]
 
 
 def test_nodes_that_have_no_task_score_a_model() -> None:
