@@ -78,7 +78,13 @@ class FlowerNode:
     def describe(self, content: Mapping[str, Any]) -> tuple[Sequence[Tensor], dict[str, Any]]:
         """Who this is, and what there is to say of its data."""
         found = described(self._pair)._asdict()
-        return (), {"client": self.client, **found, "input_shape": list(found["input_shape"])}
+        found["input_shape"] = list(found["input_shape"])
+        if "folder" not in self._config and self._made_ready(found, Path()).keeps_states:
+            raise InvalidInput(
+                f"clients of {self._experiment.algorithm.kind} keep something between tasks: say where with "
+                "--node-config 'folder=\"/var/lib/fed\"'"
+            )
+        return (), {"client": self.client, **found}
 
     def train(self, content: Mapping[str, Any]) -> tuple[Sequence[Tensor], dict[str, Any]]:
         """Do a task."""
@@ -122,23 +128,21 @@ class FlowerNode:
 
     def _training(self, fields: Mapping[str, Any]) -> tuple[NodeTraining, Path]:
         """Made ready for the experiment, and the folder where the client's states are."""
-        base = self._config.get("folder")
         run = field(fields, "run", str)
         if not run.isalnum():
             raise InvalidInput(f"a run's name must be letters and digits, got {run[:40]!r}")
-        folder = Path(base or tempfile.gettempdir()).expanduser() / run / str(self.client)
+        base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
+        folder = base / run / str(self.client)
+        return self._made_ready(fields, folder), folder
+
+    def _made_ready(self, fields: Mapping[str, Any], folder: Path) -> NodeTraining:
+        """For a model that is made for such data."""
         signature = Signature(
             input_shape=field(fields, "input_shape", list),
             input_dtype=field(fields, "input_dtype", str),
             classes=field(fields, "classes", int),
         )
-        training = NodeTraining(self.client, self._pair, self._experiment, signature, folder)
-        if base is None and training.keeps_states:
-            raise InvalidInput(
-                f"clients of {self._experiment.algorithm.kind} keep something between tasks: say where with "
-                "--node-config 'folder=\"/var/lib/fed\"'"
-            )
-        return training, folder
+        return NodeTraining(self.client, self._pair, self._experiment, signature, folder)
 
     def _own(self) -> tuple[ClientId, Pair]:
         """The node's id and samples."""
@@ -147,21 +151,21 @@ class FlowerNode:
             client = self._config.get("client", description.client)
             if not isinstance(client, int | str):
                 raise InvalidInput(
-                    "the node's data file names no client: give it a name with --node-config 'client=\"ann\"'"
+                    "the node's data file names no client: give the node a name with --node-config 'client=\"ann\"'"
                 )
             return client, samples_of(description)
         if "partition-id" in self._config and self._experiment.data is not None:
-            return self._partition(int(self._config["partition-id"]), self._config.get("num-partitions"))
+            return self._partition(self._config["partition-id"], self._config.get("num-partitions"))
         raise InvalidInput(
             "a node must know its data: start flower-supernode with --node-config 'data=\"/…/DATA.yaml\"', or with "
             "'partition-id=0 num-partitions=3' to hold a client's part of the experiment's own data"
         )
 
-    def _partition(self, number: int, partitions: Any) -> tuple[ClientId, Pair]:
+    def _partition(self, number: Any, partitions: Any) -> tuple[ClientId, Pair]:
         assert self._experiment.data is not None
         data = load(self._experiment.data, Streams(self._experiment.seed))
         count = len(data.clients)
-        if not 0 <= number < count or partitions not in (None, count):
+        if type(number) is not int or not 0 <= number < count or partitions not in (None, count):
             raise InvalidData(
                 f"the experiment deals its data to {count} clients, got partition-id={number} of "
                 f"num-partitions={partitions}: set data.clients to the number of nodes"

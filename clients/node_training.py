@@ -30,8 +30,10 @@ from fed.randomness import Streams
 __all__ = [
     "Described",
     "NodeTraining",
+    "Order",
     "TaskDone",
     "TrainingProcess",
+    "as_experiment",
     "described",
     "forget_before",
     "hold_to_allowed",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -122,7 +123,9 @@ class Deployment:
             raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
-        self._by_clients = isinstance(experiment.evaluation.make(), ByClients)
+        evaluation = experiment.evaluation.make()
+        self._by_clients = isinstance(evaluation, ByClients)
+        self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else 0.5
         self._signature = _signature_of(self._data) if self._data is not None else None
 
     def accepts(self, joining: Joining) -> str | None:
@@ -155,7 +158,7 @@ class Deployment:
         if self._signature is None:
             fleet.await_nodes(1)
         assert self._signature is not None
-        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature))
+        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out))
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
@@ -255,13 +258,14 @@ def _signature_of(data: FederatedData) -> Signature:
     )
 
 
-def _stand_in(signature: Signature) -> FederatedData:
-    """Samples of zeros, for a server that has none, by which the model is made."""
+def _stand_in(signature: Signature, held_out: float) -> FederatedData:
+    """Samples of zeros, for a server without data, by which the model is made; enough to hold a share of them out."""
     dtype = getattr(torch, signature.input_dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InvalidData(f"a node's inputs must be of a type of PyTorch's, got {signature.input_dtype!r}")
-    inputs = torch.zeros(2, *signature.input_shape, dtype=dtype)
-    return FederatedData({0: (inputs, torch.zeros(2, dtype=torch.int64))}, None, signature.classes or None)
+    samples = math.ceil(2 / min(held_out, 1 - held_out))
+    inputs = torch.zeros(samples, *signature.input_shape, dtype=dtype)
+    return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
 
 
 def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import fed
 from fed import yaml
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, OutputExists
 from fed.experiment import Experiment
 from fed.flower_records import flower
 from fed.run import RunFolder
@@ -75,10 +75,11 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         folder: of the app; it is made, and must be empty if it is there.
 
     Raises:
-        InvalidInput: if the experiment cannot be deployed, or the folder holds anything.
+        InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
+        OutputExists: if it holds anything.
     """
     Deployment(experiment)
-    name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"
+    name = _name_of(experiment)
     package = f"fed_{name.replace('-', '_')}"
     policy = experiment.rounds.make()
     cohort = getattr(policy, "cohort", "all")
@@ -96,7 +97,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         f"{package}/experiment.yaml": yaml.dump(experiment.dump()),
     }
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInput(f"{folder} must be a new or an empty folder: choose another")
+        raise OutputExists(f"{folder} must be a new or an empty folder: choose another")
     try:
         (folder / package).mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
@@ -126,13 +127,18 @@ def server_app(path: Path) -> Any:
 
 def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: int) -> None:
     resume = bool(config.get("resume", False))
-    output = Path(str(config.get("output") or f"runs/{experiment.name}-{run}")).expanduser().absolute()
+    output = Path(str(config.get("output") or f"runs/{_name_of(experiment)}-{run}")).expanduser().absolute()
     deployment = Deployment(experiment)
     folder = RunFolder.existing(output) if resume else RunFolder(output)
     fleet = FlowerFleet(grid, accepts=deployment.accepts)
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
     deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, on_round=_say)
+
+
+def _name_of(experiment: Experiment) -> str:
+    """The experiment's name, in a form that packages and folders may have."""
+    return re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"
 
 
 def _say(line: Mapping[str, Any]) -> None:

@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,36 +16,11 @@ from fed.flower_records import packed, unpacked
 from fed.messages import Failure, GroupReply, Task
 from fed.protocol_pb2 import Plan, Signature
 from fed.server.flower import FlowerFleet, FlowerPatience
+from tests.flower_stand_ins import Array, Message, StandInGrid, install
 
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
 PATIENCE = FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=0.05, sends=3)
-
-
-@dataclass
-class Array:
-    dtype: str
-    shape: tuple[int, ...]
-    stype: str
-    data: Any
-
-
-class Message:
-    """As much of Flower's as is used."""
-
-    def __init__(self, content: Any, node: int, kind: str, *, ttl: float | None, group_id: str) -> None:
-        self.content, self.ttl, self.kind = content, ttl, kind
-        self.metadata = SimpleNamespace(dst_node_id=node, group_id=group_id)
-
-
-@dataclass
-class Answered:
-    metadata: Any
-    content: Any = None
-    error: Any = None
-
-    def has_content(self) -> bool:
-        return self.content is not None
 
 
 Script = Callable[[Message], Any]
@@ -59,55 +33,6 @@ def trained(message: Message, **fields: Any) -> Any:
     return packed((torch.ones(SIZE, dtype=torch.float64), INTEGERS), **fields)
 
 
-@dataclass
-class Grid:
-    """Flower's, whose nodes do as they are told; a node that has no script is silent."""
-
-    names: dict[int, int | str]
-    scripts: dict[int, Script] = field(default_factory=dict)
-    pushed: list[Message] = field(default_factory=list)
-    open: dict[str, Message] = field(default_factory=dict)
-    ready: dict[str, Answered] = field(default_factory=dict)
-    sender: int | None = None
-    changed: Mapping[str, object] = field(default_factory=dict)
-
-    def get_node_ids(self) -> Iterable[int]:
-        return list(self.names)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            ids.append(f"message-{len(self.pushed)}")
-            self.pushed.append(message)
-            self.open[ids[-1]] = message
-        for found in ids:
-            self._let_answer(found)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Answered]:
-        return [self.ready.pop(found) for found in sorted(message_ids) if found in self.ready]
-
-    def answer(self, found: str, content: Any) -> None:
-        """A reply has come for a message."""
-        node = self.open.pop(found).metadata.dst_node_id if self.sender is None else self.sender
-        metadata = SimpleNamespace(reply_to_message_id=found, src_node_id=node)
-        error = SimpleNamespace(code=content, reason="gone") if isinstance(content, int) else None
-        self.ready[found] = Answered(metadata, None if error else content, error)
-
-    def tasks(self, node: int) -> list[str]:
-        """The messages with tasks that a node has had."""
-        sent = [f"message-{place}" for place, one in enumerate(self.pushed) if one.kind == "train"]
-        return [found for found in sent if self.pushed[int(found[8:])].metadata.dst_node_id == node]
-
-    def _let_answer(self, found: str) -> None:
-        message = self.open[found]
-        node = message.metadata.dst_node_id
-        if message.kind == "query":
-            self.answer(found, described(self.names[node], self.changed))
-        elif (script := self.scripts.get(node)) and (content := script(message)) is not None:
-            self.answer(found, content)
-
-
 def described(client: object, changed: Mapping[str, object]) -> Any:
     fields = {"client": client, "samples": 2, "input_shape": [4], "input_dtype": "float32", "classes": 3}
     return packed((), **{**fields, **changed})
@@ -115,11 +40,31 @@ def described(client: object, changed: Mapping[str, object]) -> Any:
 
 @pytest.fixture(autouse=True)
 def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether Flower is installed or not, stand-ins for its records."""
-    app = ModuleType("flwr.app")
-    app.__dict__.update(Array=Array, ArrayRecord=dict, ConfigRecord=dict, RecordDict=dict, Message=Message)
-    monkeypatch.setitem(sys.modules, "flwr", ModuleType("flwr"))
-    monkeypatch.setitem(sys.modules, "flwr.app", app)
+    install(monkeypatch)
+
+
+@dataclass
+class Grid(StandInGrid):
+    """Nodes that do as they are told; one that has no script is silent."""
+
+    names: dict[int, int | str]
+    scripts: dict[int, Script] = field(default_factory=dict)
+    changed: Mapping[str, object] = field(default_factory=dict)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.names)
+
+    def tasks(self, node: int) -> list[str]:
+        """The messages with tasks that a node has had."""
+        sent = [f"message-{place}" for place, one in enumerate(self.pushed) if one.metadata.message_type == "train"]
+        return [found for found in sent if self.pushed[int(found[8:])].metadata.dst_node_id == node]
+
+    def content_of_answer(self, message: Message) -> Any:
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type == "query":
+            return described(self.names[node], self.changed)
+        script = self.scripts.get(node)
+        return script(message) if script else None
 
 
 def fleet_over(grid: Grid, patience: FlowerPatience = PATIENCE, reason: str | None = None) -> FlowerFleet:
@@ -258,8 +203,8 @@ def test_a_deadline_is_the_messages_lifetime_and_then_the_task_has_failed() -> N
     grid.scripts[5] = trained
     fleet.dispatch([task(1, 0, deadline_s=100.0), task(2, 0)])
     assert len(list(fleet.collect())) == 2
-    assert 99 < (grid.pushed[-2].ttl or math.inf) <= 100
-    assert grid.pushed[-1].ttl is None
+    assert 99 < (grid.pushed[-2].metadata.ttl or math.inf) <= 100
+    assert grid.pushed[-1].metadata.ttl is None
 
 
 GARBAGE: Mapping[str, Script] = {
@@ -398,7 +343,7 @@ def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
 
 def test_nodes_that_have_no_task_score_a_model() -> None:
     def script(message: Message) -> Any:
-        return packed((), samples=4, loss=0.25, metric=0.75) if message.kind == "evaluate" else None
+        return packed((), samples=4, loss=0.25, metric=0.75) if message.metadata.message_type == "evaluate" else None
 
     grid = Grid({5: 0, 6: 1, 7: 2}, {5: script, 6: script, 7: lambda message: packed((), samples="many")})
     fleet = fleet_over(grid)
