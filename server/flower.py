@@ -25,7 +25,8 @@ from fed.server.kept_states import KeptStates, TaskName
 __all__ = ["FlowerFleet", "FlowerPatience"]
 
 _log = logging.getLogger(__name__)
-_UNDELIVERED = (3, 5)  # Flower's codes: the message or its reply is gone, the node is gone
+_MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
+_UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SAYS_EVERY_S = 30.0
 _SHORTEST_TTL_S = 1.0
 
@@ -402,11 +403,11 @@ class FlowerFleet:
     def _undone(self, sent: _Sent, code: int, reason: str) -> None:
         """Flower says that there is no answer."""
         said = f"Flower's error {code}: {reason.strip().splitlines()[-1] if reason.strip() else 'no reason given'}"
+        if code == _NODE_LOST or (sent.kind == "query" and code in _UNDELIVERED):
+            self._present.pop(sent.node, None)  # Flower lists it for a while: whether it is there it must say again
         if sent.kind == "train" and code in _UNDELIVERED:
             self._again(sent, said)
-        elif sent.kind == "query" and code in _UNDELIVERED:
-            self._present.pop(sent.node, None)  # is asked again if it is still there
-        else:
+        elif code not in _UNDELIVERED or sent.kind == "evaluate":
             self._give_up(sent, said)
 
     def _again(self, sent: _Sent, reason: str) -> None:

@@ -13,7 +13,7 @@ Handler = Callable[..., Any]
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put them in the place of Flower, whether that is installed or not."""
-    names = {
+    names: dict[str, dict[str, Any]] = {
         "app": {"Array": Array, "ArrayRecord": dict, "ConfigRecord": dict, "RecordDict": dict, "Message": Message},
         "clientapp": {"ClientApp": ClientApp},
         "serverapp": {"ServerApp": ServerApp},

@@ -50,6 +50,7 @@ class Grid(StandInGrid):
     names: dict[int, int | str]
     scripts: dict[int, Script] = field(default_factory=dict)
     changed: Mapping[str, object] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.names)
@@ -61,6 +62,8 @@ class Grid(StandInGrid):
 
     def content_of_answer(self, message: Message) -> Any:
         node = message.metadata.dst_node_id
+        if node in self.silent:
+            return 5
         if message.metadata.message_type == "query":
             return described(self.names[node], self.changed)
         script = self.scripts.get(node)
@@ -145,6 +148,20 @@ def test_a_lost_nodes_task_goes_to_the_one_that_comes_back_in_its_name() -> None
     (reply,) = fleet.collect()
     assert isinstance(reply, GroupReply)
     assert len(grid.tasks(6)) == 1
+
+
+def test_a_lost_node_that_flower_still_lists_gets_nothing_until_it_speaks() -> None:
+    grid = Grid({5: 0})
+    fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=60))
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0)])
+    grid.silent = {5}
+    grid.answer(grid.tasks(5)[0], 5)
+    assert list(fleet.collect(until=fleet.clock + 0.02)) == []
+    grid.names[6], grid.scripts[6] = 0, trained
+    (reply,) = fleet.collect()
+    assert isinstance(reply, GroupReply)
+    assert (len(grid.tasks(5)), len(grid.tasks(6))) == (1, 1)
 
 
 def test_a_task_of_a_node_that_stays_away_fails() -> None:

@@ -103,7 +103,7 @@ def test_flower_run_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None
             dialling = ("--insecure", "--superlink", f"127.0.0.1:{link}", "--port", port, "--node-config", config)
             stack.enter_context(process(logs, "flower-supernode", *dialling, environment=environment))
         output = tmp_path / "run"
-        run = [BIN / "flwr", "run", tmp_path / "app", "lab", "--stream", "--run-config", f'output="{output}"']
+        run = [str(BIN / "flwr"), "run", str(tmp_path / "app"), "lab", "--stream", "--run-config", f'output="{output}"']
         said = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert (output / "model.safetensors").is_file(), said.stdout + said.stderr
     simulated = fed.simulate(experiment).model.state_dict()
