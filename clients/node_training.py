@@ -27,7 +27,18 @@ from fed.payloads import read, written
 from fed.protocol_pb2 import Payload, Signature
 from fed.randomness import Streams
 
-__all__ = ["Described", "NodeTraining", "TaskDone", "TrainingProcess", "hold_to_allowed", "samples_of"]
+__all__ = [
+    "Described",
+    "NodeTraining",
+    "Order",
+    "TaskDone",
+    "TrainingProcess",
+    "as_experiment",
+    "described",
+    "forget_before",
+    "hold_to_allowed",
+    "samples_of",
+]
 
 
 class Described(NamedTuple):
@@ -136,6 +147,11 @@ class NodeTraining:
         self._recipe = self._prepared.recipe(self._prepared.data, is_batched=False)
         self._work = Work(self._recipe, 0)
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the client goes on with what it kept after an earlier task."""
+        return bool(self._prepared.given().client_state) or self._recipe.keeps_own
+
     def train(self, order: Order) -> TaskDone:
         """Do a task; the answer takes the place of the file that came with it."""
         vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
@@ -188,7 +204,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
         try:
             if what == "describe":
                 pair = samples_of(description)
-                answer: Any = _described(pair)
+                answer: Any = described(pair)
             elif what == "prepare":
                 assert pair is not None
                 experiment, signature = arguments
@@ -204,10 +220,20 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             pipe.send(answer)
 
 
-def _described(pair: Pair) -> Described:
+def described(pair: Pair) -> Described:
+    """What there is to say of a node's samples."""
     inputs, targets = pair
     classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
     return Described(len(targets), tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), classes)
+
+
+def forget_before(folder: Path, name: str) -> None:
+    """Remove what a client kept in a folder after tasks before this one."""
+    oldest = folder / name
+    if oldest.is_dir():
+        for other in folder.iterdir():
+            if other.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 class TrainingProcess:
@@ -254,11 +280,7 @@ class TrainingProcess:
 
     def forget_before(self, name: str) -> None:
         """Remove what the client kept after tasks before this one."""
-        oldest = self._folder / name
-        if oldest.is_dir():
-            for folder in self._folder.iterdir():
-                if folder.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
-                    shutil.rmtree(folder, ignore_errors=True)
+        forget_before(self._folder, name)
 
     def close(self) -> None:
         """End it."""

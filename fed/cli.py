@@ -260,6 +260,21 @@ def _schema(
     typer.echo(schema_text(fed.Experiment if document is _Document.EXPERIMENT else fed.Comparison), nl=False)
 
 
+@app.command("flower-app")
+def _flower_app(
+    file: _File,
+    output: Annotated[
+        Path, typer.Option(help="The folder to write the app into, a new one.", metavar="DIR", show_default=False)
+    ],
+    settings: _Settings = None,
+) -> None:
+    """Write an experiment as a Flower app, which flwr run starts on any Flower federation."""
+    from fed.simulations.flower import write_app
+
+    write_app(read_experiment(file, settings or ()), output)
+    typer.echo(f"{output}: a Flower app; start it with: flwr run {output} FEDERATION --stream")
+
+
 @app.command("doctor")
 def _doctor() -> int:
     """Say what this machine has, and what is missing for which feature."""

@@ -2,12 +2,17 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from torch import Tensor
 
 from fed.checkpoints import Tree
 from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
 
-__all__ = ["Fleet"]
+if TYPE_CHECKING:  # simulations do without
+    from fed.protocol_pb2 import Plan, Scores
+
+__all__ = ["Fleet", "RealFleet"]
 
 
 class Fleet(Protocol):
@@ -63,4 +68,32 @@ class Fleet(Protocol):
         Returns:
             Whether one did; not where an answer is there before, which is to be collected, or where none ever will.
         """
+        ...
+
+
+class RealFleet(Fleet, Protocol):
+    """Real nodes, which say themselves what they are and what they hold."""
+
+    @property
+    def refused(self) -> int:
+        """How often something was refused."""
+        ...
+
+    def begin(self, plan: "Plan", answer: Sequence[Tensor], *, reports_models: bool, asks_place: bool = False) -> None:
+        """Tell nodes what they will work for.
+
+        Args:
+            plan: as they will get it.
+            answer: tensors like those of an answer.
+            reports_models: whether clients answer trained models, in the model's type, rather than messages.
+            asks_place: whether clients are told their numbers.
+        """
+        ...
+
+    def await_nodes(self, count: int) -> None:
+        """Wait until so many attend."""
+        ...
+
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list["Scores"]:
+        """What nodes find of a model (vector [V], integers [I]), or of their own, on samples that they hold out."""
         ...

@@ -6,7 +6,6 @@ import math
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -18,10 +17,12 @@ from torch import Tensor
 
 from fed.checkpoints import Tree
 from fed.errors import InvalidInput, RunFailed
-from fed.messages import Failure, GroupReply, Reply, Task, refusal
+from fed.messages import Failure, GroupReply, Task
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
 from fed.protocol_pb2_grpc import add_CoordinationServicer_to_server
+from fed.server.answers import checked
+from fed.server.kept_states import KeptStates, TaskName
 from fed.server.node_service import Arrival, NodeService, Patience
 
 __all__ = ["NodeFleet"]
@@ -29,7 +30,6 @@ __all__ = ["NodeFleet"]
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _SAYS_EVERY_S = 30.0
-_CHECKPOINTS = 8  # that a run may have to go back over
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
@@ -77,9 +77,7 @@ class NodeFleet:
         self._began_s = time.monotonic()
         self._members: dict[int | str, int] = {}
         self._open: dict[int, Task] = {}
-        self._kept: dict[int | str, tuple[int, int]] = {}
-        self._durable: dict[int | str, tuple[int, int]] = {}
-        self._history: deque[dict[int | str, tuple[int, int]]] = deque()
+        self._kept = KeptStates()
         self._payloads: dict[str, tuple[tuple[Tensor, ...], Payload]] = {}
         self._examinations = 0
         self._message_size: int | None = None
@@ -156,8 +154,8 @@ class NodeFleet:
                 population=len(members),
                 place=members.index(task.client) if self._asks_place else None,
                 payload=self._payload((task.vector_V, task.integers_I, *task.broadcast)),
-                kept_after=_task_id(self._kept.get(task.client)),
-                durable_after=_task_id(self._durable.get(task.client)),
+                kept_after=_task_id(self._kept.after(task.client)),
+                durable_after=_task_id(self._kept.durable_after(task.client)),
             )
             assignments.append((task.client, assignment))
         self._call(self._service.assign, assignments)
@@ -209,7 +207,7 @@ class NodeFleet:
         payload = self._payload(model)
         asked = 0
         for client in self._attending():
-            kept_after = _task_id(self._kept.get(client))
+            kept_after = _task_id(self._kept.after(client))
             examination = Examination(id=self._examinations, payload=payload, kept_after=kept_after)
             asked += self._call(self._service.examine, client, examination)
         found: list[Scores] = []
@@ -230,15 +228,13 @@ class NodeFleet:
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
-        self._durable = self._history.popleft() if len(self._history) > _CHECKPOINTS else self._durable
-        self._history.append(dict(self._kept))
-        return {"clock": self.clock, "members": dict(self._members), "kept": dict(self._kept)}
+        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state()}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said; open tasks are asked for again."""
         self._began_s = time.monotonic() - state["clock"]
         self._members = dict(state["members"])
-        self._kept = {client: (start, number) for client, (start, number) in state["kept"].items()}
+        self._kept.restore(state["kept"])
 
     def close(self, reason: str, *, is_final: bool) -> None:
         """Send nodes home and listen no more."""
@@ -259,27 +255,21 @@ class NodeFleet:
         answer = arrival.answer
         vector, integers_I = read(arrival.path, answer.payload)
         arrival.path.unlink(missing_ok=True)
-        reply = Reply(task.id, task.round, task.client, vector, integers_I, answer.samples, answer.train_loss)
-        reason = refusal(reply, task, answer.weight, message_size=self._message_size)
-        if reason is not None:
-            self._service.refused += 1
-            _log.warning("refused %r: %s", task.client, reason)
-            return Failure(task.id, task.round, task.client, f"its answer was refused: {reason}")
-        self._kept[task.client] = self._start, task.id
-        message_M, weight = vector, answer.weight
-        if self._message_size is None:
-            message_M, weight = vector.double().sub_(task.vector_V), float(answer.samples)
-        return GroupReply(
-            (task.id,),
-            task.round,
-            (task.client,),
-            message_M,
-            weight,
-            integers_I,
-            (answer.samples,),
-            (answer.train_loss,),
-            answer.payload.size_bytes,
+        reply = checked(
+            task,
+            (vector, integers_I),
+            samples=answer.samples,
+            weight=answer.weight,
+            train_loss=answer.train_loss,
+            size_bytes=answer.payload.size_bytes,
+            message_size=self._message_size,
         )
+        if isinstance(reply, str):
+            self._service.refused += 1
+            _log.warning("refused %r: %s", task.client, reply)
+            return Failure(task.id, task.round, task.client, f"its answer was refused: {reply}")
+        self._kept.count(task.client, (self._start, task.id))
+        return reply
 
     def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:
         """The file of these tensors, of which all tasks of a version have one; others go when nobody needs them."""
@@ -354,7 +344,7 @@ class NodeFleet:
         await self._server.stop(grace=2.0)
 
 
-def _task_id(found: tuple[int, int] | None) -> TaskId | None:
+def _task_id(found: TaskName | None) -> TaskId | None:
     return None if found is None else TaskId(start=found[0], number=found[1])
 
 

@@ -1,9 +1,9 @@
-"""``fed server``: one experiment on real nodes, recorded as a simulation of it would be."""
+"""One experiment on real nodes, recorded as a simulation of it would be."""
 
 import json
 import logging
+import math
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from fed.randomness import Streams
 from fed.run import Run, RunFolder
 from fed.server.coordinator import Coordinator
 from fed.server.federation import Coordinated, Federation, State
+from fed.server.fleet import RealFleet
 from fed.server.node_service import Patience
 from fed.server.nodes import NodeFleet
 from fed.server.recording import Recording
@@ -36,7 +37,7 @@ from fed.simulations.scoring import ScoringByCoordinator, scores_over_clients
 if TYPE_CHECKING:
     from fed.credentials import ServerCredentials
 
-__all__ = ["serve"]
+__all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
 _SIMULATED = ("adversaries", "hierarchy", "topology")
@@ -79,7 +80,7 @@ def serve(
         RunFailed: if the run cannot go on.
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
-    deployment = _Deployment(experiment)
+    deployment = Deployment(experiment)
     fleet = NodeFleet(
         listen,
         output.with_name(f".{output.name}.spool"),
@@ -99,8 +100,15 @@ def serve(
         fleet.close("the run is over", is_final=True)
 
 
-class _Deployment:
-    """One experiment, before and while it has nodes."""
+class Deployment:
+    """One experiment, before and while it has nodes.
+
+    Args:
+        experiment: what to run.
+
+    Raises:
+        InvalidInput: if it cannot be deployed.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         for name in _SIMULATED:
@@ -115,18 +123,16 @@ class _Deployment:
             raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
-        self._by_clients = isinstance(experiment.evaluation.make(), ByClients)
+        evaluation = experiment.evaluation.make()
+        self._by_clients = isinstance(evaluation, ByClients)
+        self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else 0.5
         self._signature = _signature_of(self._data) if self._data is not None else None
-        self._signed = threading.Event()
-        if self._signature is not None:
-            self._signed.set()
 
     def accepts(self, joining: Joining) -> str | None:
         """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
         said = joining.signature
         if self._signature is None:
             self._signature = said
-            self._signed.set()
         asked = self._signature
         shape, dtype = tuple(asked.input_shape), asked.input_dtype
         if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
@@ -140,7 +146,7 @@ class _Deployment:
 
     def run(
         self,
-        fleet: NodeFleet,
+        fleet: RealFleet,
         min_nodes: int,
         folder: RunFolder,
         *,
@@ -149,9 +155,10 @@ class _Deployment:
         on_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> Run:
         """All rounds."""
-        self._signed.wait()
+        if self._signature is None:
+            fleet.await_nodes(1)
         assert self._signature is not None
-        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature))
+        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out))
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
@@ -188,7 +195,7 @@ class _Deployment:
         prepared: Preparation,
         policy: Any,
         federation: Federation,
-        fleet: NodeFleet,
+        fleet: RealFleet,
         begun: Mapping[str, Any],
         folder: RunFolder,
         on_round: Callable[[Mapping[str, Any]], None] | None,
@@ -252,13 +259,14 @@ def _signature_of(data: FederatedData) -> Signature:
     )
 
 
-def _stand_in(signature: Signature) -> FederatedData:
-    """Samples of zeros, for a server that has none, by which the model is made."""
+def _stand_in(signature: Signature, held_out: float) -> FederatedData:
+    """Samples of zeros, for a server without data, by which the model is made; enough to hold a share of them out."""
     dtype = getattr(torch, signature.input_dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise InvalidData(f"a node's inputs must be of a type of PyTorch's, got {signature.input_dtype!r}")
-    inputs = torch.zeros(2, *signature.input_shape, dtype=dtype)
-    return FederatedData({0: (inputs, torch.zeros(2, dtype=torch.int64))}, None, signature.classes or None)
+    samples = math.ceil(2 / min(held_out, 1 - held_out))
+    inputs = torch.zeros(samples, *signature.input_shape, dtype=dtype)
+    return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
 
 
 def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""As much of Flower's public interfaces as is used, so that tests need neither Flower nor its processes."""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+Handler = Callable[..., Any]
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put them in the place of Flower, whether that is installed or not."""
+    names: dict[str, dict[str, Any]] = {
+        "app": {"Array": Array, "ArrayRecord": dict, "ConfigRecord": dict, "RecordDict": dict, "Message": Message},
+        "clientapp": {"ClientApp": ClientApp},
+        "serverapp": {"ServerApp": ServerApp},
+    }
+    monkeypatch.setitem(sys.modules, "flwr", ModuleType("flwr"))
+    for name, contents in names.items():
+        module = ModuleType(f"flwr.{name}")
+        module.__dict__.update(contents)
+        monkeypatch.setitem(sys.modules, f"flwr.{name}", module)
+
+
+@dataclass
+class Array:
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    data: Any
+
+
+class Message:
+    """A task for a node, or its reply."""
+
+    def __init__(
+        self,
+        content: Any,
+        node: int = 0,
+        kind: str = "",
+        *,
+        ttl: float | None = None,
+        group_id: str = "",
+        reply_to: "Message | None" = None,
+    ) -> None:
+        self.content = content
+        self.error: Any = None
+        self.metadata = SimpleNamespace(dst_node_id=node, message_type=kind, ttl=ttl, group_id=group_id)
+        if reply_to is not None:
+            self.metadata.src_node_id = reply_to.metadata.dst_node_id
+
+    def has_content(self) -> bool:
+        return self.content is not None
+
+
+class ClientApp:
+    """Registers what a node does with each type of message."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Handler] = {}
+
+    def query(self) -> Handler:
+        return self._registering("query")
+
+    def train(self) -> Handler:
+        return self._registering("train")
+
+    def evaluate(self) -> Handler:
+        return self._registering("evaluate")
+
+    def _registering(self, kind: str) -> Handler:
+        return lambda handler: self.handlers.__setitem__(kind, handler)
+
+
+class ServerApp:
+    """Registers what the server does."""
+
+    run: Handler
+
+    def main(self) -> Handler:
+        return lambda handler: setattr(self, "run", handler)
+
+
+@dataclass
+class StandInGrid:
+    """A grid whose nodes answer at once, or when a test says so.
+
+    Attributes:
+        pushed: all messages that were sent.
+        open: those that are not answered, by id.
+        ready: answers that are to be pulled.
+        sender: the node that answers, where it is not the one that was asked.
+    """
+
+    pushed: list[Message] = field(default_factory=list, kw_only=True)
+    open: dict[str, Message] = field(default_factory=dict, kw_only=True)
+    ready: dict[str, Message] = field(default_factory=dict, kw_only=True)
+    sender: int | None = field(default=None, kw_only=True)
+
+    def content_of_answer(self, message: Message) -> Any:
+        """What a node answers at once: content, a number for an error of Flower's, or None for nothing yet."""
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            ids.append(f"message-{len(self.pushed)}")
+            self.pushed.append(message)
+            self.open[ids[-1]] = message
+        for found in ids:
+            if (content := self.content_of_answer(self.open[found])) is not None:
+                self.answer(found, content)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [self.ready.pop(found) for found in sorted(message_ids) if found in self.ready]
+
+    def answer(self, found: str, content: Any) -> None:
+        """A reply has come for a message."""
+        error = SimpleNamespace(code=content, reason="gone") if isinstance(content, int) else None
+        reply = Message(None if error else content, reply_to=self.open.pop(found))
+        reply.error, reply.metadata.reply_to_message_id = error, found
+        if self.sender is not None:
+            reply.metadata.src_node_id = self.sender
+        self.ready[found] = reply
