@@ -28,9 +28,11 @@ class KeptStates:
         """The task before which no state is needed any more."""
         return self._durable.get(client)
 
-    def count(self, client: int | str, task: TaskName) -> None:
-        """A client's answer counts."""
+    def count(self, client: int | str, task: TaskName, *, is_durable: bool = False) -> None:
+        """A client's answer counts; where there are no checkpoints to go back to, for good."""
         self._after[client] = task
+        if is_durable:
+            self._durable[client] = task
 
     def state(self) -> Tree:
         """For a checkpoint, which is the newest from now on."""

@@ -5,6 +5,7 @@ All of it runs in one event loop; a fleet in another thread hands it assignments
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
 
 _log = logging.getLogger(__name__)
+_SAYS_EVERY_S = 30.0
 _Result = TypeVar("_Result")
 
 
@@ -88,6 +90,7 @@ class _Order:
     lease_until_s: float
     is_accepted: bool = False
     incoming: Incoming | None = None
+    delivery: object = None  # the call that brings it; an earlier one, of a connection that was cut, has no say
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ class NodeService:
     refused: int = 0
     _orders: dict[int, _Order] = field(default_factory=dict)
     _delivered: dict[int, str] = field(default_factory=dict)
+    _examined: dict[int | str, int] = field(default_factory=dict)
+    _full_since_s: float = -math.inf
     _planned: asyncio.Event = field(default_factory=asyncio.Event)
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
@@ -155,15 +160,19 @@ class NodeService:
 
     def examine(self, client: int | str, examination: Examination) -> bool:
         """Have a node score a model; False if it does not attend."""
-        return self._tell(client, ToNode(examination=examination))
+        if not self._tell(client, ToNode(examination=examination)):
+            return False
+        self._examined[client] = examination.id
+        return True
 
-    def withdraw(self, tasks: Collection[int]) -> None:
-        """Wait for these no longer."""
-        for task in tasks:
-            order = self._orders.pop(task, None)
-            if order is not None:
-                self._drop(order)
-                self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
+    def withdraw(self, tasks: Collection[int]) -> list[int]:
+        """Wait for these no longer; those of them that had not arrived, and will not."""
+        withdrawn = [task for task in tasks if task in self._orders]
+        for task in withdrawn:
+            order = self._orders.pop(task)
+            self._drop(order)
+            self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
+        return withdrawn
 
     def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
         """From now on nodes that join get this plan."""
@@ -177,9 +186,14 @@ class NodeService:
 
     async def watch(self) -> None:
         """Fail tasks whose holders give no sign of life."""
+        every_s = self.patience.lease_s / 20
         while True:
-            await asyncio.sleep(self.patience.lease_s / 20)
+            began_s = time.monotonic()
+            await asyncio.sleep(every_s)
             now_s = time.monotonic()
+            if (frozen_s := now_s - began_s - every_s) > every_s:  # it is we who gave no sign of life, nor heard one
+                for order in self._orders.values():
+                    order.lease_until_s += frozen_s
             for task, order in [*self._orders.items()]:
                 if now_s > order.lease_until_s:
                     del self._orders[task]
@@ -191,7 +205,7 @@ class NodeService:
     async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802  # as the protocol names it
         """A node's stream, for as long as it lasts."""
         name = await self._name_of(context)
-        message = await _within(self.patience.stall_s, context.read())
+        message = await self._first(context)
         if not isinstance(message, FromNode) or not message.HasField("joining"):
             await self._refuse(context, name, "a stream must begin with the node's joining")
         joining = message.joining
@@ -204,15 +218,18 @@ class NodeService:
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
         try:
-            teller = asyncio.create_task(self._tell_all(context, client, outbox, joining))
+            teller = asyncio.create_task(self._tell_all(context, outbox))
             listener = asyncio.create_task(self._listen(context, client))
             _, pending = await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
-            await asyncio.gather(teller, listener, return_exceptions=True)
+            for ended in await asyncio.gather(teller, listener, return_exceptions=True):
+                if isinstance(ended, Exception) and not isinstance(ended, TimeoutError):
+                    _log.warning("the connection of client %r has failed: %s", client, ended)
         finally:
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
+                self._examine_no_more(client)
                 _log.info("client %r is gone", client)
                 self.on_change()
 
@@ -222,13 +239,16 @@ class NodeService:
         path = self.spool / f"{wanted.sha256}.out"
         if not wanted.sha256.isalnum() or not path.is_file():
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
-        for chunk in chunks(path, wanted.offset):
-            await _within(self.patience.stall_s, context.write(chunk))
+        try:
+            for chunk in chunks(path, wanted.offset):
+                await _within(self.patience.stall_s, context.write(chunk))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was taken for too long")
 
     async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
         """An answer's file, from the offset that its sender says."""
         name = await self._name_of(context)
-        first = await _within(self.patience.stall_s, context.read())
+        first = await self._first(context)
         if not isinstance(first, Part) or not first.HasField("answer"):
             return Receipt(reason="a delivery must begin with the answer's header")
         answer = first.answer
@@ -242,9 +262,13 @@ class NodeService:
             incoming = self._incoming(order, answer)
             if answer.offset != incoming.received_bytes:
                 return Receipt(received_bytes=incoming.received_bytes)
+            delivery = order.delivery = object()
             while not incoming.is_complete:
                 part = await _within(self.patience.stall_s, context.read())
-                if not isinstance(part, Part) or not part.HasField("chunk"):
+                if self._orders.get(task) is not order:
+                    return self._refusal(order.client, f"task {task} is not in flight any more")
+                is_chunk = isinstance(part, Part) and part.HasField("chunk")
+                if not is_chunk or order.delivery is not delivery or order.incoming is not incoming:
                     return Receipt(received_bytes=incoming.received_bytes)
                 incoming.add(part.chunk)
                 order.lease_until_s = time.monotonic() + self.patience.lease_s
@@ -252,26 +276,20 @@ class NodeService:
         except InvalidPayload as error:
             self._drop(order)
             return self._refusal(order.client, str(error))
-        if self._orders.pop(task, None) is None:  # withdrawn while it came
-            self._drop(order)
-            return self._refusal(order.client, f"task {task} is not in flight any more")
+        except TimeoutError:
+            return Receipt(received_bytes=incoming.received_bytes)
+        except OSError as error:
+            self._say_full(error)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
+        del self._orders[task]
         self._delivered[task] = answer.payload.sha256
         self.arrivals.put(Arrival(task, order.client, answer, incoming.path))
         return Receipt(accepted=True)
 
-    async def _tell_all(
-        self, context: Any, client: int | str, outbox: "asyncio.Queue[ToNode]", joining: Joining
-    ) -> None:
+    async def _tell_all(self, context: Any, outbox: "asyncio.Queue[ToNode]") -> None:
         await self._planned.wait()
         assert self.plan is not None
         await context.write(ToNode(plan=self.plan))
-        held = {task.number for task in joining.held if task.start == self.start}
-        for task in joining.held:
-            if task.start != self.start or task.number not in self._orders:
-                await context.write(ToNode(withdrawal=Withdrawal(task=task)))
-        for number, order in self._orders.items():
-            if order.client == client and number not in held:
-                outbox.put_nowait(ToNode(assignment=order.assignment))
         self.on_change()
         while True:
             try:
@@ -294,7 +312,8 @@ class NodeService:
                 self._renew(client, message.accepted)
             elif message.HasField("failed"):
                 self._failed(client, message.failed)
-            elif message.HasField("scores"):
+            elif message.HasField("scores") and self._examined.get(client) == message.scores.id:
+                del self._examined[client]
                 self.arrivals.put(message.scores)
 
     def _renew(self, client: int | str, task: TaskId) -> None:
@@ -315,10 +334,22 @@ class NodeService:
         node = self.nodes.setdefault(client, Node(client, joining.samples))
         if node.outbox is not None:
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
+            self._examine_no_more(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()
+        held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
+            if task.start != self.start or task.number not in self._orders:
+                node.outbox.put_nowait(ToNode(withdrawal=Withdrawal(task=task)))
+        for number, order in self._orders.items():
+            if order.client == client and number not in held:
+                node.outbox.put_nowait(ToNode(assignment=order.assignment))
         return node
+
+    def _examine_no_more(self, client: int | str) -> None:
+        """A connection takes the examination that came over it along."""
+        if (examination := self._examined.pop(client, None)) is not None:
+            self.arrivals.put(Scores(id=examination, problem="its connection was lost"))
 
     def _reason_against(self, joining: Joining) -> str | None:
         if joining.protocol != PROTOCOL:
@@ -344,6 +375,22 @@ class NodeService:
         if order.incoming is not None:
             order.incoming.path.unlink(missing_ok=True)
             order.incoming = None
+
+    def _say_full(self, error: OSError) -> None:
+        """Once a while: nodes try again until there is room."""
+        if time.monotonic() > self._full_since_s + _SAYS_EVERY_S:
+            reason = error.strerror or str(error)
+            _log.warning(
+                "%s cannot be written to (%s): make room there; nodes try again until then", self.spool, reason
+            )
+            self._full_since_s = time.monotonic()
+
+    async def _first(self, context: Any) -> Any:
+        """The message that a call begins with."""
+        try:
+            return await _within(self.patience.stall_s, context.read())
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was said for too long")
 
     async def _name_of(self, context: Any) -> str | None:
         """Whose certificate it is; None where there are none."""
