@@ -2,18 +2,34 @@
 
 import logging
 import math
+import os
 import re
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
 import pytest
 
 from fed.keys import Authority
-from fed.protocol_pb2 import Assignment, Chunk, FromNode, Heartbeat, Part, Payload, Scores, Signature, TaskId
+from fed.protocol_pb2 import (
+    Assignment,
+    Chunk,
+    Examination,
+    FromNode,
+    Heartbeat,
+    Part,
+    Payload,
+    Scores,
+    Signature,
+    TaskId,
+)
+from fed.server.node_service import NodeService
 from tests.server.hostile_wire import (
     BOUND_S,
     PATIENCE,
@@ -232,3 +248,223 @@ def test_what_a_hostile_node_sends_changes_nothing(
     told = [line for line in _refusals(caplog) if re.search(reason, line)]
     assert told, _refusals(caplog)
     assert all(len(line) < 1000 for line in _refusals(caplog))
+
+
+def _joins(**changed: Any) -> Any:
+    """Somebody who joins like this, in the insecure run, and is sent away."""
+
+    def bystander(port: int) -> None:
+        wire = Wire(port, changed.get("name", "eve"))
+        with pytest.raises(grpc.RpcError) as caught:
+            list(wire.attend(FromNode(joining=wire.joining(**changed))))
+        wire.outbox.put(None)
+        assert caught.value.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT)
+
+    return bystander
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"protocol": 2}, "version 1 of the protocol, got 2"),
+        ({"name": ""}, "a node's name must be"),
+        ({"name": "a" * 60_000}, "a node's name must be"),
+        ({"name": "eve\nrefused 'ann'"}, "a node's name must be"),
+        ({"samples": 0}, "must have samples"),
+        ({"samples": 2**63}, "at most 2\\^53 samples"),
+        ({"held": [TaskId(start=1, number=1)] * 10_000}, "1000 tasks at most"),
+        ({"held": [TaskId(start=1, number=1)] * 10**6}, None),
+        ({"signature": Signature(input_shape=[2**40, 2**40], input_dtype="float32")}, "a sample must have"),
+        ({"signature": Signature(input_shape=[1] * 10_000, input_dtype="float32")}, "a sample must have"),
+        ({"signature": Signature(input_shape=[64], input_dtype="float32", classes=2**60)}, "classes at most"),
+        ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "made for float32 inputs"),
+    ],
+)
+def test_an_absurd_joining_is_refused(
+    changed: dict[str, Any], reason: str | None, untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if reason is None:  # gRPC itself refuses what is longer than any message may be
+        run = run_with(tmp_path, None, bystander=_is_cut_off)
+    else:
+        run = run_with(tmp_path, None, bystander=_joins(**changed))
+        assert run.summary["refused"] == 1
+        assert any(re.search(reason, line) for line in _refusals(caplog)), _refusals(caplog)
+    assert bits(run) == untouched
+    assert all(len(line) < 1000 and line.isprintable() for line in _refusals(caplog))
+
+
+def _is_cut_off(port: int) -> None:
+    wire = Wire(port, "eve")
+    with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+        list(wire.attend(FromNode(joining=wire.joining(held=[TaskId(start=2**60, number=1)] * 10**6))))
+    wire.outbox.put(None)
+
+
+def test_a_stream_that_does_not_begin_with_a_joining_is_refused(
+    untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bystander(port: int) -> None:
+        for first in (FromNode(heartbeat=Heartbeat()), FromNode(), b"\xff\xff\xff", b""):
+            wire = Wire(port, "eve")
+            with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+                list(wire.attend(first))
+            wire.outbox.put(None)
+        wire = Wire(port, "eve")
+        download = wire.channel.unary_stream("/fed.v1.Coordination/Download")
+        with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+            list(download(b"\xff\xff\xff"))
+
+    run = run_with(tmp_path, None, bystander=bystander)
+    assert run.summary["refused"] == 5
+    assert bits(run) == untouched
+
+
+def test_no_node_can_say_that_the_run_has_diverged(
+    untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reason = "NaN\nrefused 'ann': made up\x1b[31m" + "x" * 10_000
+
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        wire.say(failed={"task": assignment.task, "reason": reason, "diverged": True})
+
+    caplog.set_level(logging.INFO)
+    assert bits(run_with(tmp_path, attack)) == untouched
+    told = [record.getMessage() for record in caplog.records if "diverged" in record.getMessage()]
+    assert len(told) == 2
+    assert all(line.isprintable() and len(line) < 1000 for line in told)
+
+
+def test_the_certificate_says_whose_an_update_is(
+    authority: Path, untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        content = wire.trained(assignment, 7)
+        for by in (-2, -1, 1, 2):
+            said = answer(assignment, content, task=other_task(assignment, by))
+            receipt = wire.deliver([Part(answer=said), chunk(content)])
+            assert "is not in flight for it" in receipt.reason
+        wire.say(failed={"task": assignment.task, "reason": "enough"})
+
+    def bystander(port: int) -> None:
+        """Mallory again, who says it is node 0."""
+        wire = Wire(port, "mallory", authority / "nodes" / "mallory")
+        with pytest.raises(grpc.RpcError, match="must have samples"):
+            list(wire.attend(FromNode(joining=wire.joining(name="0", samples=0))))
+        wire.outbox.put(None)
+
+    run = run_with(tmp_path, attack, authority=authority, bystander=bystander)
+    assert run.summary["refused"] >= 9
+    assert run.summary["clients"] == 3
+    assert bits(run) == untouched
+    assert all("refused 'mallory': " in line for line in _refusals(caplog))
+
+
+def test_a_node_that_is_revoked_while_it_attends_is_sent_away(
+    untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    authority = Authority.create(keys, hosts=["127.0.0.1"])
+    for name in ("0", "1", "mallory"):
+        authority.issue(name)
+
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        authority.revoke("mallory")
+        with pytest.raises(grpc.RpcError, match="was revoked on"):
+            wire.download(assignment.payload.sha256)
+        with pytest.raises(grpc.RpcError, match="was revoked on"):
+            wire.deliver([Part(answer=answer(assignment, _content())), chunk(_content())])
+
+    run = run_with(tmp_path, attack, authority=keys)
+    assert bits(run) == untouched
+    assert len([line for line in _refusals(caplog) if "refused 'mallory': 'mallory' was revoked" in line]) == 3
+
+
+def test_a_delivery_ends_when_its_sender_is_revoked(untouched: bytes, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    authority = Authority.create(keys, hosts=["127.0.0.1"])
+    for name in ("0", "1", "mallory"):
+        authority.issue(name)
+
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        content = wire.trained(assignment, 7)
+
+        def parts() -> Iterator[Part]:
+            yield Part(answer=answer(assignment, content))
+            authority.revoke("mallory")
+            yield chunk(content)
+
+        with pytest.raises(grpc.RpcError, match="was revoked on"):
+            wire.deliver(parts())
+
+    assert bits(run_with(tmp_path, attack, authority=keys)) == untouched
+
+
+def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: Path) -> None:
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        deliver = wire.channel.stream_unary("/fed.v1.Coordination/Deliver", Part.SerializeToString)
+        ended = threading.Event()
+
+        def nothing() -> Iterator[Part]:
+            ended.wait(BOUND_S)
+            yield from ()
+
+        calls = [deliver.future(nothing(), timeout=BOUND_S) for _ in range(20)]
+        codes = [call.code() for call in calls]
+        ended.set()
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 13  # 8 may be open, of which one attends
+        wire.say(failed={"task": assignment.task, "reason": "enough"})
+
+    assert bits(run_with(tmp_path, attack, authority=authority)) == untouched
+
+
+def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> None:
+    arrivals: SimpleQueue[Any] = SimpleQueue()
+    service = NodeService(1, tmp_path, arrivals, None, lambda _: None, lambda: None)
+    service._joined("ann", Wire(1, "ann").joining())
+    service._joined("eve", Wire(1, "eve").joining())
+    assert service.examine("ann", Examination(id=3))
+    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "eve") == "it was not asked for scores 3"
+    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), "ann") is None
+    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "ann") == "it was not asked for scores 3"
+    assert arrivals.qsize() == 1
+    for said in ({"loss": math.nan}, {"metric": math.inf}, {"samples": 2**63}):
+        assert service.examine("ann", Examination(id=4))
+        assert service._problem_with(FromNode(scores=Scores(id=4, **said)), "ann")
+    assert [arrivals.get().problem == "" for _ in range(4)] == [True, False, False, False]
+
+
+def test_one_sender_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = NodeService(1, tmp_path, SimpleQueue(), None, lambda _: None, lambda: None)
+    for _ in range(10_000):
+        service._refusal("eve", "no")
+    for number in range(10_000):
+        service._refusal(f"eve {number}", "no")
+    assert service.refused == 20_000
+    assert len(_refusals(caplog)) < 1200
+    assert len(service._lines) <= 1001
+
+
+@pytest.mark.long
+def test_memory_is_bounded_whatever_comes(authority: Path, tmp_path: Path) -> None:
+    resident_bytes: list[int] = []
+
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        large = Payload(sha256="0" * 64, size_bytes=10**10, tensors=tensors(("float32", 2_500_000_000)))
+        for number in range(3000):
+            name = list(ATTACKS)[number % len(ATTACKS)]
+            with suppress(grpc.RpcError):
+                if number % 3:
+                    wire.deliver([Part(answer=answer(assignment, b"", payload=large)), chunk(bytes(1 << 20))])
+                else:
+                    wire.download(name.encode().hex())
+            if number % 100 == 0:
+                resident_bytes.append(_resident_bytes())
+        wire.say(failed={"task": assignment.task, "reason": "enough"})
+
+    run_with(tmp_path, attack, authority=authority)
+    settled = resident_bytes[len(resident_bytes) // 4 :]
+    assert max(settled) - settled[0] < 64 << 20, settled
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
