@@ -3,11 +3,13 @@
 import logging
 import queue
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import grpc
 
@@ -15,7 +17,7 @@ from fed import __version__
 from fed.clients.data import ClientId
 from fed.clients.node_training import Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
-from fed.errors import FedError, InvalidPayload, RunFailed
+from fed.errors import FedError, InvalidInput, InvalidPayload, RunFailed
 from fed.payloads import Incoming, chunks
 from fed.protocol_pb2 import (
     Answer,
@@ -40,6 +42,7 @@ __all__ = ["EdgeNode", "NodePatience"]
 
 _log = logging.getLogger(__name__)
 _PROTOCOL = 1
+_LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
 _OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.initial_reconnect_backoff_ms", 200))
 
 
@@ -69,6 +72,13 @@ class _Held:
     done: TaskDone | None = None
 
 
+class _Asked(NamedTuple):
+    """An examination, and where its scores go, as long as that connection lasts."""
+
+    examination: Examination
+    outbox: "queue.Queue[FromNode | None]"
+
+
 @dataclass
 class EdgeNode:
     """One node of a deployment.
@@ -96,7 +106,10 @@ class EdgeNode:
 
     def __post_init__(self) -> None:
         self._held: dict[tuple[int, int], _Held] = {}
-        self._work: queue.Queue[_Held | Examination] = queue.Queue()
+        self._work: queue.Queue[_Held | Plan | _Asked] = queue.Queue()
+        self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
+        self._connected = threading.Event()
+        self._over = threading.Event()
         self._outbox: queue.Queue[FromNode | None] = queue.Queue()
         self._lock = threading.Lock()
         self._stub: CoordinationStub | None = None
@@ -118,23 +131,45 @@ class EdgeNode:
         """
         stopped = stopped or threading.Event()
         self._described = self.training.describe()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
+        try:
+            self._attend_again_and_again(stopped)
+        finally:
+            self._over.set()
+        return self._farewell
+
+    def _attend_again_and_again(self, stopped: threading.Event) -> None:
         failures = 0
         while not stopped.is_set() and not self._farewell:
-            began_s = time.monotonic()
+            began_s, words = time.monotonic(), "it has ended the connection"
             try:
                 self._attend(stopped)
             except grpc.RpcError as error:
                 self._hold_to_authority(error)
-                failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
-                pause_s = min(self.patience.backoff_s * 2**failures, self.patience.most_backoff_s)
-                if failures in (1, 5) or failures % 20 == 0:
-                    _log.info("%s cannot be reached (%s); trying again", self.server, _words_of(error))
-                stopped.wait(pause_s * (0.5 + random.random()))
+                words = _words_of(error)
             if self._problem is not None:
                 raise self._problem
-        return self._farewell
+            if stopped.is_set() or self._farewell:
+                return
+            failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
+            if failures in (0, 1, 5) or failures % 20 == 0:
+                _log.info("%s cannot be reached (%s); trying again", self.server, words)
+            stopped.wait(self._pause_s(failures))
+
+    def _clear_folder(self) -> None:
+        """Remove what an earlier start left when it was killed."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.iterdir():
+                left.unlink()
+        except OSError as error:
+            raise InvalidInput(f"{self.folder} cannot be written to ({error.strerror}): give another --state") from None
+
+    def _pause_s(self, failures: int) -> float:
+        """Longer after each failure, and not the same for all nodes."""
+        pause_s = self.patience.backoff_s * 2.0 ** min(failures, 20)
+        return min(pause_s, self.patience.most_backoff_s) * (0.5 + random.random())
 
     def _attend(self, stopped: threading.Event) -> None:
         """One connection, for as long as it lasts."""
@@ -171,6 +206,7 @@ class EdgeNode:
                         return
             finally:
                 ended.set()
+                self._connected.clear()
                 outbox.put(None)
                 call.cancel()
                 watching.join()
@@ -184,29 +220,34 @@ class EdgeNode:
         self, call: grpc.Call, outbox: "queue.Queue[FromNode | None]", ended: threading.Event, stopped: threading.Event
     ) -> None:
         """Give signs of life, and give the connection up when there are none from the other side."""
-        while not ended.wait(min(self._heartbeat_s, self.patience.silence_s / 4)):
-            with self._lock:
-                held = [item.assignment.task for item in self._held.values()]
-            outbox.put(FromNode(heartbeat=Heartbeat(held=held)))
-            if stopped.is_set() or time.monotonic() > self._heard_s + self.patience.silence_s:
+        said_s = time.monotonic()
+        while not ended.wait(_LOOKS_EVERY_S):
+            now_s = time.monotonic()
+            if stopped.is_set() or self._problem is not None or now_s > self._heard_s + self.patience.silence_s:
                 call.cancel()
                 return
+            if now_s > said_s + min(self._heartbeat_s, self.patience.silence_s / 4):
+                with self._lock:
+                    held = [item.assignment.task for item in self._held.values()]
+                outbox.put(FromNode(heartbeat=Heartbeat(held=held)))
+                said_s = now_s
 
     def _take(self, message: ToNode) -> None:
         if message.HasField("plan"):
-            self._prepare(message.plan)
+            self._heartbeat_s = message.plan.heartbeat_s
+            self._connected.set()
+            self._work.put(message.plan)
         elif message.HasField("assignment"):
             self._accept(message.assignment)
         elif message.HasField("withdrawal"):
             with self._lock:
                 self._held.pop(_key_of(message.withdrawal.task), None)
         elif message.HasField("examination"):
-            self._work.put(message.examination)
+            self._work.put(_Asked(message.examination, self._outbox))
         elif message.HasField("farewell") and message.farewell.is_final:
             self._farewell = message.farewell.reason or "the server needs no more"
 
     def _prepare(self, plan: Plan) -> None:
-        self._heartbeat_s = plan.heartbeat_s
         try:
             self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
         except (FedError, RuntimeError) as error:
@@ -216,30 +257,49 @@ class EdgeNode:
         key = _key_of(assignment.task)
         with self._lock:
             if key not in self._held:
-                self._held[key] = _Held(assignment, self.folder / f"{key[0]}-{key[1]}")
+                self._held[key] = _Held(assignment, self.folder / f"{self._mark}-{key[0]}-{key[1]}")
                 self._work.put(self._held[key])
         self._outbox.put(FromNode(accepted=assignment.task))
 
     def _work_on(self) -> None:
         """Tasks, one after another."""
-        while True:
+        while not self._over.is_set():
             item = self._work.get()
             try:
-                if isinstance(item, Examination):
+                if isinstance(item, Plan):
+                    self._prepare(item)
+                elif isinstance(item, _Asked):
                     self._score(item)
                 else:
                     self._do(item)
+            except (FedError, OSError) as error:
+                self._have_failed(item, _sentence(error, self.folder))
             except Exception as error:  # whatever it is, the next task may go well
                 _log.exception("a task failed")
-                if isinstance(item, _Held):
-                    self._give_up(item, f"{type(error).__name__}: {error}")
+                self._have_failed(item, f"{type(error).__name__}: {error}")
+
+    def _have_failed(self, item: "_Held | Plan | _Asked", reason: str) -> None:
+        if isinstance(item, _Held):
+            self._give_up(item, reason)
 
     def _do(self, held: _Held) -> None:
+        """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
+        done = self._train(held)
+        if done is not None and done.died and not self._over.is_set():
+            _log.warning("%s; task %d begins anew", done.problem, held.assignment.task.number)
+            done = self._train(held)  # from a new file: half an answer may be in it
+        if done is not None and done.problem:
+            self._give_up(held, done.problem, diverged=done.diverged)
+        elif done is not None:
+            held.done = done
+            self._deliver(held, done)
+
+    def _train(self, held: _Held) -> TaskDone | None:
+        """What came of it; None if nobody wants it any more."""
         assignment = held.assignment
-        if not self._is_wanted(held) or not self._download(
-            assignment.payload, held.path, lambda: self._is_wanted(held)
-        ):
-            return
+        if not self._download(assignment.payload, held.path, lambda: self._is_wanted(held)):
+            held.path.unlink(missing_ok=True)
+            return None
         if assignment.durable_after.start:
             self.training.forget_before(_name_of(assignment.durable_after))
         train = Train(
@@ -255,31 +315,28 @@ class EdgeNode:
         )
         kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
         payload = assignment.payload.SerializeToString()
-        done = self.training.train(Order(_name_of(assignment.task), train, payload, held.path, kept_after))
-        if done.problem:
-            self._give_up(held, done.problem, diverged=done.diverged)
-            return
-        held.done = done
-        self._deliver(held, done)
+        return self.training.train(Order(_name_of(assignment.task), train, payload, held.path, kept_after))
 
-    def _score(self, examination: Examination) -> None:
-        path = self.folder / f"scores-{examination.id}"
-        scores = Scores(id=examination.id)
+    def _score(self, asked: _Asked) -> None:
+        examination, outbox = asked
+        path = self.folder / f"{self._mark}-scores-{examination.id}"
+        scores = Scores(id=examination.id, problem="it was asked for no longer")
         try:
-            if self._download(examination.payload, path, lambda: True):
+            if self._download(examination.payload, path, lambda: self._outbox is outbox):
                 kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
                 found = self.training.score(examination.payload.SerializeToString(), path, kept_after)
                 scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
-        except (FedError, RuntimeError) as error:
-            scores = Scores(id=examination.id, problem=str(error))
+        except (FedError, RuntimeError, OSError) as error:
+            problem = str(error) if isinstance(error, RuntimeError) else _sentence(error, self.folder)
+            scores = Scores(id=examination.id, problem=problem)
         finally:
             path.unlink(missing_ok=True)
-        self._outbox.put(FromNode(scores=scores))
+        outbox.put(FromNode(scores=scores))
 
     def _download(self, payload: Payload, path: Path, is_wanted: Callable[[], bool]) -> bool:
         """Fetch a file, however often the connection breaks; False if nobody wants it any more."""
-        incoming = Incoming(path, payload)
-        while is_wanted() and not self._farewell:
+        incoming, failures = Incoming(path, payload), 0
+        while is_wanted() and not self._over.is_set():
             try:
                 if not incoming.is_complete:
                     wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
@@ -293,15 +350,28 @@ class EdgeNode:
                 _log.warning("a download was damaged (%s); it begins anew", error)
                 incoming = Incoming(path, payload)
             except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
-                _log.info("a download broke off after %d bytes: %s", incoming.received_bytes, error)
-                time.sleep(self.patience.backoff_s)
+                if _is_gone(error):
+                    raise RunFailed("the server has no such payload any more") from None
+                _log.info(
+                    "a download broke off (%s); it will go on after %d bytes", _words_of(error), incoming.received_bytes
+                )
+                failures += 1
+                self._await_connection(failures, is_wanted)
         return False
+
+    def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
+        """Before a transfer goes on: a pause, and until the server is there."""
+        until_s = time.monotonic() + self._pause_s(failures)
+        while is_wanted() and not self._over.is_set():
+            if time.monotonic() > until_s and self._connected.is_set():
+                return
+            time.sleep(_LOOKS_EVERY_S / 4)
 
     def _deliver(self, held: _Held, done: TaskDone) -> None:
         """Send an answer until the server has it, or says that it wants none."""
         payload = Payload.FromString(done.payload)
-        offset = 0
-        while self._is_wanted(held) and not self._farewell:
+        offset = failures = 0
+        while self._is_wanted(held) and not self._over.is_set():
             answer = Answer(
                 task=held.assignment.task,
                 payload=payload,
@@ -314,8 +384,9 @@ class EdgeNode:
                 assert self._stub is not None
                 receipt = self._stub.Deliver(_parts(answer, held.path), timeout=self.patience.call_s)
             except (grpc.RpcError, ValueError) as error:
-                _log.info("a delivery broke off: %s", error)
-                time.sleep(self.patience.backoff_s)
+                _log.info("a delivery broke off (%s); it will go on", _words_of(error))
+                failures += 1
+                self._await_connection(failures, lambda: self._is_wanted(held))
                 continue
             if receipt.accepted:
                 self._let_go(held)
@@ -325,10 +396,12 @@ class EdgeNode:
                 _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, receipt.reason)
                 self._let_go(held)
                 return
-            offset = receipt.received_bytes
+            offset, failures = receipt.received_bytes, 0
         held.path.unlink(missing_ok=True)
 
     def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
+        if self._over.is_set():  # it may be done after another start
+            return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
         self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
         self._let_go(held)
@@ -368,5 +441,17 @@ def _name_of(task: TaskId) -> str:
     return f"{task.start}-{task.number}"
 
 
-def _words_of(error: grpc.RpcError) -> str:
-    return f"{error.code().name.lower()}: {error.details()}"
+def _sentence(error: FedError | OSError, folder: Path) -> str:
+    if isinstance(error, FedError):
+        return str(error)
+    return f"the node cannot write to {folder} ({error.strerror or error}): make room there"
+
+
+def _is_gone(error: Exception) -> bool:
+    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND
+
+
+def _words_of(error: Exception) -> str:
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
+    return str(error)

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -15,12 +16,13 @@ import torch
 
 from fed.aggregators.reporting import sends_models
 from fed.checkpoints import Checkpoints
+from fed.child_processes import start_deaf, stop
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.preparation import Preparation
 from fed.clients.tasks import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.work import Work
-from fed.errors import FedError, InvalidData, InvalidExperiment
+from fed.errors import FedError, InvalidData, InvalidExperiment, RunFailed
 from fed.experiment import Experiment
 from fed.node_data import NodeData
 from fed.payloads import read, written
@@ -67,6 +69,11 @@ class TaskDone(NamedTuple):
     train_loss: float = 0.0
     problem: str = ""
     diverged: bool = False
+    died: bool = False
+
+
+class _Died(RunFailed):
+    """The training process ended in the middle of something."""
 
 
 def samples_of(description: NodeData) -> Pair:
@@ -177,6 +184,7 @@ class NodeTraining:
 
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
     """Answer what the node's other process asks, one thing after another, until it is gone."""
+    threading.Thread(target=_end_with_parent, name="watch", daemon=True).start()
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     training: NodeTraining | None = None
     pair: Pair | None = None
@@ -199,9 +207,19 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 answer = getattr(training, what)(*arguments)
         except Exception as error:
             words = str(error) if isinstance(error, FedError) else f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError):
+                words = f"the node cannot write to its folders ({error.strerror or error}): make room there"
             answer = error if isinstance(error, FedError) else RuntimeError(words)
         with contextlib.suppress(OSError):
             pipe.send(answer)
+
+
+def _end_with_parent() -> None:
+    """Not a task longer than the node, which may have been started again and have the same folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _described(pair: Pair) -> Described:
@@ -225,6 +243,7 @@ class TrainingProcess:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._prepared: tuple[Any, bytes] | None = None
+        self._is_closed = False
 
     def describe(self) -> Described:
         """What there is to say of the node's data."""
@@ -243,6 +262,8 @@ class TrainingProcess:
         """Do a task."""
         try:
             done: TaskDone = self._ask("train", order)
+        except _Died as error:
+            return TaskDone(problem=str(error), died=True)
         except (FedError, RuntimeError) as error:
             return TaskDone(problem=str(error))
         return done
@@ -261,13 +282,15 @@ class TrainingProcess:
                     shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """End it."""
+        """End it for good."""
+        self._is_closed = True
         if self._process is not None:
             self._process.kill()
             self._process.join()
-            self._process = None
 
     def _ask(self, what: str, *arguments: Any) -> Any:
+        if self._is_closed:
+            raise _Died("the node is about to end")
         if self._process is None or not self._process.is_alive():
             self._begin()
             if what != "describe":
@@ -282,10 +305,9 @@ class TrainingProcess:
             self._pipe.send((what, arguments))
             answer = self._pipe.recv()
         except (EOFError, OSError) as error:
-            self._process.join(1.0)
-            code = self._process.exitcode
-            self.close()
-            raise RuntimeError(f"the training process has died (exit code {code})") from error
+            stop(self._process, within_s=1.0)
+            self._pipe.close()
+            raise _Died(f"the training process has died (exit code {self._process.exitcode})") from error
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -294,7 +316,7 @@ class TrainingProcess:
         context = multiprocessing.get_context("spawn")
         self._pipe, its_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(its_end, *self._arguments), daemon=True, name="training")
-        self._process.start()
+        start_deaf(self._process)
         its_end.close()
 
 

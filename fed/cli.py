@@ -61,6 +61,7 @@ _Credentials = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.", show_default=False)
 ]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
+_Patience = Annotated[list[str] | None, typer.Option(metavar="NAME=SECONDS", hidden=True, show_default=False)]
 _Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say what rounds wait for, and which clients fail and why.")
 ]
@@ -126,6 +127,7 @@ def _server(
     overwrite: _Overwrite = False,
     resume: _Resume = None,
     json: _Json = False,
+    patience: _Patience = None,
 ) -> int:
     """Coordinate an experiment over real nodes, which dial in with fed client."""
     from fed.cli_nodes import server
@@ -151,6 +153,7 @@ def _server(
         overwrite=overwrite,
         resume=resume is not None,
         as_json=json,
+        patience=patience or (),
     )
 
 
@@ -182,6 +185,7 @@ def _client(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
+    patience: _Patience = None,
 ) -> int:
     """Train on this node what a server asks for; its data never leave it."""
     from fed.cli_nodes import client
@@ -195,6 +199,7 @@ def _client(
         allowed=allow or (),
         state=state,
         dry_run=dry_run,
+        patience=patience or (),
     )
 
 

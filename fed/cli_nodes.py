@@ -4,22 +4,26 @@ import ipaddress
 import signal
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from fed.cli_progress import Display, display, say_all
-from fed.cli_runs import folder, tell
+from fed.cli_runs import folder, summary_in, tell
 from fed.errors import InvalidInput
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
+    from fed.clients.node import NodePatience
     from fed.experiment import Experiment
+    from fed.server.node_service import Patience
 
 __all__ = ["client", "server"]
 
 _INTERRUPTED = 130
+_Patience = TypeVar("_Patience", "Patience", "NodePatience")
 
 
 def server(
@@ -33,11 +37,17 @@ def server(
     overwrite: bool,
     resume: bool,
     as_json: bool,
+    patience: Sequence[str] = (),
 ) -> int:
     """Coordinate an experiment over nodes that dial in, and say what came of it; the exit code."""
     from fed.credentials import ServerCredentials
+    from fed.runs import RunState, state_of
+    from fed.server.node_service import Patience
     from fed.simulations.deployment import serve
 
+    if resume and output is not None and state_of(output) is RunState.FINISHED:
+        tell(output, summary_in(output), as_json)
+        return 0
     _hold_to_loopback(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     shown = display()
@@ -54,6 +64,7 @@ def server(
                 min_nodes=min_nodes,
                 overwrite=overwrite,
                 resume=resume,
+                patience=_patience(Patience(), patience),
                 on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
                 on_round=_Shown(shown, experiment.rounds.make().count).round,
             )
@@ -89,9 +100,10 @@ def client(
     allowed: Sequence[str],
     state: Path | None,
     dry_run: bool,
+    patience: Sequence[str] = (),
 ) -> int:
     """Train what a server asks for on this node's data; the exit code."""
-    from fed.clients.node import EdgeNode
+    from fed.clients.node import EdgeNode, NodePatience
     from fed.clients.node_training import TrainingProcess
     from fed.credentials import NodeCredentials
     from fed.messages import client_id_of
@@ -117,7 +129,8 @@ def client(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     channel = loaded.for_grpc() if loaded else None
-    node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed)
+    waiting = _patience(NodePatience(), patience)
+    node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed, waiting)
     try:
         farewell = node.run(stopped=stopped)
     finally:
@@ -138,6 +151,18 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         "mean loss and accuracy.\nNothing else leaves, no sample among it. What a trained model tells of the samples "
         "is another matter: see docs/security.md."
     )
+
+
+def _patience(patience: _Patience, changes: Sequence[str]) -> _Patience:
+    """With other values: NAME=SECONDS."""
+    for change in changes:
+        name, _, value = change.partition("=")
+        try:
+            patience = replace(patience, **{name: float(value)})
+        except (TypeError, ValueError):
+            names = ", ".join(one.name for one in fields(patience))
+            raise InvalidInput(f"--patience must be NAME=SECONDS, of {names}, got {change!r}") from None
+    return patience
 
 
 def _hold_to_loopback(address: str, credentials: Path | None, insecure: bool, option: str) -> None:

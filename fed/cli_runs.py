@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fed.experiment import Experiment
     from fed.simulations.expectation import Expectation
 
-__all__ = ["batching", "compare", "folder", "resume", "simulate", "tell"]
+__all__ = ["batching", "compare", "folder", "resume", "simulate", "summary_in", "tell"]
 
 _RUNS = Path("runs")
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
@@ -42,7 +42,7 @@ def resume(directory: Path, *, verbose: bool, as_json: bool) -> int:
 
     run = RunFolder.existing(directory)
     if state_of(directory) is RunState.FINISHED:
-        tell(directory, _summary_in(directory), as_json)
+        tell(directory, summary_in(directory), as_json)
         return 0
     return _simulate(run.experiment(), directory, verbose, as_json, resume=True)
 
@@ -76,7 +76,7 @@ def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
         typer.echo(f"{_outcome(summary)}\n{directory}")
 
 
-def _summary_in(directory: Path) -> Mapping[str, Any]:
+def summary_in(directory: Path) -> Mapping[str, Any]:
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary
 

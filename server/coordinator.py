@@ -198,8 +198,12 @@ class Coordinator:
         gathering.raise_if_diverged()
 
     def dismiss(self, gathering: Gathering, *, are_late: bool) -> None:
-        """Count no more on the tasks that are open: they are late, or else have failed."""
+        """Count no more on the tasks that are open: they are late, or else have failed.
+
+        Answers that their clients know to be there are none of them.
+        """
         self.fleet.cancel(list(self.open))
+        self.gather(gathering, until=self.fleet.clock)
         gathering.late += len(self.open) if are_late else 0
         gathering.failed += 0 if are_late else len(self.open)
         self.open.clear()

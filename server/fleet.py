@@ -46,7 +46,7 @@ class Fleet(Protocol):
         ...
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these tasks, for which nobody waits any more."""
+        """Give no answers to these tasks, for which nobody waits any more, but those that are there already."""
         ...
 
     def state(self) -> Tree:

@@ -51,6 +51,7 @@ PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
 
 _log = logging.getLogger(__name__)
+_SAYS_EVERY_S = 30.0
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message", FromNode, Part)
 
@@ -153,7 +154,7 @@ class _Order:
     lease_until_s: float
     is_accepted: bool = False
     incoming: Incoming | None = None
-    deliveries: int = 0
+    deliveries: int = 0  # that were begun; one that was before the last, of a connection that was cut, has no say
     times_damaged: int = 0
 
 
@@ -212,6 +213,7 @@ class NodeService:
     _orders: dict[int, _Order] = field(default_factory=dict)
     _delivered: dict[int, tuple[int | str, str]] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
+    _full_since_s: float = -math.inf
     _calls: Counter[str] = field(default_factory=Counter)
     _lines: dict[object, _Allowance] = field(default_factory=dict)
     _planned: asyncio.Event = field(default_factory=asyncio.Event)
@@ -225,18 +227,19 @@ class NodeService:
 
     def examine(self, client: int | str, examination: Examination) -> bool:
         """Have a node score a model; False if it does not attend."""
-        is_told = self._tell(client, ToNode(examination=examination))
-        if is_told:
-            self._examined[client] = examination.id
-        return is_told
+        if not self._tell(client, ToNode(examination=examination)):
+            return False
+        self._examined[client] = examination.id
+        return True
 
-    def withdraw(self, tasks: Collection[int]) -> None:
-        """Wait for these no longer."""
-        for task in tasks:
-            order = self._orders.pop(task, None)
-            if order is not None:
-                self._drop(order)
-                self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
+    def withdraw(self, tasks: Collection[int]) -> list[int]:
+        """Wait for these no longer; those of them that had not arrived, and will not."""
+        withdrawn = [task for task in tasks if task in self._orders]
+        for task in withdrawn:
+            order = self._orders.pop(task)
+            self._drop(order)
+            self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
+        return withdrawn
 
     def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
         """From now on nodes that join get this plan."""
@@ -250,9 +253,14 @@ class NodeService:
 
     async def watch(self) -> None:
         """Fail tasks whose holders give no sign of life."""
+        every_s = self.patience.lease_s / 20
         while True:
-            await asyncio.sleep(self.patience.lease_s / 20)
+            began_s = time.monotonic()
+            await asyncio.sleep(every_s)
             now_s = time.monotonic()
+            if (frozen_s := now_s - began_s - every_s) > every_s:  # it is we who gave no sign of life, nor heard one
+                for order in self._orders.values():
+                    order.lease_until_s += frozen_s
             for order in [*self._orders.values()]:
                 if now_s > order.lease_until_s:
                     self._fail(order, f"it has given no sign of life for {self.patience.lease_s:g} s")
@@ -308,7 +316,7 @@ class NodeService:
         outbox = node.outbox
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
-        teller = asyncio.create_task(self._tell_all(context, caller, client, outbox, joining))
+        teller = asyncio.create_task(self._tell_all(context, caller, outbox))
         listener = asyncio.create_task(self._listen(context, caller, node))
         try:
             await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
@@ -318,13 +326,16 @@ class NodeService:
             ended = await asyncio.gather(teller, listener, return_exceptions=True)
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
+                self._examine_no_more(client)
                 _log.info("client %r is gone", client)
                 self.on_change()
-        for turned in ended:
-            if isinstance(turned, _TurnedAway):
-                if turned.code is grpc.StatusCode.PERMISSION_DENIED:
-                    self._fail_all(client, turned.reason)
-                raise turned
+        for problem in ended:
+            if isinstance(problem, _TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                if problem.code is grpc.StatusCode.PERMISSION_DENIED:
+                    self._fail_all(client, problem.reason)
+                raise problem
+            if isinstance(problem, Exception) and not isinstance(problem, _TurnedAway):
+                _log.warning("the connection of client %r has failed: %s", client, problem)
 
     async def _download(self, wanted: Wanted, context: Any, caller: _Caller) -> None:
         path = self.spool / f"{wanted.sha256}.out"
@@ -362,6 +373,10 @@ class NodeService:
             return self._refused(order, f"it came damaged {_TIMES_DAMAGED} times: {error}")
         except InvalidPayload as error:
             return self._refused(order, str(error))
+        except OSError as error:
+            self._say_full(error)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
+            raise AssertionError("an aborted call goes on") from None
 
     async def _received(self, context: Any, caller: _Caller, order: _Order, answer: Answer) -> Receipt:
         """What becomes of a delivery once it is known whose it is; what has come of it stays when it breaks off."""
@@ -377,7 +392,7 @@ class NodeService:
             part = await self._next(context, caller, Part)
             if self._orders.get(task) is not order:
                 return self._refusal(order.client, f"task {task} is not in flight any more")
-            if part is None or order.deliveries != delivery:
+            if part is None or order.deliveries != delivery or order.incoming is not incoming:
                 return Receipt(received_bytes=incoming.received_bytes)
             if not part.HasField("chunk"):
                 raise InvalidPayload("after the answer's header there must be chunks")
@@ -395,24 +410,10 @@ class NodeService:
         self.arrivals.put(Arrival(task, order.client, answer, incoming.path))
         return Receipt(accepted=True)
 
-    async def _tell_all(
-        self,
-        context: Any,
-        caller: _Caller,
-        client: int | str,
-        outbox: "asyncio.Queue[ToNode]",
-        joining: Joining,
-    ) -> None:
+    async def _tell_all(self, context: Any, caller: _Caller, outbox: "asyncio.Queue[ToNode]") -> None:
         await self._planned.wait()
         assert self.plan is not None
         await self._within(self.patience.silence_s, context.write(ToNode(plan=self.plan)))
-        held = {task.number for task in joining.held if task.start == self.start}
-        for task in joining.held:
-            if task.start != self.start or task.number not in self._orders:
-                await self._within(self.patience.silence_s, context.write(ToNode(withdrawal=Withdrawal(task=task))))
-        for number, order in self._orders.items():
-            if order.client == client and number not in held:
-                outbox.put_nowait(ToNode(assignment=order.assignment))
         self.on_change()
         while True:
             try:
@@ -536,10 +537,22 @@ class NodeService:
             raise _TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
         if node.outbox is not None:
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
+            self._examine_no_more(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()
+        held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
+            if task.start != self.start or task.number not in self._orders:
+                node.outbox.put_nowait(ToNode(withdrawal=Withdrawal(task=task)))
+        for number, order in self._orders.items():
+            if order.client == client and number not in held:
+                node.outbox.put_nowait(ToNode(assignment=order.assignment))
         return node
+
+    def _examine_no_more(self, client: int | str) -> None:
+        """A connection takes the examination that came over it along."""
+        if (examination := self._examined.pop(client, None)) is not None:
+            self.arrivals.put(Scores(id=examination, problem="its connection was lost"))
 
     def _reason_against(self, joining: Joining, *, is_named: bool) -> str | None:
         if joining.protocol != PROTOCOL:
@@ -573,6 +586,15 @@ class NodeService:
         if order.incoming is not None:
             order.incoming.path.unlink(missing_ok=True)
             order.incoming = None
+
+    def _say_full(self, error: OSError) -> None:
+        """Once a while: nodes try again until there is room."""
+        if time.monotonic() > self._full_since_s + _SAYS_EVERY_S:
+            reason = error.strerror or str(error)
+            _log.warning(
+                "%s cannot be written to (%s): make room there; nodes try again until then", self.spool, reason
+            )
+            self._full_since_s = time.monotonic()
 
     def _refusal(self, who: object, reason: str) -> Receipt:
         """Counted always, and logged unless the same sender fills the log."""

@@ -76,6 +76,9 @@ class NodeFleet:
         self._began_s = time.monotonic()
         self._members: dict[int | str, int] = {}
         self._open: dict[int, Task] = {}
+        self._ready: deque[Arrival] = deque()
+        self._keeps_checkpoints = True
+        self._is_closed = False
         self._kept: dict[int | str, tuple[int, int]] = {}
         self._durable: dict[int | str, tuple[int, int]] = {}
         self._history: deque[dict[int | str, tuple[int, int]]] = deque()
@@ -100,7 +103,15 @@ class NodeFleet:
         """How often something was refused."""
         return self._service.refused
 
-    def begin(self, plan: Plan, answer: Sequence[Tensor], *, reports_models: bool, asks_place: bool = False) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        answer: Sequence[Tensor],
+        *,
+        reports_models: bool,
+        asks_place: bool = False,
+        keeps_checkpoints: bool = True,
+    ) -> None:
         """Tell nodes what they will work for.
 
         Args:
@@ -108,7 +119,9 @@ class NodeFleet:
             answer: tensors like those of an answer.
             reports_models: whether clients answer trained models, in the model's type, rather than messages.
             asks_place: whether clients are told their numbers.
+            keeps_checkpoints: whether clients may have to go back to what they kept earlier.
         """
+        self._keeps_checkpoints = keeps_checkpoints
         self._message_size = None if reports_models else answer[0].numel()
         self._asks_place = asks_place
         self._call(self._service.make_known, plan, spec_of(answer))
@@ -166,9 +179,7 @@ class NodeFleet:
         replies, said_s = 0, time.monotonic()
         while self._open and (enough is None or replies < enough):
             left_s = until - self.clock
-            try:
-                arrival = self._arrivals.get(timeout=max(0.0, min(left_s, _LOOKS_EVERY_S)))
-            except Empty:
+            if not self._has_arrived(max(0.0, min(left_s, _LOOKS_EVERY_S))):
                 if left_s <= 0:
                     return
                 if time.monotonic() > said_s + _SAYS_EVERY_S:
@@ -176,20 +187,19 @@ class NodeFleet:
                     _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
                     said_s = time.monotonic()
                 continue
-            answer = self._taken(arrival) if isinstance(arrival, Arrival) else None
-            if answer is not None:
-                replies += isinstance(answer, GroupReply)
-                yield answer
+            answer = self._taken(self._ready.popleft())
+            replies += isinstance(answer, GroupReply)
+            yield answer
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these; their nodes are told."""
-        cancelled = [task for task in tasks if self._open.pop(task, None) is not None]
-        self._call(self._service.withdraw, cancelled)
+        """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
+        for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
+            self._open.pop(task)
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes or goes."""
         limit_s = self._began_s + until
-        while self._arrivals.empty():
+        while not self._has_arrived():
             if self._await_change(min(limit_s, time.monotonic() + _SAYS_EVERY_S)):
                 return True
             if time.monotonic() >= limit_s:
@@ -212,7 +222,6 @@ class NodeFleet:
             examination = Examination(id=self._examinations, payload=payload, kept_after=kept_after)
             asked += self._call(self._service.examine, client, examination)
         found: list[Scores] = []
-        kept_back = []
         until_s = time.monotonic() + limit_s
         while len(found) < asked and time.monotonic() < until_s:
             try:
@@ -220,11 +229,9 @@ class NodeFleet:
             except Empty:
                 continue
             if isinstance(arrival, Arrival):
-                kept_back.append(arrival)
+                self._ready.append(arrival)
             elif arrival.id == self._examinations:
                 found.append(arrival)
-        for arrival in kept_back:
-            self._arrivals.put(arrival)
         return found
 
     def state(self) -> Tree:
@@ -240,19 +247,35 @@ class NodeFleet:
         self._kept = {client: (start, number) for client, (start, number) in state["kept"].items()}
 
     def close(self, reason: str, *, is_final: bool) -> None:
-        """Send nodes home and listen no more."""
+        """Send nodes home and listen no more; again, nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._call(self._service.dismiss, reason, is_final=is_final)
         self._within_loop(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         for left in self._spool.iterdir():
             left.unlink(missing_ok=True)
+        self._spool.rmdir()
 
-    def _taken(self, arrival: Arrival) -> GroupReply | Failure | None:
-        task = self._open.pop(arrival.task, None)
-        if task is None:
-            if arrival.path is not None:
-                arrival.path.unlink(missing_ok=True)
-            return None
+    def _has_arrived(self, within_s: float = 0.0) -> bool:
+        """Whether the answer to an open task is there; nothing else that arrived is of interest any more."""
+        while True:
+            while self._ready and self._ready[0].task not in self._open:
+                gone = self._ready.popleft()
+                if gone.path is not None:
+                    gone.path.unlink(missing_ok=True)
+            if self._ready:
+                return True
+            try:
+                arrival = self._arrivals.get(timeout=within_s) if within_s else self._arrivals.get_nowait()
+            except Empty:
+                return False
+            if isinstance(arrival, Arrival):
+                self._ready.append(arrival)
+
+    def _taken(self, arrival: Arrival) -> GroupReply | Failure:
+        task = self._open.pop(arrival.task)
         if arrival.answer is None or arrival.path is None:
             problem = f"its training diverged: {arrival.problem}" if arrival.diverged else arrival.problem
             return Failure(task.id, task.round, task.client, problem)  # not as diverged: no node may end the run
@@ -266,6 +289,8 @@ class NodeFleet:
             _log.warning("refused %r: %s", task.client, reason)
             return Failure(task.id, task.round, task.client, f"its answer was refused: {reason}")
         self._kept[task.client] = self._start, task.id
+        if not self._keeps_checkpoints:
+            self._durable[task.client] = self._kept[task.client]
         message_M, weight = vector, answer.weight
         if self._message_size is None:
             message_M, weight = vector.double().sub_(task.vector_V), float(answer.samples)
@@ -292,7 +317,14 @@ class NodeFleet:
                 del self._payloads[digest]
                 (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"
-        payload = written(writing, tensors)
+        try:
+            payload = written(writing, tensors)
+        except OSError as error:
+            writing.unlink(missing_ok=True)
+            raise RunFailed(
+                f"{self._spool} cannot be written to ({error.strerror or error}): make room there that this process "
+                "may write to, then resume the run"
+            ) from None
         writing.replace(self._spool / f"{payload.sha256}.out")
         self._payloads[payload.sha256] = tensors, payload
         return payload

@@ -91,12 +91,12 @@ def serve(
     try:
         if on_listen is not None:
             on_listen(fleet.port)
-        return deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
-    except BaseException as error:
-        fleet.close(f"the server stops: {type(error).__name__}", is_final=False)
+        run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+    except BaseException:
+        fleet.close("the server stops for now", is_final=False)
         raise
-    finally:
-        fleet.close("the run is over", is_final=True)
+    fleet.close("the run is over", is_final=True)
+    return run
 
 
 class _Deployment:
@@ -169,6 +169,7 @@ class _Deployment:
             (example, first[1]),
             reports_models=sends_models(algorithm),
             asks_place="place" in algorithm.asks,
+            keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
         policy = self.experiment.rounds.make()
         federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from fed.child_processes import start_deaf, stop
 from fed.errors import FedError, RunFailed
 from fed.experiment import Experiment
-from fed.simulations.child_processes import start_deaf, stop
 from fed.simulations.expectation import Expectation
 from fed.simulations.outcomes import Record
 from fed.simulations.simulate import simulate

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
+from fed.child_processes import one_thread_each, start_deaf, stop
 from fed.errors import FedError, InvalidInput, RunFailed
-from fed.simulations.child_processes import one_thread_each, start_deaf, stop
 from fed.simulations.executor import Executor, Item, Make, Result, Work
 from fed.simulations.last_words import words_of_exit
 from fed.simulations.shared_memory import Parcel, SharedMemory, Slot
