@@ -6,6 +6,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,8 @@ def run_with(
             own = authority / "nodes" / name if authority else None
             does = honest if name != "mallory" else attack
             assert does is not None
-            threads.append(threading.Thread(target=work, args=(Wire(port, name, own), does), daemon=True))
+            node = partial(work, Wire(port, name, own), does, comes_back=does is honest)
+            threads.append(threading.Thread(target=node, daemon=True))
         if bystander is not None:
             threads.append(threading.Thread(target=bystander, args=(port,), daemon=True))
         for thread in threads:
