@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 _PROTOCOL = 1
 _MOST_WAITING = 100  # things that a server asks for before they are done
 _MOST_CLASSES = 1 << 24
+_MOST_CLIENTS = 1 << 20
 _TIMES_DAMAGED = 3
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
@@ -324,7 +325,9 @@ class EdgeNode:
     def _train(self, held: _Held) -> TaskDone | None:
         """What came of it; None if nobody wants it any more."""
         assignment = held.assignment
-        if not self._download(assignment.payload, held.path, self.training.spec, lambda: self._is_wanted(held)):
+        if not self._download(
+            assignment.payload, held.path, self._spec_of(assignment.payload), lambda: self._is_wanted(held)
+        ):
             held.path.unlink(missing_ok=True)
             return None
         if assignment.durable_after.start:
@@ -395,6 +398,15 @@ class EdgeNode:
                 if failures:
                     self._await_connection(failures, is_wanted)
         return False
+
+    def _spec_of(self, payload: Payload) -> list[TensorMessage]:
+        """What a task's tensors must be, as far as it can be known: what is broadcast may have a number a client."""
+        model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
+        if len(said) != len(broadcast):
+            return [*model, *broadcast]
+        most = max([_MOST_CLIENTS, *(part.numbers for part in model)])
+        fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
+        return [*model, *(said if all(fits) else broadcast)]
 
     def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
         """Before a transfer goes on: a pause, and until the server is there."""

@@ -148,7 +148,7 @@ class NodeTraining:
         self._work = Work(self._recipe, 0)
 
     def spec(self) -> list[tuple[str, int]]:
-        """The types and sizes of a task's tensors: the model's vector, its integers, then what is broadcast."""
+        """The types and sizes of a task's tensors: the model's vector, its integers, then broadcasts at first."""
         model = self._prepared.layout.shared.pack(self._prepared.module)
         return [(part.dtype, part.numbers) for part in spec_of([*model, *self._prepared.given().broadcast])]
 
