@@ -1,5 +1,6 @@
 """The generated code is that of the protocol, and no bytes crash what reads them."""
 
+import json
 import os
 import random
 import zlib
@@ -19,6 +20,7 @@ from fed import protocol_pb2
 from fed.clients.node import EdgeNode, NodePatience
 from fed.clients.node_training import Described
 from fed.errors import FedError
+from fed.experiment import Experiment
 from fed.messages import Reply, Task, refusal
 from fed.payloads import Incoming
 from fed.protocol_pb2 import (
@@ -41,6 +43,7 @@ from fed.protocol_pb2 import (
 )
 from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.server.node_service import NodeService, _TurnedAway
+from fed.simulations.deployment import _part_of_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS = 1_000_000
@@ -87,6 +90,22 @@ def test_the_generated_calls_are_those_of_the_protocol(tmp_path: Path) -> None:
 
 def _without_versions(code: str) -> list[str]:
     return [line for line in code.splitlines() if "GENERATED_VERSION" not in line]
+
+
+def test_the_documented_plan_is_what_nodes_get() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    said = page[page.index("```json") + 7 :]
+    experiment = Experiment(model={"kind": "logistic"})
+    assert json.loads(said[: said.index("```")]) == json.loads(json.dumps(_part_of_nodes(experiment)))
+
+
+def test_every_message_and_field_is_documented() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    for name, message in protocol_pb2.DESCRIPTOR.message_types_by_name.items():
+        if name in ("ToNode", "FromNode", "Part", "Tensor"):
+            continue
+        assert name in page
+        assert [field.name for field in message.fields if f"`{field.name}`" not in page] == []
 
 
 class Reader:
