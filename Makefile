@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare benchmark time test test-all lint format clean
+.PHONY: help compare benchmark time test test-all lint format protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,9 @@ lint: $(LINKED)  ## ruff and mypy
 format: $(LINKED)  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+protocol: $(LINKED)  ## generate the code of fed/protocol.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. fed/protocol.proto
 
 clean:  ## remove what was built and installed; runs stay
 	rm -rf .venv benchmarks/.venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,7 +17,8 @@ from fed import __version__
 from fed.clients.data import ClientId
 from fed.clients.node_training import Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
-from fed.errors import FedError, InvalidInput, InvalidPayload, RunFailed
+from fed.errors import DamagedPayload, FedError, InvalidInput, InvalidPayload, RunFailed
+from fed.messages import one_line
 from fed.payloads import Incoming, chunks
 from fed.protocol_pb2 import (
     Answer,
@@ -36,12 +37,18 @@ from fed.protocol_pb2 import (
     ToNode,
     Wanted,
 )
+from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.protocol_pb2_grpc import CoordinationStub
 
 __all__ = ["EdgeNode", "NodePatience"]
 
 _log = logging.getLogger(__name__)
 _PROTOCOL = 1
+_MOST_WAITING = 100  # things that a server asks for before they are done
+_MOST_CLASSES = 1 << 24
+_MOST_CLIENTS = 1 << 20
+_TIMES_DAMAGED = 3
+_SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
 _OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.initial_reconnect_backoff_ms", 200))
 
@@ -233,7 +240,18 @@ class EdgeNode:
                 said_s = now_s
 
     def _take(self, message: ToNode) -> None:
-        if message.HasField("plan"):
+        if self._work.qsize() >= _MOST_WAITING:
+            self._problem = RunFailed(
+                f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
+                "that you trust?"
+            )
+        elif message.HasField("plan"):
+            if not _SHORTEST_S <= message.plan.heartbeat_s <= _LONGEST_S:
+                self._problem = RunFailed(
+                    f"{self.server} asks for a sign of life every {message.plan.heartbeat_s} s, which must be "
+                    f"{_SHORTEST_S} to {_LONGEST_S} s"
+                )
+                return
             self._heartbeat_s = message.plan.heartbeat_s
             self._connected.set()
             self._work.put(message.plan)
@@ -245,13 +263,18 @@ class EdgeNode:
         elif message.HasField("examination"):
             self._work.put(_Asked(message.examination, self._outbox))
         elif message.HasField("farewell") and message.farewell.is_final:
-            self._farewell = message.farewell.reason or "the server needs no more"
+            self._farewell = one_line(message.farewell.reason) or "the server needs no more"
 
     def _prepare(self, plan: Plan) -> None:
-        try:
-            self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
-        except (FedError, RuntimeError) as error:
-            self._problem = error if isinstance(error, FedError) else RunFailed(str(error))
+        described = self._described
+        assert described is not None
+        said = plan.signature
+        if (tuple(said.input_shape), said.input_dtype) != (
+            described.input_shape,
+            described.input_dtype,
+        ) or not described.classes <= said.classes <= _MOST_CLASSES:
+            raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
+        self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
 
     def _accept(self, assignment: Assignment) -> None:
         key = _key_of(assignment.task)
@@ -273,7 +296,10 @@ class EdgeNode:
                 else:
                     self._do(item)
             except (FedError, OSError) as error:
-                self._have_failed(item, _sentence(error, self.folder))
+                if isinstance(item, Plan) and isinstance(error, InvalidInput):
+                    self._problem = type(error)(one_line(str(error).replace("\n", "; ")))
+                else:
+                    self._have_failed(item, _sentence(error, self.folder))
             except Exception as error:  # whatever it is, the next task may go well
                 _log.exception("a task failed")
                 self._have_failed(item, f"{type(error).__name__}: {error}")
@@ -281,6 +307,8 @@ class EdgeNode:
     def _have_failed(self, item: "_Held | Plan | _Asked", reason: str) -> None:
         if isinstance(item, _Held):
             self._give_up(item, reason)
+        elif isinstance(item, Plan):
+            self._problem = RunFailed(one_line(reason.replace("\n", "; ")))
 
     def _do(self, held: _Held) -> None:
         """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
@@ -297,7 +325,9 @@ class EdgeNode:
     def _train(self, held: _Held) -> TaskDone | None:
         """What came of it; None if nobody wants it any more."""
         assignment = held.assignment
-        if not self._download(assignment.payload, held.path, lambda: self._is_wanted(held)):
+        if not self._download(
+            assignment.payload, held.path, self._spec_of(assignment.payload), lambda: self._is_wanted(held)
+        ):
             held.path.unlink(missing_ok=True)
             return None
         if assignment.durable_after.start:
@@ -322,7 +352,7 @@ class EdgeNode:
         path = self.folder / f"{self._mark}-scores-{examination.id}"
         scores = Scores(id=examination.id, problem="it was asked for no longer")
         try:
-            if self._download(examination.payload, path, lambda: self._outbox is outbox):
+            if self._download(examination.payload, path, self.training.spec[:2], lambda: self._outbox is outbox):
                 kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
                 found = self.training.score(examination.payload.SerializeToString(), path, kept_after)
                 scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
@@ -333,10 +363,13 @@ class EdgeNode:
             path.unlink(missing_ok=True)
         outbox.put(FromNode(scores=scores))
 
-    def _download(self, payload: Payload, path: Path, is_wanted: Callable[[], bool]) -> bool:
+    def _download(
+        self, payload: Payload, path: Path, spec: Sequence[TensorMessage], is_wanted: Callable[[], bool]
+    ) -> bool:
         """Fetch a file, however often the connection breaks; False if nobody wants it any more."""
-        incoming, failures = Incoming(path, payload), 0
+        incoming, failures, times_damaged = Incoming(path, payload, spec), 0, 0
         while is_wanted() and not self._over.is_set():
+            before_bytes = incoming.received_bytes
             try:
                 if not incoming.is_complete:
                     wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
@@ -346,9 +379,12 @@ class EdgeNode:
                 if incoming.is_complete:
                     incoming.check()
                     return True
-            except InvalidPayload as error:
+            except DamagedPayload as error:
+                times_damaged += 1
+                if times_damaged == _TIMES_DAMAGED:
+                    raise
                 _log.warning("a download was damaged (%s); it begins anew", error)
-                incoming = Incoming(path, payload)
+                incoming = Incoming(path, payload, spec)
             except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
                 if _is_gone(error):
                     raise RunFailed("the server has no such payload any more") from None
@@ -357,7 +393,20 @@ class EdgeNode:
                 )
                 failures += 1
                 self._await_connection(failures, is_wanted)
+            else:
+                failures = failures + 1 if incoming.received_bytes == before_bytes else 0
+                if failures:
+                    self._await_connection(failures, is_wanted)
         return False
+
+    def _spec_of(self, payload: Payload) -> list[TensorMessage]:
+        """What a task's tensors must be, as far as it can be known: what is broadcast may have a number a client."""
+        model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
+        if len(said) != len(broadcast):
+            return [*model, *broadcast]
+        most = max([_MOST_CLIENTS, *(part.numbers for part in model)])
+        fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
+        return [*model, *(said if all(fits) else broadcast)]
 
     def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
         """Before a transfer goes on: a pause, and until the server is there."""
@@ -393,10 +442,18 @@ class EdgeNode:
                 self.tasks_done += 1
                 return
             if receipt.reason:
-                _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, receipt.reason)
+                reason = one_line(receipt.reason)
+                _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
                 self._let_go(held)
                 return
-            offset, failures = receipt.received_bytes, 0
+            if receipt.received_bytes > payload.size_bytes:
+                raise InvalidPayload(
+                    f"the server has {receipt.received_bytes} of {payload.size_bytes} bytes of an answer, as it says"
+                )
+            failures = failures + 1 if receipt.received_bytes <= offset else 0
+            offset = receipt.received_bytes
+            if failures:
+                self._await_connection(failures, lambda: self._is_wanted(held))
         held.path.unlink(missing_ok=True)
 
     def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
@@ -417,7 +474,7 @@ class EdgeNode:
 
     def _hold_to_authority(self, error: grpc.RpcError) -> None:
         """What no patience mends ends the node."""
-        code, words = error.code(), error.details() or ""
+        code, words = error.code(), one_line(error.details() or "")
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
             self._problem = RunFailed(f"{self.server} refuses this node: {words}")
         elif "CERTIFICATE_VERIFY_FAILED" in words or "not match" in words:
@@ -453,5 +510,5 @@ def _is_gone(error: Exception) -> bool:
 
 def _words_of(error: Exception) -> str:
     if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower().replace('_', ' ')}: {error.details()}"
+        return f"{error.code().name.lower().replace('_', ' ')}: {one_line(error.details() or '')}"
     return str(error)

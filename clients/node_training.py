@@ -25,8 +25,9 @@ from fed.clients.work import Work
 from fed.errors import FedError, InvalidData, InvalidExperiment, RunFailed
 from fed.experiment import Experiment
 from fed.node_data import NodeData
-from fed.payloads import read, written
+from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Payload, Signature
+from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.randomness import Streams
 
 __all__ = [
@@ -41,6 +42,9 @@ __all__ = [
     "hold_to_allowed",
     "samples_of",
 ]
+
+_MOST_LETTERS = 1 << 20
+_OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
 
 
 class Described(NamedTuple):
@@ -159,6 +163,11 @@ class NodeTraining:
         """Whether the client goes on with what it kept after an earlier task."""
         return bool(self._prepared.given().client_state) or self._recipe.keeps_own
 
+    def spec(self) -> list[tuple[str, int]]:
+        """The types and sizes of a task's tensors: the model's vector, its integers, then broadcasts at first."""
+        model = self._prepared.layout.shared.pack(self._prepared.module)
+        return [(part.dtype, part.numbers) for part in spec_of([*model, *self._prepared.given().broadcast])]
+
     def train(self, order: Order) -> TaskDone:
         """Do a task; the answer takes the place of the file that came with it."""
         vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
@@ -217,7 +226,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 assert pair is not None
                 experiment, signature = arguments
                 training = NodeTraining(client, pair, experiment, Signature.FromString(signature), folder)
-                answer = None
+                answer = training.spec()
             else:
                 assert training is not None
                 answer = getattr(training, what)(*arguments)
@@ -257,6 +266,9 @@ def forget_before(folder: Path, name: str) -> None:
 class TrainingProcess:
     """The node's handle of its training process; if that dies, the next question starts another.
 
+    Attributes:
+        spec: what the tensors of a task must be, once it is prepared.
+
     Args:
         client: the node's id.
         description: of its data.
@@ -269,6 +281,7 @@ class TrainingProcess:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._prepared: tuple[Any, bytes] | None = None
+        self.spec: list[TensorMessage] = []
         self._is_closed = False
 
     def describe(self) -> Described:
@@ -281,7 +294,8 @@ class TrainingProcess:
         wanted = experiment, signature.SerializeToString()
         if self._prepared != wanted:
             self._prepared = None
-            self._ask("prepare", *wanted)
+            spec = self._ask("prepare", *wanted)
+            self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in spec]
             self._prepared = wanted
 
     def train(self, order: Order) -> TaskDone:
@@ -348,11 +362,18 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
     Raises:
         InvalidExperiment: if it does, or is no experiment.
     """
+    if len(plan) > _MOST_LETTERS:
+        raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
     try:
         keys = json.loads(plan)
-    except json.JSONDecodeError as error:
-        raise InvalidExperiment(f"the server's plan must be JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
+    if others := sorted(keys.keys() - _OF_NODES - {"data"}) or (["data"] if keys.get("data") is not None else []):
+        raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)
-    return Experiment(**keys)
+    try:
+        return Experiment(**keys)
+    except RecursionError:
+        raise InvalidExperiment("the server's plan has too many levels") from None

@@ -12,6 +12,7 @@
     │   ├── InvalidCredentials  keys, certificates or a roster that cannot be used, made or kept
     │   └── OutputExists        a folder that would be overwritten
     ├── InvalidPayload          what came over the wire is not what was said or asked for
+    │   └── DamagedPayload      its bytes are not those that were sent, which may be sent again
     └── RunFailed               a run that had begun could not go on; the command line exits with 1
         ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
         └── Diverged            a client's loss or update is no longer finite
@@ -21,6 +22,7 @@ from typing import ClassVar
 
 __all__ = [
     "CheckpointFailed",
+    "DamagedPayload",
     "Diverged",
     "FedError",
     "InvalidCheckpoint",
@@ -78,6 +80,10 @@ class OutputExists(InvalidInput):
 
 class InvalidPayload(FedError):
     """What came over the wire is not what was said or asked for."""
+
+
+class DamagedPayload(InvalidPayload):
+    """What came over the wire is not what was sent; it may be sent again."""
 
 
 class RunFailed(FedError):

@@ -13,11 +13,25 @@ from torch import Tensor
 
 from fed.reduction import WeightedMean
 
-__all__ = ["EdgeReply", "Failure", "GroupReply", "Reply", "Task", "client_id_of", "refusal"]
+__all__ = [
+    "MOST_SAMPLES",
+    "EdgeReply",
+    "Failure",
+    "GroupReply",
+    "Reply",
+    "Task",
+    "client_id_of",
+    "one_line",
+    "refusal",
+    "refusal_of_numbers",
+]
 
 # Far above what any model holds, and so low that their product fits into a mean of replies.
 _LARGEST = 1e200
-_MOST_SAMPLES = 2**53
+_MOST_WORDS = 500
+
+MOST_SAMPLES = 2**53
+"""That a client may hold: beyond it float64 does not count one by one."""
 
 
 class Task(NamedTuple):
@@ -166,16 +180,31 @@ def refusal(reply: Reply, task: Task | None, weight: float = 1.0, *, message_siz
     ):
         if got.shape != shape or got.dtype != dtype:
             return f"the {name} must be {dtype} {tuple(shape)}, got {got.dtype} {tuple(got.shape)}"
-    if type(reply.samples) is not int or not 1 <= reply.samples <= _MOST_SAMPLES:
-        return f"samples must be a whole number from 1 to 2^53, got {reply.samples!r}"
-    if not 0 < weight <= _LARGEST:
-        return f"the weight must be positive and at most {_LARGEST:.0e}, got {weight}"
-    if not math.isfinite(reply.train_loss):
-        return f"the training loss must be finite, got {reply.train_loss}"
+    if reason := refusal_of_numbers(reply.samples, weight, reply.train_loss):
+        return reason
+    if not reply.vector_V.numel():
+        return None
     lowest, highest = torch.aminmax(reply.vector_V)  # both are NaN where one number is
     largest = max(-float(lowest), float(highest))
     if not largest <= _LARGEST:
         return f"the vector must be finite and within ±{_LARGEST:.0e}, got {largest}"
+    return None
+
+
+def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | None:
+    """Why a reply must not count for what it says beside its tensors, or None if it may.
+
+    Args:
+        samples: how many the client holds.
+        weight: of it in the mean.
+        train_loss: mean over the samples trained on.
+    """
+    if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
+        return f"samples must be a whole number from 1 to 2^53, got {samples!r}"
+    if not 0 < weight <= _LARGEST:
+        return f"the weight must be positive and at most {_LARGEST:.0e}, got {weight}"
+    if not math.isfinite(train_loss):
+        return f"the training loss must be finite, got {train_loss}"
     return None
 
 
@@ -187,3 +216,13 @@ def client_id_of(name: str) -> int | str:
         (7, '007', 'ann')
     """
     return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name
+
+
+def one_line(text: str) -> str:
+    r"""What somebody else has written, for a log or a terminal: one line of at most 500 characters, all printable.
+
+    Example:
+        >>> one_line("all is well\n\x1b[31mrefused 'ann'")
+        "all is well??[31mrefused 'ann'"
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:_MOST_WORDS])

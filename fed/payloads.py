@@ -1,6 +1,7 @@
 """Tensors on their way: a file of plain numbers, in chunks with a checksum each, and whole when its hash says so."""
 
 import hashlib
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fed.errors import InvalidPayload
+from fed.errors import DamagedPayload, InvalidPayload
 from fed.protocol_pb2 import Chunk, Payload
 from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.tree_coding import bytes_of
 
-__all__ = ["CHUNK_BYTES", "Incoming", "chunks", "read", "size_of", "spec_of", "written"]
+__all__ = ["CHUNK_BYTES", "SHA256", "Incoming", "chunks", "read", "size_of", "spec_of", "written"]
 
 CHUNK_BYTES = 1 << 20
 _DTYPES = {
@@ -23,7 +24,11 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "int64": torch.int64,
 }
-_LONGEST_HASH = 64
+_MOST_TENSORS = 1000
+_LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
+
+SHA256 = re.compile("[0-9a-f]{64}")
+"""How a hash is written, by which a payload is named."""
 
 
 def spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
@@ -102,13 +107,15 @@ class Incoming:
     """
 
     def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
-        said = [(part.dtype, part.numbers) for part in payload.tensors]
+        said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
         if spec is not None and said != (asked := [(part.dtype, part.numbers) for part in spec]):
-            raise InvalidPayload(f"the tensors must be {asked}, got {said[:4]}")
+            raise InvalidPayload(f"the tensors must be {asked[:4]}, got {said[:4]}")
+        if len(payload.tensors) > _MOST_TENSORS:
+            raise InvalidPayload(f"there may be {_MOST_TENSORS} tensors at most, got {len(payload.tensors)}")
         if (size_bytes := size_of(payload.tensors)) != payload.size_bytes:
             raise InvalidPayload(f"the tensors take {size_bytes} bytes, got {payload.size_bytes}")
-        if len(payload.sha256) != _LONGEST_HASH:
-            raise InvalidPayload(f"sha256 must have {_LONGEST_HASH} digits, got {len(payload.sha256)}")
+        if not SHA256.fullmatch(payload.sha256):
+            raise InvalidPayload(f"sha256 must be 64 hexadecimal digits, got {payload.sha256[:70]!r}")
         self.path = path
         self.payload = payload
         self.received_bytes = 0
@@ -119,15 +126,17 @@ class Incoming:
         """The next chunk.
 
         Raises:
-            InvalidPayload: if it was damaged, or there is more than was said; what was there stays.
+            DamagedPayload: if it is not what was sent; what was there stays.
+            InvalidPayload: if it is too small, or there is more than was said.
             OSError: if the disk is full.
         """
         if zlib.crc32(chunk.data) != chunk.crc32:
-            raise InvalidPayload("a chunk was damaged on its way")
-        if not 0 < len(chunk.data) <= min(CHUNK_BYTES, self.payload.size_bytes - self.received_bytes):
+            raise DamagedPayload("a chunk was damaged on its way")
+        left_bytes = self.payload.size_bytes - self.received_bytes
+        if not min(_LEAST_BYTES, max(left_bytes, 1)) <= len(chunk.data) <= min(CHUNK_BYTES, left_bytes):
             raise InvalidPayload(
-                f"a chunk must have at most {CHUNK_BYTES} bytes, and all together {self.payload.size_bytes}, got "
-                f"{len(chunk.data)} after {self.received_bytes}"
+                f"a chunk must have {_LEAST_BYTES} to {CHUNK_BYTES} bytes or be the last, and all together "
+                f"{self.payload.size_bytes}, got {len(chunk.data)} after {self.received_bytes}"
             )
         with self.path.open("r+b") as file:
             file.seek(self.received_bytes)
@@ -144,7 +153,7 @@ class Incoming:
         """Hold the whole to its hash.
 
         Raises:
-            InvalidPayload: if it is another; all of it has to be sent again.
+            DamagedPayload: if it is another; all of it has to be sent again.
         """
         if self._digest.hexdigest() != self.payload.sha256:
-            raise InvalidPayload("the whole has another hash than was said")
+            raise DamagedPayload("the whole has another hash than was said")

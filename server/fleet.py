@@ -79,7 +79,15 @@ class RealFleet(Fleet, Protocol):
         """How often something was refused."""
         ...
 
-    def begin(self, plan: "Plan", answer: Sequence[Tensor], *, reports_models: bool, asks_place: bool = False) -> None:
+    def begin(
+        self,
+        plan: "Plan",
+        answer: Sequence[Tensor],
+        *,
+        reports_models: bool,
+        asks_place: bool = False,
+        keeps_checkpoints: bool = True,
+    ) -> None:
         """Tell nodes what they will work for.
 
         Args:
@@ -87,6 +95,7 @@ class RealFleet(Fleet, Protocol):
             answer: tensors like those of an answer.
             reports_models: whether clients answer trained models, in the model's type, rather than messages.
             asks_place: whether clients are told their numbers.
+            keeps_checkpoints: whether the run may go on from an earlier state.
         """
         ...
 

@@ -111,7 +111,15 @@ class FlowerFleet:
         """Seconds since the run began, those in which there was no server left out."""
         return time.monotonic() - self._began_s
 
-    def begin(self, plan: Plan, answer: Sequence[Tensor], *, reports_models: bool, asks_place: bool = False) -> None:
+    def begin(
+        self,
+        plan: Plan,
+        answer: Sequence[Tensor],
+        *,
+        reports_models: bool,
+        asks_place: bool = False,
+        keeps_checkpoints: bool = True,
+    ) -> None:
         """What nodes will work for.
 
         Args:
@@ -119,7 +127,9 @@ class FlowerFleet:
             answer: tensors like those of an answer.
             reports_models: whether clients answer trained models, in the model's type, rather than messages.
             asks_place: whether clients are told their numbers.
+            keeps_checkpoints: whether the run may go on from an earlier state.
         """
+        self._keeps_checkpoints = keeps_checkpoints
         self._signature = plan.signature
         self._message_size = None if reports_models else answer[0].numel()
         self._asks_place = asks_place
@@ -397,7 +407,7 @@ class FlowerFleet:
         if isinstance(answer, str):
             raise InvalidPayload(answer)
         self._close(task.id)
-        self._kept.count(task.client, (self._start, task.id))
+        self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
         self._answers.append(answer)
 
     def _undone(self, sent: _Sent, code: int, reason: str) -> None:

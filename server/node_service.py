@@ -6,22 +6,27 @@ All of it runs in one event loop; a fleet in another thread hands it assignments
 import asyncio
 import logging
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fed.credentials import peer_of
-from fed.errors import InvalidPayload
-from fed.messages import client_id_of
-from fed.payloads import Incoming, chunks
+from fed.errors import DamagedPayload, InvalidPayload
+from fed.messages import MOST_SAMPLES, client_id_of, one_line, refusal_of_numbers
+from fed.payloads import CHUNK_BYTES, SHA256, Incoming, chunks
 from fed.protocol_pb2 import (
     Answer,
     Assignment,
+    Chunk,
     Examination,
     Failed,
     Farewell,
@@ -32,6 +37,7 @@ from fed.protocol_pb2 import (
     Plan,
     Receipt,
     Scores,
+    Signature,
     TaskId,
     ToNode,
     Wanted,
@@ -39,7 +45,7 @@ from fed.protocol_pb2 import (
 )
 from fed.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience"]
+__all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience", "handler_of"]
 
 PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
@@ -47,6 +53,21 @@ PROTOCOL = 1
 _log = logging.getLogger(__name__)
 _SAYS_EVERY_S = 30.0
 _Result = TypeVar("_Result")
+_Message = TypeVar("_Message", FromNode, Part)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}
+_MOST_HELD = 1000
+_MOST_DIMENSIONS = 16
+_MOST_INPUT_NUMBERS = 1 << 28
+_MOST_CLASSES = 1 << 24
+_MOST_NODES = 100_000
+_MOST_DELIVERED = 10_000  # that are remembered, so that one sent twice is known
+_CALLS_AT_ONCE = 8
+_TIMES_DAMAGED = 3
+_UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
+_LINES = 20  # of the log for a sender at once, and then one in ten seconds
+_MOST_SENDERS = 1000  # that are told apart in that
 
 
 @dataclass(frozen=True)
@@ -66,6 +87,47 @@ class Patience:
     stall_s: float = 30.0
 
 
+class _Allowance:
+    """How often something may be done: so many times at once, and again as time passes."""
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most = self._left = most
+        self._per_s = per_s
+        self._since_s = time.monotonic()
+        self.denied = 0
+
+    def spend(self) -> bool:
+        """Whether it may be done once more; if not, how often is in ``denied`` until somebody resets it."""
+        now_s = time.monotonic()
+        self._left = min(self._most, self._left + self._per_s * (now_s - self._since_s))
+        self._since_s = now_s
+        if self._left < 1:
+            self.denied += 1
+            return False
+        self._left -= 1
+        return True
+
+
+class _Caller(NamedTuple):
+    """Whose call it is: by its certificate, or where there are none a name that any call may claim."""
+
+    name: str | None = None
+    certificate_pem: bytes = b""
+
+    @property
+    def client(self) -> int | str | None:
+        return None if self.name is None else client_id_of(self.name)
+
+
+class _TurnedAway(Exception):
+    """A call that is ended because of what its caller says or is."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
 @dataclass
 class Node:
     """A node that has joined in this run.
@@ -73,11 +135,13 @@ class Node:
     Args:
         client: its id.
         samples: that it trains on.
+        unasked: how much it may say unasked.
         outbox: what is to be told it; None while it does not attend.
     """
 
     client: int | str
     samples: int
+    unasked: _Allowance
     outbox: "asyncio.Queue[ToNode] | None" = None
 
 
@@ -90,7 +154,8 @@ class _Order:
     lease_until_s: float
     is_accepted: bool = False
     incoming: Incoming | None = None
-    delivery: object = None  # the call that brings it; an earlier one, of a connection that was cut, has no say
+    deliveries: int = 0  # that were begun; one that was before the last, of a connection that was cut, has no say
+    times_damaged: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,9 +211,11 @@ class NodeService:
     nodes: dict[int | str, Node] = field(default_factory=dict)
     refused: int = 0
     _orders: dict[int, _Order] = field(default_factory=dict)
-    _delivered: dict[int, str] = field(default_factory=dict)
+    _delivered: dict[int, tuple[int | str, str]] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
     _full_since_s: float = -math.inf
+    _calls: Counter[str] = field(default_factory=Counter)
+    _lines: dict[object, _Allowance] = field(default_factory=dict)
     _planned: asyncio.Event = field(default_factory=asyncio.Event)
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
@@ -194,144 +261,280 @@ class NodeService:
             if (frozen_s := now_s - began_s - every_s) > every_s:  # it is we who gave no sign of life, nor heard one
                 for order in self._orders.values():
                     order.lease_until_s += frozen_s
-            for task, order in [*self._orders.items()]:
+            for order in [*self._orders.values()]:
                 if now_s > order.lease_until_s:
-                    del self._orders[task]
-                    self._drop(order)
-                    silence = f"it has given no sign of life for {self.patience.lease_s:g} s"
-                    self.arrivals.put(Arrival(task, order.client, problem=silence))
+                    self._fail(order, f"it has given no sign of life for {self.patience.lease_s:g} s")
                     self._tell(order.client, ToNode(withdrawal=Withdrawal(task=order.assignment.task)))
 
     async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802  # as the protocol names it
         """A node's stream, for as long as it lasts."""
-        name = await self._name_of(context)
-        message = await self._first(context)
-        if not isinstance(message, FromNode) or not message.HasField("joining"):
-            await self._refuse(context, name, "a stream must begin with the node's joining")
+        await self._answered(context, self._attend)
+
+    async def Download(self, wanted: Wanted, context: Any) -> None:  # noqa: N802
+        """A file of ours from an offset, by its hash."""
+        await self._answered(context, partial(self._download, wanted))
+
+    async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
+        """An answer's file, from the offset that its sender says."""
+        return await self._answered(context, self._deliver)
+
+    async def _answered(self, context: Any, serve: Callable[[Any, _Caller], Awaitable[_Result]]) -> _Result:
+        """One call, in its caller's name; who may not make it, or does not keep to the protocol, is turned away."""
+        caller = _Caller()
+        try:
+            if self.admits is None:
+                return await serve(context, caller)
+            peer = peer_of(context)
+            if peer is None:
+                raise _TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a node must show its certificate")
+            caller = _Caller(*peer)
+            self._hold_to_roster(caller)
+            if self._calls[peer[0]] >= _CALLS_AT_ONCE:
+                raise _TurnedAway(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED, f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
+                )
+            self._calls[peer[0]] += 1
+            try:
+                return await serve(context, caller)
+            finally:
+                self._calls[peer[0]] -= 1
+        except _TurnedAway as turned:
+            self._refusal(caller.name if caller.name is not None else context.peer(), turned.reason)
+            await context.abort(turned.code, turned.reason)
+            raise AssertionError("an aborted call goes on") from None
+
+    async def _attend(self, context: Any, caller: _Caller) -> None:
+        message = await self._next(context, caller, FromNode)
+        if message is None or not message.HasField("joining"):
+            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
         joining = message.joining
-        client = client_id_of(name or joining.name)
-        if reason := self._reason_against(joining):
+        client = client_id_of(joining.name) if caller.client is None else caller.client
+        if reason := self._reason_against(joining, is_named=caller.name is not None):
             await context.write(ToNode(farewell=Farewell(reason=reason, is_final=True)))
-            await self._refuse(context, client, reason)
+            raise _TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         node = self._joined(client, joining)
         outbox = node.outbox
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
+        teller = asyncio.create_task(self._tell_all(context, caller, outbox))
+        listener = asyncio.create_task(self._listen(context, caller, node))
         try:
-            teller = asyncio.create_task(self._tell_all(context, outbox))
-            listener = asyncio.create_task(self._listen(context, client))
-            _, pending = await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            for ended in await asyncio.gather(teller, listener, return_exceptions=True):
-                if isinstance(ended, Exception) and not isinstance(ended, TimeoutError):
-                    _log.warning("the connection of client %r has failed: %s", client, ended)
+            await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            teller.cancel()
+            listener.cancel()
+            ended = await asyncio.gather(teller, listener, return_exceptions=True)
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
                 self._examine_no_more(client)
                 _log.info("client %r is gone", client)
                 self.on_change()
+        for problem in ended:
+            if isinstance(problem, _TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                if problem.code is grpc.StatusCode.PERMISSION_DENIED:
+                    self._fail_all(client, problem.reason)
+                raise problem
+            if isinstance(problem, Exception) and not isinstance(problem, _TurnedAway):
+                _log.warning("the connection of client %r has failed: %s", client, problem)
 
-    async def Download(self, wanted: Wanted, context: Any) -> None:  # noqa: N802
-        """A file of ours from an offset, by its hash."""
-        await self._name_of(context)
+    async def _download(self, wanted: Wanted, context: Any, caller: _Caller) -> None:
         path = self.spool / f"{wanted.sha256}.out"
-        if not wanted.sha256.isalnum() or not path.is_file():
+        if not SHA256.fullmatch(wanted.sha256):
+            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
+        if not path.is_file():
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
-        try:
-            for chunk in chunks(path, wanted.offset):
-                await _within(self.patience.stall_s, context.write(chunk))
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was taken for too long")
+        if wanted.offset > (size_bytes := path.stat().st_size):
+            reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
+            raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
+        for chunk in chunks(path, wanted.offset):
+            self._hold_to_roster(caller)
+            await self._within(self.patience.stall_s, context.write(chunk))
 
-    async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
-        """An answer's file, from the offset that its sender says."""
-        name = await self._name_of(context)
-        first = await self._first(context)
-        if not isinstance(first, Part) or not first.HasField("answer"):
-            return Receipt(reason="a delivery must begin with the answer's header")
+    async def _deliver(self, context: Any, caller: _Caller) -> Receipt:
+        first = await self._next(context, caller, Part)
+        if first is None or not first.HasField("answer"):
+            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
         answer = first.answer
         task = answer.task.number
-        if self._delivered.get(task) == answer.payload.sha256 and answer.task.start == self.start:
-            return Receipt(accepted=True)
         order = self._orders.get(task) if answer.task.start == self.start else None
-        if order is None or (name is not None and order.client != client_id_of(name)):
-            return self._refusal(name, f"task {task} is not in flight for it")
+        client = order.client if caller.client is None and order is not None else caller.client
+        if order is None or order.client != client:
+            delivered = self._delivered.get(task) if answer.task.start == self.start else None
+            if delivered is not None and delivered == (client or delivered[0], answer.payload.sha256):
+                return Receipt(accepted=True)
+            return self._refusal(caller.name or context.peer(), f"task {task} is not in flight for it")
         try:
-            incoming = self._incoming(order, answer)
-            if answer.offset != incoming.received_bytes:
-                return Receipt(received_bytes=incoming.received_bytes)
-            delivery = order.delivery = object()
-            while not incoming.is_complete:
-                part = await _within(self.patience.stall_s, context.read())
-                if self._orders.get(task) is not order:
-                    return self._refusal(order.client, f"task {task} is not in flight any more")
-                is_chunk = isinstance(part, Part) and part.HasField("chunk")
-                if not is_chunk or order.delivery is not delivery or order.incoming is not incoming:
-                    return Receipt(received_bytes=incoming.received_bytes)
-                incoming.add(part.chunk)
-                order.lease_until_s = time.monotonic() + self.patience.lease_s
-            incoming.check()
+            return await self._received(context, caller, order, answer)
+        except DamagedPayload as error:
+            self._refusal(order.client, str(error))
+            order.times_damaged += 1
+            if order.times_damaged < _TIMES_DAMAGED:
+                return Receipt(received_bytes=order.incoming.received_bytes if order.incoming else 0)
+            return self._refused(order, f"it came damaged {_TIMES_DAMAGED} times: {error}")
         except InvalidPayload as error:
-            self._drop(order)
-            return self._refusal(order.client, str(error))
-        except TimeoutError:
-            return Receipt(received_bytes=incoming.received_bytes)
+            return self._refused(order, str(error))
         except OSError as error:
             self._say_full(error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
+            raise AssertionError("an aborted call goes on") from None
+
+    async def _received(self, context: Any, caller: _Caller, order: _Order, answer: Answer) -> Receipt:
+        """What becomes of a delivery once it is known whose it is; what has come of it stays when it breaks off."""
+        task = answer.task.number
+        if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
+            raise InvalidPayload(reason)
+        incoming = self._incoming(order, answer)
+        if answer.offset != incoming.received_bytes:
+            return Receipt(received_bytes=incoming.received_bytes)
+        order.deliveries += 1
+        delivery = order.deliveries
+        while not incoming.is_complete:
+            part = await self._next(context, caller, Part)
+            if self._orders.get(task) is not order:
+                return self._refusal(order.client, f"task {task} is not in flight any more")
+            if part is None or order.deliveries != delivery or order.incoming is not incoming:
+                return Receipt(received_bytes=incoming.received_bytes)
+            if not part.HasField("chunk"):
+                raise InvalidPayload("after the answer's header there must be chunks")
+            incoming.add(part.chunk)
+            order.lease_until_s = time.monotonic() + self.patience.lease_s
+        try:
+            incoming.check()
+        except DamagedPayload:
+            self._drop(order)
+            raise
         del self._orders[task]
-        self._delivered[task] = answer.payload.sha256
+        self._delivered[task] = order.client, answer.payload.sha256
+        if len(self._delivered) > _MOST_DELIVERED:
+            del self._delivered[next(iter(self._delivered))]
         self.arrivals.put(Arrival(task, order.client, answer, incoming.path))
         return Receipt(accepted=True)
 
-    async def _tell_all(self, context: Any, outbox: "asyncio.Queue[ToNode]") -> None:
+    async def _tell_all(self, context: Any, caller: _Caller, outbox: "asyncio.Queue[ToNode]") -> None:
         await self._planned.wait()
         assert self.plan is not None
-        await context.write(ToNode(plan=self.plan))
+        await self._within(self.patience.silence_s, context.write(ToNode(plan=self.plan)))
         self.on_change()
         while True:
             try:
                 message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
             except TimeoutError:
                 message = ToNode(heartbeat=Heartbeat())
-            await _within(self.patience.silence_s, context.write(message))
+            self._hold_to_roster(caller)
+            await self._within(self.patience.silence_s, context.write(message))
             if message.HasField("farewell"):
                 return
 
-    async def _listen(self, context: Any, client: int | str) -> None:
-        while True:
-            message = await _within(self.patience.silence_s, context.read())
-            if not isinstance(message, FromNode):
-                return
-            if message.HasField("heartbeat"):
-                for task in message.heartbeat.held:
-                    self._renew(client, task)
-            elif message.HasField("accepted"):
-                self._renew(client, message.accepted)
-            elif message.HasField("failed"):
-                self._failed(client, message.failed)
-            elif message.HasField("scores") and self._examined.get(client) == message.scores.id:
-                del self._examined[client]
-                self.arrivals.put(message.scores)
+    async def _listen(self, context: Any, caller: _Caller, node: Node) -> None:
+        while (message := await self._next(context, caller, FromNode, self.patience.silence_s)) is not None:
+            problem = self._problem_with(message, node.client)
+            if problem is None:
+                continue
+            if problem:
+                self._refusal(node.client, problem)
+            if not node.unasked.spend():
+                raise _TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
-    def _renew(self, client: int | str, task: TaskId) -> None:
+    def _problem_with(self, message: FromNode, client: int | str) -> str | None:
+        """Why a message is refused; "" if it is not, and None if it was asked for."""
+        if message.HasField("heartbeat"):
+            return self._heard(client, message.heartbeat)
+        if message.HasField("accepted"):
+            order = self._own(client, message.accepted)
+            is_new = order is not None and not order.is_accepted
+            return self._renew(client, message.accepted) or (None if is_new else "")
+        if message.HasField("failed"):
+            return self._failed(client, message.failed)
+        if message.HasField("scores"):
+            return self._scored(client, message.scores)
+        return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
+
+    async def _next(
+        self, context: Any, caller: _Caller, kind: type[_Message], limit_s: float | None = None
+    ) -> _Message | None:
+        """The next message of a stream, None at its end."""
+        try:
+            message = await self._within(self.patience.stall_s if limit_s is None else limit_s, context.read())
+        except DecodeError:
+            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
+        self._hold_to_roster(caller)
+        if not isinstance(message, kind):
+            return None
+        if (size_bytes := message.ByteSize()) > (most_bytes := _MOST_BYTES[kind]):
+            reason = f"a message must have at most {most_bytes} bytes, got {size_bytes}"
+            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        return message
+
+    async def _within(self, limit_s: float, step: Awaitable[_Result]) -> _Result:
+        try:
+            return await asyncio.wait_for(step, limit_s)
+        except TimeoutError:
+            raise _TurnedAway(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing moved for {limit_s:g} s") from None
+
+    def _hold_to_roster(self, caller: _Caller) -> None:
+        """TLS asks once, when a connection begins; the roster may have changed since."""
+        if self.admits is not None and (reason := self.admits(caller.name or "", caller.certificate_pem)) is not None:
+            raise _TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    def _heard(self, client: int | str, heartbeat: Heartbeat) -> str:
+        if len(heartbeat.held) > _MOST_HELD:
+            return f"a node may hold {_MOST_HELD} tasks at most, got {len(heartbeat.held)}"
+        return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
+
+    def _own(self, client: int | str, task: TaskId) -> _Order | None:
         order = self._orders.get(task.number) if task.start == self.start else None
-        if order is not None and order.client == client:
+        return order if order is not None and order.client == client else None
+
+    def _renew(self, client: int | str, task: TaskId) -> str:
+        """Go on waiting for a task of a client; why not, if it is another's. One that is over may still be named."""
+        order = self._own(client, task)
+        if order is not None:
             order.is_accepted = True
             order.lease_until_s = time.monotonic() + self.patience.lease_s
+            return ""
+        is_anothers = task.start == self.start and task.number in self._orders
+        return f"task {task.number} is not in flight for it" if is_anothers else ""
 
-    def _failed(self, client: int | str, failed: Failed) -> None:
-        order = self._orders.get(failed.task.number) if failed.task.start == self.start else None
-        if order is not None and order.client == client:
-            del self._orders[failed.task.number]
-            self._drop(order)
-            reason = failed.reason[:500]
-            self.arrivals.put(Arrival(failed.task.number, client, problem=reason, diverged=failed.diverged))
+    def _failed(self, client: int | str, failed: Failed) -> str | None:
+        order = self._own(client, failed.task)
+        if order is None:
+            return f"task {failed.task.number} is not in flight for it"
+        self._fail(order, one_line(failed.reason) or "it says no reason", diverged=failed.diverged)
+        return None
+
+    def _scored(self, client: int | str, scores: Scores) -> str | None:
+        if self._examined.get(client) != scores.id:
+            return f"it was not asked for scores {scores.id}"
+        del self._examined[client]
+        problem = _problem_with_scores(scores)
+        said = Scores(id=scores.id, problem=problem or one_line(scores.problem))
+        self.arrivals.put(said if said.problem else scores)
+        return problem
+
+    def _fail(self, order: _Order, reason: str, *, diverged: bool = False) -> None:
+        """A task whose answer nobody waits for any more."""
+        number = order.assignment.task.number
+        self._orders.pop(number, None)
+        self._drop(order)
+        self.arrivals.put(Arrival(number, order.client, problem=reason, diverged=diverged))
+
+    def _fail_all(self, client: int | str, reason: str) -> None:
+        for order in [*self._orders.values()]:
+            if order.client == client:
+                self._fail(order, reason)
+
+    def _refused(self, order: _Order, reason: str) -> Receipt:
+        """An answer of whom it was asked of, which is none."""
+        self._fail(order, f"its answer was refused: {reason}")
+        return self._refusal(order.client, reason)
 
     def _joined(self, client: int | str, joining: Joining) -> Node:
-        node = self.nodes.setdefault(client, Node(client, joining.samples))
+        node = self.nodes.get(client)
+        if node is None:
+            unasked = _Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s)
+            node = self.nodes[client] = Node(client, joining.samples, unasked)
+        if not node.unasked.spend():
+            raise _TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
         if node.outbox is not None:
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
             self._examine_no_more(client)
@@ -351,12 +554,20 @@ class NodeService:
         if (examination := self._examined.pop(client, None)) is not None:
             self.arrivals.put(Scores(id=examination, problem="its connection was lost"))
 
-    def _reason_against(self, joining: Joining) -> str | None:
+    def _reason_against(self, joining: Joining, *, is_named: bool) -> str | None:
         if joining.protocol != PROTOCOL:
             return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
+        if not is_named and not _NAME.fullmatch(joining.name):
+            return "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first no sign"
         if joining.samples < 1:
             return "a node must have samples to train on, got none"
-        return self.accepts(joining)
+        if joining.samples > MOST_SAMPLES:
+            return f"a node must have at most 2^53 samples, got {joining.samples}"
+        if len(joining.held) > _MOST_HELD:
+            return f"a node may hold {_MOST_HELD} tasks at most, got {len(joining.held)}"
+        if len(self.nodes) >= _MOST_NODES:
+            return f"the server has {_MOST_NODES} nodes, and takes no more"
+        return _problem_with_signature(joining.signature) or self.accepts(joining)
 
     def _incoming(self, order: _Order, answer: Answer) -> Incoming:
         if order.incoming is None or order.incoming.payload.sha256 != answer.payload.sha256:
@@ -385,33 +596,56 @@ class NodeService:
             )
             self._full_since_s = time.monotonic()
 
-    async def _first(self, context: Any) -> Any:
-        """The message that a call begins with."""
-        try:
-            return await _within(self.patience.stall_s, context.read())
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "nothing was said for too long")
-
-    async def _name_of(self, context: Any) -> str | None:
-        """Whose certificate it is; None where there are none."""
-        if self.admits is None:
-            return None
-        peer = peer_of(context)
-        if peer is None:
-            return await self._refuse(context, "somebody", "a node must show its certificate")
-        reason = self.admits(*peer)
-        return peer[0] if reason is None else await self._refuse(context, peer[0], reason)
-
-    async def _refuse(self, context: Any, who: object, reason: str) -> NoReturn:
-        self._refusal(who, reason)
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
-        raise AssertionError("an aborted call goes on")
-
     def _refusal(self, who: object, reason: str) -> Receipt:
+        """Counted always, and logged unless the same sender fills the log."""
         self.refused += 1
-        _log.warning("refused %r: %s", who, reason)
+        known = who if who in self._lines or len(self._lines) < _MOST_SENDERS else None
+        lines = self._lines.setdefault(known, _Allowance(_LINES, 0.1))
+        if lines.spend():
+            more, lines.denied = lines.denied, 0
+            _log.warning("refused %r: %s%s", who, reason, f" ({more} more were not logged)" if more else "")
         return Receipt(reason=reason)
 
 
-async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:
-    return await asyncio.wait_for(step, limit_s)
+def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
+    """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
+
+    def wanted(request: bytes) -> Wanted:
+        try:
+            return Wanted.FromString(request)
+        except DecodeError:
+            return Wanted()
+
+    return grpc.method_handlers_generic_handler(
+        "fed.v1.Coordination",
+        {
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                service.Attend, FromNode.FromString, ToNode.SerializeToString
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(service.Download, wanted, Chunk.SerializeToString),
+            "Deliver": grpc.stream_unary_rpc_method_handler(
+                service.Deliver, Part.FromString, Receipt.SerializeToString
+            ),
+        },
+    )
+
+
+def _problem_with_scores(scores: Scores) -> str | None:
+    if scores.samples > MOST_SAMPLES:
+        return f"scores must be of at most 2^53 samples, got {scores.samples}"
+    if not math.isfinite(scores.loss) or not math.isfinite(scores.metric):
+        return f"scores must be finite, got a loss of {scores.loss} and a metric of {scores.metric}"
+    return None
+
+
+def _problem_with_signature(signature: Signature) -> str | None:
+    """Why nobody has such samples; a model is made for them before it is known that somebody does."""
+    shape = signature.input_shape
+    if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
+        return (
+            f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
+            f"{tuple(shape[:8])}"
+        )
+    if signature.classes > _MOST_CLASSES:
+        return f"there may be {_MOST_CLASSES} classes at most, got {signature.classes}"
+    return None

@@ -6,6 +6,7 @@ import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
@@ -20,10 +21,9 @@ from fed.errors import InvalidInput, RunFailed
 from fed.messages import Failure, GroupReply, Task
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
-from fed.protocol_pb2_grpc import add_CoordinationServicer_to_server
 from fed.server.answers import checked
 from fed.server.kept_states import KeptStates, TaskName
-from fed.server.node_service import Arrival, NodeService, Patience
+from fed.server.node_service import Arrival, NodeService, Patience, handler_of
 
 __all__ = ["NodeFleet"]
 
@@ -274,7 +274,8 @@ class NodeFleet:
     def _taken(self, arrival: Arrival) -> GroupReply | Failure:
         task = self._open.pop(arrival.task)
         if arrival.answer is None or arrival.path is None:
-            return Failure(task.id, task.round, task.client, arrival.problem, diverged=arrival.diverged)
+            problem = f"its training diverged: {arrival.problem}" if arrival.diverged else arrival.problem
+            return Failure(task.id, task.round, task.client, problem)  # not as diverged: no node may end the run
         answer = arrival.answer
         vector, integers_I = read(arrival.path, answer.payload)
         arrival.path.unlink(missing_ok=True)
@@ -355,7 +356,7 @@ class NodeFleet:
 
     async def _serve(self, listen: str, credentials: grpc.ServerCredentials | None) -> int:
         self._server = grpc.aio.server(options=_OPTIONS)
-        add_CoordinationServicer_to_server(self._service, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((handler_of(self._service),))
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(listen)
