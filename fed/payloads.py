@@ -122,18 +122,19 @@ class Incoming:
             InvalidPayload: if it was damaged, or there is more than was said; what was there stays.
             OSError: if the disk is full.
         """
-        if zlib.crc32(chunk.data) != chunk.crc32:
+        data = chunk.data  # each look at it copies it
+        if zlib.crc32(data) != chunk.crc32:
             raise InvalidPayload("a chunk was damaged on its way")
-        if not 0 < len(chunk.data) <= min(CHUNK_BYTES, self.payload.size_bytes - self.received_bytes):
+        if not 0 < len(data) <= min(CHUNK_BYTES, self.payload.size_bytes - self.received_bytes):
             raise InvalidPayload(
                 f"a chunk must have at most {CHUNK_BYTES} bytes, and all together {self.payload.size_bytes}, got "
-                f"{len(chunk.data)} after {self.received_bytes}"
+                f"{len(data)} after {self.received_bytes}"
             )
         with self.path.open("r+b") as file:
             file.seek(self.received_bytes)
-            file.write(chunk.data)
-        self._digest.update(chunk.data)
-        self.received_bytes += len(chunk.data)
+            file.write(data)
+        self._digest.update(data)
+        self.received_bytes += len(data)
 
     @property
     def is_complete(self) -> bool:

@@ -162,7 +162,7 @@ class NodeFleet:
             assignments.append((task.client, assignment))
         self._call(self._service.assign, assignments)
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Reply | Failure]:
         """Answers as they arrive."""
         replies, said_s = 0, time.monotonic()
         while self._open and (enough is None or replies < enough):
@@ -179,8 +179,9 @@ class NodeFleet:
                 continue
             answer = self._taken(arrival) if isinstance(arrival, Arrival) else None
             if answer is not None:
-                replies += isinstance(answer, GroupReply)
+                replies += not isinstance(answer, Failure)
                 yield answer
+                del answer  # it may be large, and the next is on its way
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these; their nodes are told."""
@@ -248,7 +249,7 @@ class NodeFleet:
         for left in self._spool.iterdir():
             left.unlink(missing_ok=True)
 
-    def _taken(self, arrival: Arrival) -> GroupReply | Failure | None:
+    def _taken(self, arrival: Arrival) -> GroupReply | Reply | Failure | None:
         task = self._open.pop(arrival.task, None)
         if task is None:
             if arrival.path is not None:
@@ -266,15 +267,14 @@ class NodeFleet:
             _log.warning("refused %r: %s", task.client, reason)
             return Failure(task.id, task.round, task.client, f"its answer was refused: {reason}")
         self._kept[task.client] = self._start, task.id
-        message_M, weight = vector, answer.weight
         if self._message_size is None:
-            message_M, weight = vector.double().sub_(task.vector_V), float(answer.samples)
+            return reply
         return GroupReply(
             (task.id,),
             task.round,
             (task.client,),
-            message_M,
-            weight,
+            vector,
+            answer.weight,
             integers_I,
             (answer.samples,),
             (answer.train_loss,),
