@@ -17,7 +17,7 @@ import grpc
 from fed.credentials import peer_of
 from fed.errors import InvalidPayload
 from fed.messages import client_id_of
-from fed.payloads import Incoming, chunks
+from fed.payloads import CHUNK_BYTES, Incoming, chunks
 from fed.protocol_pb2 import (
     Answer,
     Assignment,
@@ -44,6 +44,7 @@ PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
 
 _log = logging.getLogger(__name__)
+_SMALL_BYTES = 1 << 16  # that another thread would take longer to hear of than to check
 _Result = TypeVar("_Result")
 
 
@@ -222,8 +223,12 @@ class NodeService:
         path = self.spool / f"{wanted.sha256}.out"
         if not wanted.sha256.isalnum() or not path.is_file():
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
-        for chunk in chunks(path, wanted.offset):
+        ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
+        chunk = next(ready, None)
+        while chunk is not None:
+            coming = loop.run_in_executor(None, next, ready, None) if chunk.ByteSize() > CHUNK_BYTES else None
             await _within(self.patience.stall_s, context.write(chunk))
+            chunk = await coming if coming is not None else None
 
     async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
         """An answer's file, from the offset that its sender says."""
@@ -242,12 +247,8 @@ class NodeService:
             incoming = self._incoming(order, answer)
             if answer.offset != incoming.received_bytes:
                 return Receipt(received_bytes=incoming.received_bytes)
-            while not incoming.is_complete:
-                part = await _within(self.patience.stall_s, context.read())
-                if not isinstance(part, Part) or not part.HasField("chunk"):
-                    return Receipt(received_bytes=incoming.received_bytes)
-                incoming.add(part.chunk)
-                order.lease_until_s = time.monotonic() + self.patience.lease_s
+            if not await self._receive(order, incoming, context):
+                return Receipt(received_bytes=incoming.received_bytes)
             incoming.check()
         except InvalidPayload as error:
             self._drop(order)
@@ -258,6 +259,29 @@ class NodeService:
         self._delivered[task] = answer.payload.sha256
         self.arrivals.put(Arrival(task, order.client, answer, incoming.path))
         return Receipt(accepted=True)
+
+    async def _receive(self, order: _Order, incoming: Incoming, context: Any) -> bool:
+        """What comes of a file, each chunk checked and kept while the next is on its way; False where not all came."""
+        adding = None
+        try:
+            while not incoming.is_complete:
+                part = await _within(self.patience.stall_s, context.read())
+                if adding is not None:
+                    await adding
+                if not isinstance(part, Part) or not part.HasField("chunk"):
+                    return False
+                order.lease_until_s = time.monotonic() + self.patience.lease_s
+                missing = incoming.payload.size_bytes - incoming.received_bytes
+                if missing <= _SMALL_BYTES:
+                    incoming.add(part.chunk)
+                    continue
+                adding = asyncio.get_running_loop().run_in_executor(None, incoming.add, part.chunk)
+                if missing <= CHUNK_BYTES:  # it may be the last
+                    await adding
+        finally:
+            if adding is not None:  # whoever sends the rest goes on where it ends
+                await asyncio.wait([adding])
+        return True
 
     async def _tell_all(
         self, context: Any, client: int | str, outbox: "asyncio.Queue[ToNode]", joining: Joining
@@ -367,4 +391,5 @@ class NodeService:
 
 
 async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:
-    return await asyncio.wait_for(step, limit_s)
+    async with asyncio.timeout(limit_s):
+        return await step
