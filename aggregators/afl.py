@@ -95,10 +95,10 @@ class AFL(Aggregator):
     def apply(self, state: State, reduced: Reduced) -> State:
         """Descend by the mixture of those who took part, then ascend in it."""
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
-        mixture_N, takes_part_N = self._mixture(state.mixture_N, reduced.population), here_N > 0
-        share = float(mixture_N[takes_part_N].sum())
+        mixture_N, counted = self._mixture(state.mixture_N, reduced.population), float(here_N.sum())
+        share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
         step_P = update_P / (reduced.population * share) if share > 0 else torch.zeros_like(update_P)
-        advantage_N = torch.where(takes_part_N, losses_N - losses_N.sum() / reduced.clients, 0.0)
+        advantage_N = losses_N - here_N * (losses_N.sum() / counted)
         return State(state.model_P + step_P, onto_simplex(mixture_N + self.mixture_lr * advantage_N))
 
     @staticmethod

@@ -7,6 +7,7 @@ Shapes: K, clients of a group; P, the model's parameters.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
@@ -36,10 +37,11 @@ class FedNova(Aggregator):
         return State(params_P)
 
     def report(self, work: ClientWork) -> Report:
-        """The normalised update −η d_i = (y − x) / ‖a‖₁, and ‖a‖₁; weighted by samples."""
-        return Report((work.update_KP / work.gradients_K1, work.gradients_K1), work.samples_K1)
+        """The normalised update −η d_i = (y − x) / ‖a‖₁, ‖a‖₁ and a 1; weighted by samples."""
+        message = work.update_KP / work.gradients_K1, work.gradients_K1, torch.ones_like(work.gradients_K1)
+        return Report(message, work.samples_K1)
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """The mean of the normalised updates, τ_eff times."""
-        normalised_P, gradients_1 = reduced.mean
-        return State(state.model_P + gradients_1 * normalised_P)
+        """The mean of the normalised updates, τ_eff times; what counts for less, as if stale, lowers but the former."""
+        normalised_P, gradients_1, counted_1 = reduced.mean
+        return State(state.model_P + gradients_1 / counted_1 * normalised_P)

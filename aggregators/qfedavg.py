@@ -64,16 +64,17 @@ class QFedAvg(Aggregator):
             )
 
     def report(self, work: ClientWork) -> Report:
-        """A client's terms of the numerator, −f^q w [P], and of the denominator [1]; weighted alike."""
+        """A client's terms of the numerator, −f^q w [P], and of the denominator [1], and a 1; weighted alike."""
         assert work.start_loss_K1 is not None
         lipschitz = self.lipschitz or 1 / work.lr
         loss_K1, ascent_KP = work.start_loss_K1.clamp(min=_LEAST_LOSS), lipschitz * work.update_KP
         square_K1 = (ascent_KP**2).sum(1, keepdim=True)
         curvature_K1 = self.q * loss_K1 ** (self.q - 1) * square_K1 + lipschitz * loss_K1**self.q
-        return Report((loss_K1**self.q * ascent_KP, curvature_K1), torch.ones_like(work.samples_K1))
+        counted_K1 = torch.ones_like(curvature_K1)
+        return Report((loss_K1**self.q * ascent_KP, curvature_K1, counted_K1), torch.ones_like(work.samples_K1))
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """The quotient of the sums, which is that of the means."""
-        numerator_P, denominator_1 = reduced.mean
+        """The quotient of the sums, which is that of the means; as much of it as they count for, as stale ones less."""
+        numerator_P, denominator_1, counted_1 = reduced.mean
         # Losses so small that their powers are 0 leave nothing to learn.
-        return State(state.model_P + numerator_P / denominator_1) if bool(denominator_1 > 0) else state
+        return State(state.model_P + counted_1 * numerator_P / denominator_1) if bool(denominator_1 > 0) else state

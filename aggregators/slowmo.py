@@ -41,7 +41,7 @@ class SlowMo(Aggregator):
     γ' to γ, β D becomes β (γ / γ') D: what is remembered are gradients, and old ones move the model by no more than new
     ones do. With β = 0 and α = 1 it is FedAvg, as γ / γ is 1.
 
-    A message is the update over γ, and γ.
+    A message is the update over γ, γ, and a 1 that tells how much it counts.
 
     Args:
         slow_momentum: β in [0, 1), the larger the more clients take part: FairScale has 0.2 for 4 machines, 0.6 for 16.
@@ -56,11 +56,12 @@ class SlowMo(Aggregator):
         return State(params_P, torch.zeros_like(params_P))
 
     def report(self, work: ClientWork) -> Report:
-        """(y − x₀) / γ, and γ; weighted by samples."""
-        return Report((work.update_KP / work.lr, torch.full_like(work.samples_K1, work.lr)), work.samples_K1)
+        """(y − x₀) / γ, γ and a 1; weighted by samples."""
+        lr_K1, counted_K1 = torch.full_like(work.samples_K1, work.lr), torch.ones_like(work.samples_K1)
+        return Report((work.update_KP / work.lr, lr_K1, counted_K1), work.samples_K1)
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """Momentum, and a step along it."""
-        descent_P, lr_1 = reduced.mean
+        """Momentum, and a step along it; where updates count for less, as stale ones, γ does not."""
+        descent_P, lr_1, counted_1 = reduced.mean
         momentum_P = self.slow_momentum * state.momentum_P - descent_P
-        return State(state.model_P - self.slow_lr * lr_1 * momentum_P, momentum_P)
+        return State(state.model_P - self.slow_lr * (lr_1 / counted_1) * momentum_P, momentum_P)

@@ -231,6 +231,8 @@ class Experiment(Document):
             self._refuse_edges(algorithm)
         if getattr(algorithm, "primitive", "mean") != "mean":
             self._refuse_time_that_peers_do_not_take()
+        if "place" in getattr(algorithm, "asks", ()):
+            self._refuse_members_that_change()
         if hasattr(algorithm, "check_local"):  # a user's own may be anything, until it is run
             algorithm.check_local(self.local)
         return self
@@ -266,6 +268,16 @@ class Experiment(Document):
                 raise ValueError(
                     f"devices.{key} has no meaning for {self.algorithm.kind}, whose clients are always there, got "
                     f"{devices[key]}: write {value}, or choose an algorithm over mean such as fedavg"
+                )
+
+    def _refuse_members_that_change(self) -> None:
+        devices = self.devices.model_dump()
+        for key, value in {"joining_s": 0.0, "staying_s": None}.items():
+            if devices.get(key, value) != value:
+                raise ValueError(
+                    f"devices.{key} has no meaning for {self.algorithm.kind}, which numbers all clients from the "
+                    f"beginning to the end, got {devices[key]}: write {value or 'null'}, or choose an algorithm such "
+                    "as fedavg"
                 )
 
     def override(self, values: dict[str, Any]) -> Self:

@@ -11,11 +11,26 @@ from pydantic import NonNegativeInt
 
 from fed.errors import RunFailed
 from fed.server.coordinator import Coordinator
+from fed.server.fleet import Fleet
 from fed.server.gathering import Exchange, Gathering, joined
 from fed.server.parameter_store import ParameterStore
 from fed.server.synchronous import NOBODY_STAYS, Rounds, lose_patience
 
-__all__ = ["BoundedStaleness"]
+__all__ = ["BoundedStaleness", "Held"]
+
+
+class Held:
+    """How many samples all members hold, counted anew only where they are others."""
+
+    def __init__(self) -> None:
+        self._members: set[int | str] = set()
+        self._samples = 0
+
+    def by_all(self, fleet: Fleet) -> int:
+        """All of a fleet's."""
+        if self._members != (members := set(fleet.members())):
+            self._members, self._samples = members, sum(fleet.size_of(client) for client in members)
+        return self._samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +71,7 @@ class BoundedStaleness(Rounds):
     def round(self, coordinator: Coordinator, number: int) -> Exchange:
         """Until the slowest client has finished so many tasks."""
         store = coordinator.clocks(math.inf if self.bound == "none" else self.bound)
-        exchanges, begins_s = [], coordinator.fleet.clock
+        exchanges, begins_s, held = [], coordinator.fleet.clock, Held()
         while store.slowest < number:
             lose_patience(coordinator, number, begins_s)
             gathering = coordinator.begin()
@@ -68,31 +83,28 @@ class BoundedStaleness(Rounds):
                     raise RunFailed(f"round {number} {problem}: {NOBODY_STAYS}")
                 continue
             coordinator.gather(gathering, enough=1)
-            share = self._share(coordinator, gathering)
+            share = self._share(coordinator, gathering, held)
             exchanges.append(coordinator.move(gathering, number, share=share))
-            for client in gathering.loss_of.keys() & set(store.workers):
-                store.tick(client)
+            for client in gathering.loss_of:
+                if client in store.workers:
+                    store.tick(client)
         return joined(exchanges)
 
-    def _share(self, coordinator: Coordinator, gathering: Gathering) -> float:
+    def _share(self, coordinator: Coordinator, gathering: Gathering, held: Held) -> float:
         """What those that have answered are of all: by samples, where the algorithm weighs by them."""
-        fleet = coordinator.fleet
         if not gathering.replied:  # perhaps because the last member has left
             return 0.0
         samples = sum(count for _, count in gathering.losses)
         if gathering.weight != samples:
-            return gathering.replied / len(fleet.members())
-        return samples / sum(fleet.size_of(client) for client in fleet.members())
+            return gathering.replied / len(coordinator.fleet.members())
+        return samples / held.by_all(coordinator.fleet)
 
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
         """Who has no task and need not wait, by clock."""
-        members, known = set(coordinator.fleet.members()), set(store.workers)
-        for client in known - members:
-            store.leave(client)
-        for client in members - known:
-            store.register(client)
-        ready: dict[int, list[int | str]] = {}
-        for client in coordinator.fleet.nodes():
-            if store.may_proceed(client):
-                ready.setdefault(store.clock(client), []).append(client)
-        return ready
+        members = coordinator.fleet.members()
+        if store.workers != set(members):
+            for client in store.workers - set(members):
+                store.leave(client)
+            for client in set(members) - store.workers:
+                store.register(client)
+        return store.ready(coordinator.fleet.nodes())

@@ -99,7 +99,7 @@ class Coordinator:
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
         self._offered: _Offer | None = None
-        self._asked: dict[int | str, tuple[int, int]] = {}
+        self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The model that users evaluate: (vector [V], integers [I])."""
@@ -205,26 +205,27 @@ class Coordinator:
         gathering.failed += 0 if are_late else len(self.open)
         self.open.clear()
 
-    def move(self, gathering: Gathering, number: int, share: float = 1.0) -> Exchange:
+    def move(self, gathering: Gathering, number: int, share: float | None = None) -> Exchange:
         """Move the model by what was gathered.
 
         Args:
             gathering: of replies.
-            number: of the round, from 1.
-            share: what the mean is multiplied with.
+            number: of the round, from 1; nobody is asked any more in those before.
+            share: of all members, where their mean is wanted: of the messages, those of who has not answered being 0.
         """
         self.losses |= gathering.loss_of
         if gathering.replied and self._suffice(gathering.replied, number):
             self._apply(gathering, number, share)
             self.version += 1
+        for over in [earlier for earlier in self._asked if earlier < number]:
+            del self._asked[over]
         return gathering.exchange()
 
     def _repeats(self, client: int | str, number: int) -> int:
         """How many tasks a client has had in a round before."""
-        last, repeats = self._asked.get(client, (number, -1))
-        repeats = repeats + 1 if last == number else 0
-        self._asked[client] = number, repeats
-        return repeats
+        asked = self._asked.setdefault(number, {})
+        asked[client] = asked.get(client, -1) + 1
+        return asked[client]
 
     def state(self) -> Tree:
         """All that it will go on with, for a checkpoint."""
@@ -263,16 +264,16 @@ class Coordinator:
             return False
         return True
 
-    def _apply(self, gathering: Gathering, number: int, share: float) -> None:
+    def _apply(self, gathering: Gathering, number: int, share: float | None) -> None:
         if self._aggregator.linear:
             state, mean_M = self._state, gathering.mean()
         else:
             stream = self.streams.generator("combine", number)
             state, mean_M = self._aggregator.combine(self._state, *gathering.rows(), stream)
-        if share != 1.0:
-            mean_M = mean_M * share
+        members = len(self.fleet.members())
+        mean_M = mean_M if share is None or share == 1.0 else mean_M * share
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
-        reduced = Reduced(tuple(mean), gathering.replied, len(self.fleet.members()))
+        reduced = Reduced(tuple(mean), gathering.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
         averaged_B = self._averaged_B + averaged_B if self._sizes[-1] else self._averaged_B
         # At once, so that an interruption finds the model of one round or of the other.

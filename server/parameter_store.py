@@ -3,7 +3,7 @@
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, KeysView
 from typing import Self, TypeAlias, TypedDict
 
 import torch
@@ -104,7 +104,7 @@ class ParameterStore:
             return self._slowest
 
     @property
-    def workers(self) -> Collection[int | str]:
+    def workers(self) -> KeysView[int | str]:
         """Those that are registered."""
         return self._clocks.keys()
 
@@ -223,6 +223,20 @@ class ParameterStore:
         """
         with self._changed:
             return self.clock(worker) <= self._slowest + self._bound
+
+    def ready(self, workers: Iterable[int | str]) -> dict[int, list[int | str]]:
+        """Those of some workers who may proceed, by clock, in their order; never waits.
+
+        Raises:
+            InvalidInput: if one is not registered.
+        """
+        found: dict[int, list[int | str]] = {}
+        with self._changed:
+            clocks, latest = self._clocks, self._slowest + self._bound
+            for worker in workers:
+                if (clock := clocks[worker] if worker in clocks else self.clock(worker)) <= latest:
+                    found.setdefault(clock, []).append(worker)
+        return found
 
     def wait(self, worker: int | str, timeout_s: float | None = None) -> None:
         """Wait until a worker may proceed.

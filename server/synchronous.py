@@ -137,10 +137,12 @@ class Synchronous(Rounds):
         self._ask(coordinator, gathering, number, chosen, begins_s)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:
-            coordinator.gather(gathering, until=begins_s + self.backup_after_s, enough=len(chosen))
-            others = self.draw(coordinator, number, len(coordinator.open), gathering.selected)
-            self._ask(coordinator, gathering, number, others, begins_s)
             enough = min(cohort, len(chosen))
+            coordinator.gather(gathering, until=begins_s + self.backup_after_s, enough=enough)
+            slow = len(coordinator.open) if gathering.replied < enough else 0
+            self._ask(
+                coordinator, gathering, number, self.draw(coordinator, number, slow, gathering.selected), begins_s
+            )
         until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
         if enough is None or gathering.replied < enough:
             missing = None if enough is None else enough - gathering.replied
@@ -175,7 +177,8 @@ class Synchronous(Rounds):
             if lacking > 0:
                 await_clients(coordinator, number, lacking)
                 clients = self.draw(coordinator, number, lacking, gathering.selected)
-                coordinator.ask(gathering, number, clients, cohort=self.cohort_of(len(coordinator.fleet.members())))
+                cohort, takes_parts = self.cohort_of(len(coordinator.fleet.members())), self.partial_work == "accept"
+                coordinator.ask(gathering, number, clients, cohort=cohort, takes_parts=takes_parts)
             coordinator.gather(gathering, enough=missing)
 
 

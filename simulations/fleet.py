@@ -129,7 +129,7 @@ class SimulatedFleet:
         if event is None or event[0] > until:
             self.clock = until if math.isfinite(until) else self.clock
             return False
-        if isinstance(event[2], Flight) and not event[2].is_cancelled:
+        if self._brings_an_answer():
             return False
         self._pass_instant()
         return True
@@ -192,6 +192,15 @@ class SimulatedFleet:
             if self._flights.pop(number, None) is not None:
                 arrived.append(what)
         return arrived
+
+    def _brings_an_answer(self) -> bool:
+        """Whether somebody waits for what arrives in the next instant, whatever else happens in it."""
+        events, instant = self._events, [heapq.heappop(self._events)]
+        while events and events[0][0] == instant[0][0]:
+            instant.append(heapq.heappop(events))
+        for event in instant:
+            heapq.heappush(events, event)
+        return any(number in self._flights for _, number, _ in instant)
 
     def _pass_until(self, time_s: float) -> None:
         while self._events and self._events[0][0] <= time_s:

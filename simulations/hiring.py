@@ -91,7 +91,7 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     problem = _stays_here(simulation)
     if problem and asked != "auto":
         raise InvalidExperiment(f"simulation.workers must be 0 here, got {asked}: {problem}")
-    reduces = not simulation.has_peers and simulation.algorithm.linear
+    reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
     travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.keeps_models else 1)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
     model_size = max(simulation.traffic.message_size, simulation.layout.size) + simulation.layout.integer_count

@@ -16,6 +16,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fed.aggregators.contracts import Aggregator, ClientWork, LocalRule, Reduced
+from fed.aggregators.fedadagrad import FedAdagrad
+from fed.aggregators.fedadam import FedAdam
+from fed.aggregators.fedyogi import FedYogi
 from fed.aggregators.reporting import first_client_state, message_sizes, messages, starting_states
 from fed.docstrings import arguments
 from fed.families import ALGORITHMS
@@ -199,6 +202,18 @@ def after_two_rounds(rule: Aggregator) -> Any:
 def reduced(report: Any) -> Reduced:
     weights_K = report.weight_K1[:, 0] / report.weight_K1.sum()
     return Reduced(tuple(weights_K @ part for part in report.message), len(weights_K), POPULATION)
+
+
+@linear
+def test_messages_that_count_by_half_move_the_model_by_half(rule: Aggregator) -> None:
+    """As stale ones do, whatever they hold beside an update. (Of adaptive rules the first step is a sign alone.)"""
+    if isinstance(rule, FedAdagrad | FedAdam | FedYogi):
+        return
+    state = rule.init(start_vector())
+    whole = reduced(rule.report(a_group(rule, state)))
+    half = dataclasses.replace(whole, mean=tuple(part / 2 for part in whole.mean))
+    step_P, half_P = (rule.apply(state, one).model_P - state.model_P for one in (whole, half))
+    torch.testing.assert_close(half_P, step_P / 2, rtol=1e-12, atol=1e-14)
 
 
 @battery

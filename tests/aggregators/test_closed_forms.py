@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fed.aggregators.afl import AFL, onto_simplex
 from fed.aggregators.bmuf import BMUF
-from fed.aggregators.contracts import ClientWork
+from fed.aggregators.contracts import ClientWork, Reduced
 from fed.aggregators.diloco import DiLoCo
 from fed.aggregators.eamsgd import EAMSGD
 from fed.aggregators.easgd import EASGD
@@ -269,6 +269,16 @@ def test_afl_stays_where_it_is_if_nobody_with_a_share_takes_part() -> None:
     assert shares[0] == 0
     assert shares.sum() == 1
     assert torch.equal(one.model_P, two.model_P)
+
+
+def test_afl_sees_no_difference_where_there_is_none_but_in_age_and_number() -> None:
+    # Client 0 answered twice, client 1 once and counts by half: losses of 2, updates of 1 and -1, shares of 1/3.
+    losses_N, here_N = torch.tensor([4.0, 1.0, 0.0]).double(), torch.tensor([2.0, 0.5, 0.0]).double()
+    mean = torch.tensor([2 * 1.0 - 0.5 * 1.0]).double(), losses_N, here_N  # λ_i N = 1
+    rule = AFL(mixture_lr=1.0)
+    state = rule.apply(rule.init(torch.zeros(1).double()), Reduced(tuple(part / 3 for part in mean), 3, 3))
+    assert_near(state.mixture_N.numpy(), np.full(3, 1 / 3), 1e-15)
+    assert_near(state.model_P.numpy(), np.array([1.5 / 3]), 1e-15)  # Σ s Δ over the number of answers
 
 
 def states_of(rule: AFL, rounds: int, asked: Iterator[list[int]]) -> list[Any]:

@@ -64,7 +64,7 @@ def test_everything_is_told_of_each(kind: str, capsys: pytest.CaptureFixture[str
                 "local training corrects each step's gradient",
             ],
         ),
-        ("fednova", ["moves up the model and 1 number from each client"]),
+        ("fednova", ["moves up the model and 2 numbers from each client"]),
         ("mimelite", ["asks a client for the full gradient, at the model that it gets, on its own data"]),
         ("fedadam", ["server keeps model, first, second"]),
         ("krum", ["needs each client's message"]),

@@ -166,10 +166,11 @@ def test_more_vectors_than_lanes_have_room_for_are_refused() -> None:
     mean.atoms = 2**20 - 1  # as if so many had been added
     mean.add(torch.ones(2), 1)
     with pytest.raises(FedError, match="at most 1048576 vectors, got 1048577: reduce them in groups first"):
-        mean.add(torch.ones(2), 1)
+        mean.add(torch.full((2,), 9.0), 1)
     with pytest.raises(FedError, match="got 1048577"):
-        mean.merge(mean_of([torch.ones(2)], [1]))
+        mean.merge(mean_of([torch.full((2,), 9.0)], [1]))
     assert (mean.atoms, mean.weight) == (2**20, Fraction(2))
+    assert mean.finish().tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +185,41 @@ def test_what_is_not_finite_or_too_large_is_refused_and_leaves_no_trace(number: 
         mean.add(bad_P, weight)
     assert (mean.atoms, mean.weight) == (1, Fraction(2))
     assert torch.equal(mean.finish(), torch.ones(3 * PIECE, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e300, 2.0**800])
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_small_vectors_are_held_to_that_before_they_are_cut(before: int, number: float) -> None:
+    mean = WeightedMean(3)
+    for _ in range(before):
+        mean.add(torch.ones(3), 2)
+    with pytest.raises(FedError, match=r"must be finite and below 7e\+240"):
+        mean.add(torch.tensor([1.0, number, 1.0], dtype=torch.float64), 1)
+    mean.add(torch.ones(3), 1)
+    assert (mean.atoms, mean.weight) == (before + 1, 2 * before + 1)
+    assert mean.finish().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("size", [1, PIECE, 3 * PIECE + 5])
+def test_a_factor_lessens_a_vector_and_no_weight(size: int) -> None:
+    mean = WeightedMean(size)
+    for value, weight, factor in ((1.0, 1, 1.0), (2.0, 3, 0.5), (4.0, 4, 0.25)):
+        mean.add(torch.full((size,), value), weight, factor)
+    assert mean.weight == 8
+    assert torch.equal(mean.finish(), torch.ones(size, dtype=torch.float64))
+
+
+def test_who_is_merged_goes_on_by_itself() -> None:
+    one, other = WeightedMean(2), mean_of([torch.ones(2)], [1])
+    one.merge(other)
+    other.add(torch.full((2,), 5.0), 1)
+    assert (one.finish().tolist(), other.finish().tolist()) == ([1, 1], [3, 3])
+    one.add(torch.full((2,), 9.0), 1)
+    assert (one.finish().tolist(), other.finish().tolist()) == ([5, 5], [3, 3])
+
+
+def test_vectors_without_numbers_have_a_mean_without_numbers() -> None:
+    assert mean_of([torch.ones(0)] * 3, [1, 2, 3]).finish().tolist() == []
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf])

@@ -107,6 +107,17 @@ def test_what_an_algorithm_combines_with_is_told(
     assert line.removeprefix("combines with").strip().startswith(f"{said};")
 
 
+@pytest.mark.parametrize(("key", "value"), [("joining_s", 20.0), ("staying_s", 60.0)])
+@pytest.mark.parametrize("rounds", ["synchronous", "buffered", "bounded_staleness"])
+def test_an_algorithm_that_numbers_its_clients_refuses_those_that_come_or_leave_for_good(
+    rounds: str, key: str, value: float
+) -> None:
+    line = problem(algorithm="afl", rounds=rounds, devices={"kind": "lognormal", key: value})
+    assert f"devices.{key} has no meaning for afl, which numbers all clients from the beginning to the end" in line
+    assert Experiment(algorithm="scaffold", rounds=rounds, devices={key: value}).algorithm.kind == "scaffold"
+    assert Experiment(algorithm="afl", rounds=rounds, devices={"availability": "on_off"}).algorithm.kind == "afl"
+
+
 # Adversaries.
 
 

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
 from fed.errors import Diverged
 from fed.layout import Layout
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.randomness import Streams
+from fed.server.bounded_staleness import Held
 from fed.server.coordinator import Coordinator
 from tests.scripted_fleet import ScriptedFleet
 
@@ -50,6 +52,64 @@ def test_the_model_moves_by_the_mean_weighted_by_samples() -> None:
     assert (exchange.selected, exchange.replied, exchange.failed, exchange.late) == (2, 2, 0, 0)
     assert exchange.bytes_down == exchange.bytes_up == 2 * 3 * 4
     assert exchange.train_loss == 0.5
+
+
+def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
+    """EASGD moves by the sum of the pulls: of one of two clients, that one's."""
+    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
+    scripts = [lambda task: [reply(task, 1.0)], silent]
+    moves = Coordinator(EASGD(), Scripted(scripts), LAYOUT, start_V, integers_I, Streams(0))
+    gathering = moves.begin()
+    moves.ask(gathering, 1, [0])
+    moves.gather(gathering)
+    moves.move(gathering, 1, share=0.5)
+    assert torch.equal(moves.model()[0], torch.ones(3))
+
+
+class Hall(Scripted):
+    """Members come and leave, each with as many samples as its number says."""
+
+    def __init__(self, members: list[int]) -> None:
+        super().__init__([])
+        self.there = members
+        self.looks = 0
+
+    def members(self) -> Sequence[int]:
+        return self.there
+
+    def size_of(self, client: int | str) -> int:
+        self.looks += 1
+        return int(client)
+
+
+def test_what_all_members_hold_is_counted_anew_when_they_are_others_and_not_before() -> None:
+    fleet, held = Hall([1, 2, 3]), Held()
+    assert [held.by_all(fleet) for _ in range(5)] == [6] * 5
+    assert fleet.looks == 3
+    fleet.there = [1, 2, 4]
+    assert held.by_all(fleet) == 7
+    fleet.there = [1, 2]
+    assert held.by_all(fleet) == 3
+
+
+def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def noted(task: Task) -> list[Reply]:
+        seen.append((task.round, task.repeats))
+        return [reply(task)]
+
+    moves = coordinator(*[noted] * 40)
+    sizes = []
+    for number in range(1, 41):
+        gathering = moves.begin()
+        for client in (number - 1, number - 1, number % 40):
+            moves.ask(gathering, number, [client])
+            moves.gather(gathering)
+        moves.move(gathering, number)
+        sizes.append(sum(map(len, moves.state()["asked"].values())))
+    assert seen == [(number, repeats) for number in range(1, 41) for repeats in (0, 1, 0)]
+    assert max(sizes) == 2
 
 
 def spoiled(task: Task, vector_V: Tensor) -> Reply:
@@ -91,7 +151,7 @@ def test_a_round_without_replies_leaves_the_model() -> None:
     moves = coordinator(lambda task: [])
     exchange = moves.exchange(1, [0])
     assert torch.equal(moves.model()[0], torch.zeros(3))
-    assert (exchange.replied, exchange.failed, exchange.train_loss) == (0, 1, None)
+    assert (exchange.replied, exchange.failed, exchange.late, exchange.train_loss) == (0, 1, 0, None)
 
 
 def test_a_round_with_fewer_replies_than_the_rule_needs_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:

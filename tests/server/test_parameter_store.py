@@ -365,6 +365,20 @@ def test_who_may_proceed_does_not_wait_however_long_it_would() -> None:
         store.wait("a", timeout_s=timeout_s)
 
 
+def test_those_who_may_proceed_are_found_by_clock_in_their_order() -> None:
+    store = ParameterStore(bound=1)
+    for worker in "abcde":
+        store.register(worker)
+    for worker in "aacee":
+        store.tick(worker)
+    assert store.ready("edcba") == {0: ["d", "b"], 1: ["c"]}
+    store.tick("b")
+    store.tick("d")
+    assert store.ready("edcba") == {2: ["e", "a"], 1: ["d", "c", "b"]}
+    with pytest.raises(InvalidInput, match="worker 'z' must be registered"):
+        store.ready("az")
+
+
 def test_a_restored_store_goes_on() -> None:
     store = filled(1, "quick", "slow")
     for _ in range(2):

@@ -27,6 +27,15 @@ from tests.simulations.durable_runs import CASES, DAMAGES, DEVICES, experiment, 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
 PATIENCE_S = 120.0
+KINDS_OF_ROUNDS = (
+    "synchronous",
+    "tolerant",
+    "buffered",
+    "asynchronous",
+    "bounded_staleness",
+    "scaffold_buffered",
+    "peers",
+)
 QUICK = ("tolerant", "buffered", "bounded_staleness", "peers", "ditto_buffered", "afl", "mimic_buffered")
 
 
@@ -311,10 +320,11 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(case: str, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_twenty_points_of_time_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_killed_at_random_points_of_time_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+    """At twenty points in each kind of rounds; at five where another algorithm is all that differs."""
     one = experiment(case, 40)
     fed.simulate(one, output=tmp_path / "whole")
-    for seed in range(4):
+    for seed in range(4 if case in KINDS_OF_ROUNDS else 1):
         program("killed", written(one, tmp_path / str(seed)), tmp_path / str(seed) / "killed", 5, seed)
         assert left_in(tmp_path / str(seed) / "killed") == left_in(tmp_path / "whole")
 

@@ -4,7 +4,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +23,14 @@ from .conftest import Point, mean_output
 CLIENTS, LR = 8, 0.1
 SPEEDS = [1.0, 2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0]
 """Samples a second; with one sample and one step a task takes the reciprocal, and nothing else costs time."""
+
+SECOND_A_SAMPLE = {
+    "kind": "uniform",
+    "samples_per_s": 1,
+    "latency_s": 0,
+    "down_bytes_per_s": 1e300,
+    "up_bytes_per_s": 1e300,
+}
 
 
 def data(samples: Sequence[int] = (1,) * CLIENTS) -> fed.FederatedData:
@@ -69,8 +77,11 @@ def test_a_round_ends_with_its_slowest_client(devices: dict[str, Any]) -> None:
     assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends.tolist())
 
 
-def test_over_selection_ends_with_the_cohorts_last_reply_and_the_others_are_late(devices: dict[str, Any]) -> None:
-    finished = run({"count": 1, "cohort": 4, "over_selection": 1.5}, devices)
+@pytest.mark.parametrize("backups", [{}, {"backup_after_s": 0.9}, {"backup_after_s": 10.0}], ids=str)
+def test_over_selection_ends_with_the_cohorts_last_reply_and_the_others_are_late(
+    backups: dict[str, Any], devices: dict[str, Any]
+) -> None:
+    finished = run({"count": 1, "cohort": 4, "over_selection": 1.5, **backups}, devices)
     fastest = sorted(1 / SPEEDS[client] for client in cohort(1, 6))
     assert lines(finished, "selected", "replied", "late", "failed") == [(6, 4, 2, 0)]
     assert finished.metrics[0]["virtual_s"] == pytest.approx(fastest[3])
@@ -121,8 +132,11 @@ def test_idle_time_and_late_clients_are_told(devices: dict[str, Any]) -> None:
 def test_a_deadline_ends_a_round_and_a_quorum_keeps_it_open(devices: dict[str, Any]) -> None:
     by_deadline = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop"}, devices)
     assert lines(by_deadline, "virtual_s", "replied", "late") == [(pytest.approx(0.3), 5, 3)]
-    by_quorum = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop", "quorum": 0.75}, devices)
-    assert lines(by_quorum, "virtual_s", "replied", "late") == [(pytest.approx(1 / 3), 6, 2)]
+    for quorum in (0.75, 0.7):  # 6 of 8, and more than 5
+        by_quorum = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop", "quorum": quorum}, devices)
+        assert lines(by_quorum, "virtual_s", "replied", "late") == [(pytest.approx(1 / 3), 6, 2)]
+    just = run({"count": 1, "deadline_s": 1.0, "partial_work": "drop"}, devices)
+    assert lines(just, "virtual_s", "replied", "late") == [(1.0, CLIENTS, 0)]
     early = run({"count": 1, "deadline_s": 10.0}, devices)
     assert lines(early, "virtual_s", "replied", "late") == [(pytest.approx(1.0), CLIENTS, 0)]
 
@@ -136,6 +150,105 @@ def test_backups_are_asked_for_those_that_are_slow(devices: dict[str, Any]) -> N
     arrivals = sorted([1 / SPEEDS[client] for client in first] + [0.15 + 1 / SPEEDS[client] for client in backups])
     assert lines(finished, "selected", "replied", "late") == [(4 + len(slow), 4, len(slow))]
     assert finished.metrics[0]["virtual_s"] == pytest.approx(arrivals[3])
+
+
+def test_who_goes_away_while_a_quorum_waits_for_others_has_failed(tmp_path: Path) -> None:
+    """A second a task, of three clients: two go away in it, the second of them while nobody else can be asked."""
+    path = tmp_path / "spells.csv"
+    spells = ["0,0,1000", "1,0,0.75", "1,20,1000", "2,0,0.25", "2,10,1000"]
+    never = [f"{client},1e6,2e6" for client in range(3, CLIENTS)]
+    path.write_text("\n".join(["client,begins_s,ends_s", *spells, *never]) + "\n")
+    section = {**SECOND_A_SAMPLE, "availability": {"kind": "trace", "path": str(path)}}
+    finished = run({"count": 1, "cohort": 3, "quorum": 1.0, "deadline_s": 0.5, "partial_work": "drop"}, section)
+    assert lines(finished, "selected", "replied", "failed", "late", "virtual_s") == [(5, 3, 2, 0, 11.0)]
+
+
+def test_a_quorum_is_reached_with_parts_of_the_work() -> None:
+    """Of those who are asked in place of others, too, where everybody is cut off."""
+    section = {**SECOND_A_SAMPLE, "interruption": 1.0, "failure": 0.5}
+    finished = run({"count": 3, "cohort": 4, "quorum": 1.0}, section, local={"steps": 8})
+    for selected, replied, failed in lines(finished, "selected", "replied", "failed"):
+        assert replied == 4
+        assert selected == replied + failed > 4
+
+
+def test_who_breaks_down_does_so_after_a_part_of_its_time() -> None:
+    finished = run({"count": 12, "cohort": 1}, {**SECOND_A_SAMPLE, "failure": 0.6})
+    fates = [Streams(0).uniforms("fate", task)[:2] for task in range(12)]
+    ends = np.cumsum([at if fails < 0.6 else 1.0 for fails, at in fates])
+    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends.tolist())
+    assert [line["failed"] for line in finished.metrics] == [int(fails < 0.6) for fails, _ in fates]
+
+
+def test_those_who_train_together_keep_the_step_sizes_of_their_rounds() -> None:
+    """Some are asked in earlier rounds than others of a schedule, and train in one group or each alone."""
+    rounds = {"kind": "buffered", "count": 8, "buffer": 2, "concurrency": 6}
+    section = {**SECOND_A_SAMPLE, "kind": "lognormal"}
+    local = {"schedule": "cosine"}
+    grouped, alone = (run(rounds, section, local=local, simulation={"group": size}) for size in (6, 1))
+    np.testing.assert_allclose(point(grouped), point(alone), rtol=1e-12)
+
+
+def test_a_quorum_is_one_of_those_who_can_be_asked(tmp_path: Path) -> None:
+    """Three are ever there; a day is waited for five."""
+    path = tmp_path / "spells.csv"
+    spells = [f"{client},0,1e6" if client < 3 else f"{client},1e6,2e6" for client in range(CLIENTS)]
+    path.write_text("\n".join(["client,begins_s,ends_s", *spells]) + "\n")
+    section = {**SECOND_A_SAMPLE, "availability": {"kind": "trace", "path": str(path)}}
+    finished = run({"count": 1, "cohort": 5, "quorum": 1.0}, section)
+    assert lines(finished, "selected", "replied", "virtual_s") == [(3, 3, 86401.0)]
+
+
+class Watched(SimulatedFleet):
+    """Keeps what is sent."""
+
+    sent: ClassVar[list[tuple[float, list[Any], list[int]]]] = []
+
+    def dispatch(self, tasks: Any) -> None:
+        tasks = [*tasks]
+        if tasks:
+            self.sent.append((self.clock, tasks, [int(client) for client in self.nodes()]))
+        super().dispatch(tasks)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    """The tasks of each instant, with the clock and who was free."""
+    monkeypatch.setattr(Watched, "sent", [])
+    monkeypatch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
+    return Watched
+
+
+def test_backups_have_what_is_left_of_a_rounds_time(devices: dict[str, Any], watched: type[Watched]) -> None:
+    run({"count": 1, "cohort": 6, "backup_after_s": 0.15, "deadline_s": 0.4}, devices)
+    assert [{task.deadline_s for task in tasks} for _, tasks, _ in watched.sent] == [{0.4}, {0.4 - 0.15}]
+
+
+def test_each_draw_of_a_round_has_a_stream_of_its_own(watched: type[Watched]) -> None:
+    run({"count": 4, "cohort": 3, "quorum": 1.0}, {**SECOND_A_SAMPLE, "failure": 0.7})
+    drawn = dict.fromkeys(range(1, 5), 0)
+    for _, tasks, free in watched.sent:
+        number, clients = tasks[0].round, [task.client for task in tasks]
+        assert clients == cohort(number, len(clients), again=drawn[number], among=free)
+        drawn[number] += len(clients)
+    assert len(watched.sent) > 8
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        {"kind": "buffered", "buffer": 4, "concurrency": 7},
+        {"cohort": 4, "over_selection": 1.5, "quorum": 1.0, "backup_after_s": 0.1},
+    ],
+    ids=str,
+)
+def test_a_step_size_is_scaled_by_how_many_move_the_model(
+    rounds: dict[str, Any], devices: dict[str, Any], watched: type[Watched]
+) -> None:
+    run({"count": 3, **rounds}, {**devices, "failure": 0.3}, local={"scaling": "linear"})
+    step_sizes = {task.lr for _, tasks, _ in watched.sent for task in tasks}
+    assert step_sizes == {fed.Experiment(local={"lr": LR, "scaling": "linear"}).local.lr_in(1, 3, 4)}
+    assert {len(tasks) for _, tasks, _ in watched.sent} > {1}
 
 
 def unsynchronised(
@@ -270,6 +383,22 @@ def test_unsynchronised_rounds_have_the_same_bits_whoever_trains(workers: int) -
     assert len(set(digest)) == 12
 
 
+@pytest.mark.parametrize("kind", ["buffered", "asynchronous", "bounded_staleness"])
+def test_workers_have_room_for_groups_whose_clients_started_from_models_of_their_own(kind: str) -> None:
+    """Of models larger than all else that travels; a group's answers come singly then."""
+    buffer = {"buffer": 3} if kind == "buffered" else {}
+    run = fed.simulate(
+        fed.Experiment(
+            data={"kind": "digits", "clients": 12},
+            model="logistic",
+            rounds={"kind": kind, "count": 3, **buffer},
+            devices="lognormal",
+            simulation={"workers": 1, "group": 6},
+        )
+    )
+    assert run.summary["status"] == "finished"
+
+
 def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) -> None:
     with pytest.raises(InvalidExperiment, match=r"rounds.buffer must be at most 5.*got 6"):
         run({"kind": "buffered", "buffer": 6, "concurrency": 5}, devices)
@@ -285,29 +414,16 @@ def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_clients_that_register_and_leave_take_part_while_they_are_members(rounds: dict[str, Any]) -> None:
+def test_clients_that_register_and_leave_take_part_while_they_are_members(
+    rounds: dict[str, Any], watched: type[Watched]
+) -> None:
     """In a sample and a second each: who is asked is a member then, and who leaves in a task has failed it."""
+    section = {**SECOND_A_SAMPLE, "joining_s": 4, "staying_s": 12}
+    finished = run(rounds, section)
     asked: dict[int, list[float]] = {}
-
-    class Watched(SimulatedFleet):
-        def dispatch(self, tasks: Any) -> None:
-            tasks = [*tasks]
-            for task in tasks:
-                asked.setdefault(task.client, []).append(self.clock)
-            super().dispatch(tasks)
-
-    section = {
-        "kind": "uniform",
-        "samples_per_s": 1,
-        "latency_s": 0,
-        "down_bytes_per_s": 1e300,
-        "up_bytes_per_s": 1e300,
-        "joining_s": 4,
-        "staying_s": 12,
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fed.simulations.simulation.SimulatedFleet", Watched)
-        finished = run(rounds, section)
+    for clock_s, tasks, _ in watched.sent:
+        for task in tasks:
+            asked.setdefault(task.client, []).append(clock_s)
     devices = fed.Experiment(devices=section).devices.make()
     failed = 0
     for client, times in asked.items():
@@ -396,7 +512,9 @@ def test_one_client_that_holds_all_data_is_no_cohort_to_be_waited_for(devices: d
         {"kind": "bounded_staleness"},
     ],
 )
-def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(rounds: dict[str, Any]) -> None:
+def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(
+    rounds: dict[str, Any], watched: type[Watched]
+) -> None:
     away = {"kind": "on_off", "on_s": 20.0, "off_s": 20_000.0}
     devices = {"kind": "uniform", "samples_per_s": 0.01, "availability": away}
     experiment = fed.Experiment(
@@ -404,6 +522,7 @@ def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(rounds: dict[st
     )
     with pytest.raises(RunFailed, match=r"round 1 has not ended within a week of the clients' time; .*: give tasks"):
         fed.simulate(experiment)
+    assert 6 < watched.sent[-1][0] / 86400 < 9
 
 
 def test_a_round_waits_for_as_many_clients_as_are_members() -> None:
