@@ -156,8 +156,12 @@ class _Deployment:
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
-        coordinator = Coordinator(algorithm, fleet, shared, *shared.pack(prepared.module), prepared.streams, self._lr_in)
-        numbers, dtype = (shared.size, shared.dtype) if sends_models(algorithm) else (coordinator.message_size, _MESSAGE)
+        coordinator = Coordinator(
+            algorithm, fleet, shared, *shared.pack(prepared.module), prepared.streams, self._lr_in
+        )
+        numbers, dtype = (
+            (shared.size, shared.dtype) if sends_models(algorithm) else (coordinator.message_size, _MESSAGE)
+        )
         example = torch.empty(numbers, dtype=dtype, device="meta")
         plan = Plan(
             run=secrets.token_hex(8),

@@ -107,7 +107,9 @@ def main() -> int:
     simulated, deployed = (given.output / name for name in ("simulated", "grpc"))
     accuracy = json.loads((deployed / "summary.json").read_text())["final_test_accuracy"]
     are_same = (simulated / "model.safetensors").read_bytes() == (deployed / "model.safetensors").read_bytes()
-    print(f"test accuracy {accuracy:.3f}; simulated and deployed models {'have the same bits' if are_same else 'differ'}")
+    print(
+        f"test accuracy {accuracy:.3f}; simulated and deployed models {'have the same bits' if are_same else 'differ'}"
+    )
     return 0 if are_same else 1
 
 
