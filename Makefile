@@ -10,13 +10,19 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare benchmark time test test-all lint format protocol clean
+.PHONY: help compare edge deployment benchmark time test test-all lint format protocol clean
 
 help:  ## list these goals
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints where the report is
 	$(BIN)/fed compare examples/digits.yaml --output runs/compare --overwrite
+
+edge: $(LINKED)  ## a server and three nodes on this machine beside a simulation: the same bits? leaves runs/edge
+	$(BIN)/python examples/edge/run.py --output runs/edge
+
+deployment: $(LINKED)  ## rounds, transfers and 200 clients over gRPC; beside Flower where make benchmark has installed it
+	$(BIN)/python benchmarks/deployment.py
 
 benchmark: $(LINKED) benchmarks/.venv/installed  ## rounds a second beside PyTorch loops, pfl-research and Flower; half an hour
 	$(BIN)/python benchmarks/simulation.py

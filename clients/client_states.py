@@ -36,7 +36,8 @@ class ClientStates:
     ) -> None:
         self._clients = clients
         self._layout = layout
-        self._private = layout.split(*first)[1]
+        vector, integers = layout.split(*first)[1]
+        self._private = vector.clone(), integers.clone()  # views would keep all of the first model
         self._state = state
         self._keeps_models = keeps_models
         self._kept: dict[ClientId, _Kept] = {}

@@ -130,19 +130,20 @@ class Incoming:
             InvalidPayload: if it is too small, or there is more than was said.
             OSError: if the disk is full.
         """
-        if zlib.crc32(chunk.data) != chunk.crc32:
+        data = chunk.data  # each look at it copies it
+        if zlib.crc32(data) != chunk.crc32:
             raise DamagedPayload("a chunk was damaged on its way")
         left_bytes = self.payload.size_bytes - self.received_bytes
-        if not min(_LEAST_BYTES, max(left_bytes, 1)) <= len(chunk.data) <= min(CHUNK_BYTES, left_bytes):
+        if not min(_LEAST_BYTES, max(left_bytes, 1)) <= len(data) <= min(CHUNK_BYTES, left_bytes):
             raise InvalidPayload(
                 f"a chunk must have {_LEAST_BYTES} to {CHUNK_BYTES} bytes or be the last, and all together "
-                f"{self.payload.size_bytes}, got {len(chunk.data)} after {self.received_bytes}"
+                f"{self.payload.size_bytes}, got {len(data)} after {self.received_bytes}"
             )
         with self.path.open("r+b") as file:
             file.seek(self.received_bytes)
-            file.write(chunk.data)
-        self._digest.update(chunk.data)
-        self.received_bytes += len(chunk.data)
+            file.write(data)
+        self._digest.update(data)
+        self.received_bytes += len(data)
 
     @property
     def is_complete(self) -> bool:

@@ -9,6 +9,7 @@ Shapes: P, the length of the vectors; p, of a piece of them.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
 import torch
@@ -24,6 +25,7 @@ _LOWEST_EXPONENT = _LANE_BITS * _LOWEST
 _LARGEST = 2.0**800
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
+_LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory
 _ZERO = torch.zeros((), dtype=torch.float64)
 
 
@@ -56,13 +58,14 @@ class WeightedMean:
         self._lanes: dict[int, Tensor] = {}
         self._products: list[Tensor] = []  # not cut yet: a single one needs no lanes, small ones are cut together
 
-    def add(self, vector_P: Tensor, weight: float, factor: float = 1.0) -> None:
+    def add(self, vector_P: Tensor, weight: float, factor: float = 1.0, *, less_P: Tensor | None = None) -> None:
         """Count a vector with a weight.
 
         Args:
             vector_P: [P], finite.
             weight: positive and finite.
             factor: multiplies the vector, and not the weight.
+            less_P: what counts is the vector less this one, [P], in float64, piece by piece where it is long.
 
         Raises:
             FedError: if the shape is another, a product is not finite and below 2⁸⁰⁰, or 2²⁰ vectors are counted.
@@ -71,18 +74,18 @@ class WeightedMean:
             raise FedError(f"a weight must be positive and finite, got {weight}")
         if vector_P.shape != (self.size,):
             raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
-        if self.atoms == 0 or (len(self._products) + 1) * self.size <= _PIECE:
-            product_P = vector_P.double() * (weight * factor)
+        is_first = self.atoms == 0 and self.size <= _LONGEST_PRODUCT
+        if is_first or (len(self._products) + 1) * self.size <= _PIECE:
+            product_P = _difference(vector_P, less_P) * (weight * factor)
             if not torch.dot(product_P, product_P).item() < _LARGEST:  # most are far smaller, and one number says so
                 _highest_lane(product_P, 1)
             self._count(1, _exact(weight))
             self._products.append(product_P)
             return
-        pieces = self._pieces(vector_P)
-        highest = [_highest_lane(piece_p, weight * factor) for _, piece_p in pieces]
+        highest = [_highest_lane(piece_p, weight * factor) for _, piece_p in self._pieces(vector_P, less_P)]
         self._count(1, _exact(weight))
         self._cut_products()
-        self._cut(pieces, highest, weight * factor)
+        self._cut(self._pieces(vector_P, less_P), highest, weight * factor)
 
     def merge(self, other: "WeightedMean") -> None:
         """Count all that another sum has counted.
@@ -98,8 +101,11 @@ class WeightedMean:
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
 
-    def finish(self) -> Tensor:
+    def finish(self, *, is_last: bool = False) -> Tensor:
         """The mean [P], in float64.
+
+        Args:
+            is_last: nothing else is asked of this sum, whose memory the mean takes.
 
         Raises:
             FedError: if nothing was added.
@@ -110,9 +116,12 @@ class WeightedMean:
             units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
             return torch.add(_ZERO, units_P, alpha=2.0**_LOWEST_EXPONENT).div_(float(self.weight))
         self._cut_products()
-        sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        lowest_P = self._lanes[min(self._lanes)] if is_last and self._lanes else None
+        sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device) if lowest_P is None else lowest_P
         for start in range(0, self.size, _PIECE):
-            self._sum_piece(sum_P[start : start + _PIECE], start)
+            sum_P[start : start + _PIECE] = self._summed_piece(start)
+        if is_last:
+            self._lanes = {}
         return sum_P.div_(float(self.weight))
 
     def _count(self, atoms: int, weight: int | Fraction) -> None:
@@ -123,22 +132,22 @@ class WeightedMean:
         self.atoms += atoms
         self.weight += weight
 
-    def _pieces(self, vector_P: Tensor) -> list[tuple[int, Tensor]]:
-        if 0 < self.size <= _PIECE:
-            return [(0, vector_P)]
-        return [(start, vector_P[start : start + _PIECE]) for start in range(0, self.size, _PIECE)]
+    def _pieces(self, vector_P: Tensor, less_P: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
+        for start in range(0, self.size, _PIECE):
+            piece_p = vector_P[start : start + _PIECE]
+            yield start, piece_p if less_P is None else _difference(piece_p, less_P[start : start + _PIECE])
 
     def _cut_products(self) -> None:
         """Cut into lanes what has not been."""
         products, self._products = self._products, []
         if len(products) == 1:
-            pieces = self._pieces(products[0])
-            self._cut(pieces, [_highest_lane(piece_p, 1) for _, piece_p in pieces], 1)
+            highest = [_highest_lane(piece_p, 1) for _, piece_p in self._pieces(products[0])]
+            self._cut(self._pieces(products[0]), highest, 1)
         elif products and self.size:
             rest_KP = torch.stack(products)
             self._add_piece(rest_KP, torch.empty_like(rest_KP), 0, _highest_lane(rest_KP, 1))
 
-    def _cut(self, pieces: list[tuple[int, Tensor]], highest: list[int], weight: float) -> None:
+    def _cut(self, pieces: Iterable[tuple[int, Tensor]], highest: list[int], weight: float) -> None:
         longest = min(self.size, _PIECE)
         rest_p, cut_p = (torch.empty(longest, dtype=torch.float64, device=self.device) for _ in range(2))
         for (start, piece_p), lane in zip(pieces, highest, strict=True):
@@ -158,22 +167,28 @@ class WeightedMean:
             if index == _LOWEST or not torch.dot(flat, flat):
                 return
 
-    def _sum_piece(self, sum_p: Tensor, start: int) -> None:
-        """Add a piece's lanes, rounded to 2⁻⁵² of the sum.
+    def _summed_piece(self, start: int) -> Tensor:
+        """The sum of a piece's lanes, rounded to 2⁻⁵² of itself.
 
         Lanes may cancel each other, and a plain sum would by then have lost what stands below. So each first hands to
         the next what is worth whole units there: half a unit at most is left, which none cancels.
         """
+        sum_p = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
         carry_p = torch.zeros_like(sum_p)
         for index in sorted(self._lanes):
             lane_p = self._lanes[index][start : start + len(sum_p)] + carry_p
             carry_p = _round_to_lane(lane_p, index + 1) if index + 1 in self._lanes else torch.zeros_like(sum_p)
             sum_p += lane_p.sub_(carry_p)
+        return sum_p
 
     def _lane(self, index: int) -> Tensor:
         if index not in self._lanes:
             self._lanes[index] = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         return self._lanes[index]
+
+
+def _difference(vector_P: Tensor, less_P: Tensor | None) -> Tensor:
+    return vector_P.double() if less_P is None else vector_P.double() - less_P.double()
 
 
 def _exact(weight: float) -> int | Fraction:

@@ -191,6 +191,7 @@ class Coordinator:
         """
         for answer in self.fleet.collect(until, enough):
             gathering.take(answer, self.open, self.version, weigh)
+            del answer  # it may be large, and the next is on its way
         gathering.raise_if_diverged()
 
     def dismiss(self, gathering: Gathering, *, are_late: bool) -> None:

@@ -153,8 +153,8 @@ class Gathering:
             raise Diverged.of(first.round, first.client, first.reason)
 
     def mean(self) -> Tensor:
-        """The weighted mean of the messages, [M]."""
-        return self._mean.finish()
+        """The weighted mean of the messages, [M]; to be asked for once, since it takes the sum's place."""
+        return self._mean.finish(is_last=True)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """The messages [S, M] and weights [S], in the order of their tasks."""
@@ -193,10 +193,10 @@ class Gathering:
             return
         assert found is not None
         del open_tasks[reply.task]
-        update_V = reply.vector_V.double() - found.task.vector_V.double()
         self.loss_of[reply.client] = reply.train_loss
-        message = update_V, float(reply.samples)
-        self._count([found], message, reply.integers_I, (reply.train_loss,), (reply.samples,), version, weigh)
+        message = reply.vector_V, float(reply.samples)
+        start_V = found.task.vector_V
+        self._count([found], message, reply.integers_I, (reply.train_loss,), (reply.samples,), version, weigh, start_V)
 
     def _take_group(self, reply: GroupReply, open_tasks: dict[int, OpenTask], version: int, weigh: Staleness) -> None:
         self.bytes_up += self._message_bytes * len(reply.tasks) if reply.size_bytes is None else reply.size_bytes
@@ -230,8 +230,9 @@ class Gathering:
         samples: Sequence[int],
         version: int,
         weigh: Staleness,
+        start_V: Tensor | None = None,
     ) -> None:
-        """Of tasks that started from one model."""
+        """Of tasks that started from one model; with that model the message is what it has become."""
         staleness = version - tasks[0].version
         factor = weigh(staleness)
         if factor is None:
@@ -239,10 +240,12 @@ class Gathering:
             return
         mean_M, weight = message
         self._weight += weight
+        if start_V is not None and (self._present_V is not None or not self._is_linear):
+            mean_M, start_V = mean_M.double() - start_V.double(), None
         if self._present_V is not None:
             mean_M = mean_M + (tasks[0].task.vector_V - self._present_V)
         if self._is_linear:
-            self._mean.add(mean_M, weight, factor)
+            self._mean.add(mean_M, weight, factor, less_P=start_V)
         else:
             self._single[tasks[0].task.id] = mean_M * factor, weight
         self._note(tasks, integers_I, losses, samples, staleness)

@@ -4,13 +4,13 @@ import json
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fed.aggregators.contracts import Aggregator
 from fed.aggregators.reporting import sends_models
@@ -42,6 +42,7 @@ __all__ = ["Deployment", "serve"]
 _log = logging.getLogger(__name__)
 _SIMULATED = ("adversaries", "hierarchy", "topology")
 _SCORED_WITHIN_S = 600.0
+_MESSAGE = torch.float64
 
 
 def serve(
@@ -162,9 +163,13 @@ class Deployment:
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
-        first = shared.pack(prepared.module)
-        coordinator = Coordinator(algorithm, fleet, shared, *first, prepared.streams, self._lr_in)
-        example = first[0] if sends_models(algorithm) else torch.zeros(coordinator.message_size, dtype=torch.float64)
+        coordinator = Coordinator(
+            algorithm, fleet, shared, *shared.pack(prepared.module), prepared.streams, self._lr_in
+        )
+        numbers, dtype = (
+            (shared.size, shared.dtype) if sends_models(algorithm) else (coordinator.message_size, _MESSAGE)
+        )
+        example = torch.empty(numbers, dtype=dtype, device="meta")
         plan = Plan(
             run=secrets.token_hex(8),
             experiment=json.dumps(_part_of_nodes(self.experiment)),
@@ -173,7 +178,7 @@ class Deployment:
         )
         fleet.begin(
             plan,
-            (example, first[1]),
+            (example, coordinator.model()[1]),
             reports_models=sends_models(algorithm),
             asks_place="place" in algorithm.asks,
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
@@ -202,7 +207,8 @@ class Deployment:
         on_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> Recording:
         test = None if self._by_clients or self._data is None else self._data.test
-        executor = InProcess(partial(Work, prepared.recipe(prepared.data, is_batched=False)))
+        recipe = prepared.recipe(prepared.data, is_batched=False)
+        executor = InProcess(partial(Work, recipe) if test is not None else _no_work)
 
         def begin_scoring() -> Any:
             if self._by_clients:
@@ -250,6 +256,11 @@ class _ScoringByNodes:
         metrics = [one.metric if one.HasField("metric") else None for one in self._scores]
         losses, samples = [one.loss for one in self._scores], [one.samples for one in self._scores]
         return scores_over_clients(losses, metrics, samples)
+
+
+def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
+    """Where there is nothing to score, no copy of the model is needed for it."""
+    return lambda content, tensors: (None, ())
 
 
 def _signature_of(data: FederatedData) -> Signature:

@@ -1,0 +1,82 @@
+"""Nodes that answer at once: the client's whole side of the wire, with no training behind it. One process, many nodes.
+
+Each downloads its task, checks it, multiplies the model with a number close to 1, so that all of its bits travel and
+are added up, and delivers that. An answer that was written before is sent again for the same model.
+"""
+
+import argparse
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node_training import Described, Order, TaskDone
+from fed.credentials import NodeCredentials
+from fed.messages import client_id_of
+from fed.payloads import read, written
+from fed.protocol_pb2 import Payload
+
+SAMPLES = 20
+SHRINKS = 0.999
+
+
+class AtOnce:
+    """In the place of a training process.
+
+    Args:
+        inputs: numbers of a sample.
+        classes: of its labels.
+    """
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        self._described = Described(SAMPLES, (inputs,), "float32", classes)
+
+    def describe(self) -> Described:
+        """What the model is made for."""
+        return self._described
+
+    def prepare(self, *_: Any) -> None:
+        """Nothing to prepare."""
+
+    def train(self, order: Order) -> TaskDone:
+        """The model, a little smaller."""
+        vector_V, integers_I, *_ = read(order.path, Payload.FromString(order.payload))
+        payload = written(order.path, [vector_V.mul_(SHRINKS), integers_I])
+        return TaskDone(payload.SerializeToString(), float(SAMPLES), SAMPLES, 1.0)
+
+    def forget_before(self, _: str) -> None:
+        """Nothing was kept."""
+
+
+def main() -> None:
+    """Work until the server sends everybody home."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--credentials", type=Path, required=True, help="the folder of the nodes' folders")
+    parser.add_argument("--names", required=True, help="0,1,2")
+    parser.add_argument("--inputs", type=int, required=True)
+    parser.add_argument("--classes", type=int, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for files on their way")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    nodes = []
+    for name in given.names.split(","):
+        channel = NodeCredentials.load(given.credentials / name).for_grpc()
+        training: Any = AtOnce(given.inputs, given.classes)
+        folder = given.folder / name
+        nodes.append(
+            EdgeNode(given.server, channel, name, client_id_of(name), training, folder, patience=NodePatience(120, 300))
+        )
+    threads = [threading.Thread(target=node.run) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)  # threads of gRPC's may hang on for seconds
+
+
+if __name__ == "__main__":
+    main()

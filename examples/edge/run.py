@@ -1,0 +1,117 @@
+"""A server and three nodes on this machine, beside a simulation of the same experiment: do they end with the same bits?
+
+It makes keys, simulates, starts ``fed server`` and three ``fed client``, each a process as on machines of their own,
+which speak gRPC with mutual TLS over loopback, and compares the models. All of it is in ``runs/edge``. Processes are
+ended whatever happens.
+
+    python examples/edge/run.py --output runs/edge
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+NODES = ("0", "1", "2")
+PATIENCE_S = 600.0
+FED = (sys.executable, "-m", "fed")
+
+
+def fed(*arguments: object) -> None:
+    """One command, to its end.
+
+    Raises:
+        SystemExit: if it fails.
+    """
+    if code := subprocess.run([*FED, *map(str, arguments)], check=False).returncode:
+        sys.exit(f"fed {arguments[0]} ended with status {code}")
+
+
+@contextlib.contextmanager
+def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A command under way, whose processes are gone in the end."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*FED, *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its training process too
+            process.wait()
+
+
+def port_of(server: subprocess.Popen[bytes], log: Path) -> int:
+    """Where the server listens, once it does."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s and server.poll() is None:
+        for line in log.read_text().splitlines():
+            if line.startswith("listening on "):
+                return int(line.split()[2].rpartition(":")[2])
+        time.sleep(0.05)
+    sys.exit(f"the server does not listen; {log} says:\n{log.read_text()}")
+
+
+def deploy(experiment: Path, output: Path) -> None:
+    """Keys, a server and three nodes, until the run is over.
+
+    Raises:
+        SystemExit: if it fails.
+    """
+    keys, logs = output / "keys", output / "logs"
+    for old in (keys, logs, output / "state"):
+        shutil.rmtree(old, ignore_errors=True)
+    logs.mkdir(parents=True)
+    fed("keys", "init", keys, "--host", "127.0.0.1")
+    for name in NODES:
+        fed("keys", "issue", keys, name)
+    with contextlib.ExitStack() as processes:
+        at = ("--listen", "127.0.0.1:0", "--credentials", keys, "--min-nodes", len(NODES))
+        place = ("--output", output / "grpc", "--overwrite")
+        server = processes.enter_context(started(logs / "server.log", "server", experiment, *at, *place))
+        port = port_of(server, logs / "server.log")
+        for name in NODES:
+            own = ("--credentials", keys / "nodes" / name, "--data", HERE / f"node-{name}.yaml")
+            state = ("--state", output / "state" / name)
+            command = ("client", "--server", f"127.0.0.1:{port}", *own, *state)
+            processes.enter_context(started(logs / f"node-{name}.log", *command))
+        try:
+            code = server.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            sys.exit(f"the server is not done after {PATIENCE_S:g} s: see {logs}")
+    text = (logs / "server.log").read_text()
+    print(text, end="")
+    if code:
+        sys.exit(f"the server ended with status {code}; what nodes say is in {logs}")
+
+
+def main() -> int:
+    """Simulate, deploy and compare; 1 where the models differ."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/edge"))
+    parser.add_argument("--experiment", type=Path, default=HERE / "experiment.yaml")
+    given = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    fed("simulate", given.experiment, "--output", given.output / "simulated", "--overwrite")
+    deploy(given.experiment, given.output)
+    simulated, deployed = (given.output / name for name in ("simulated", "grpc"))
+    accuracy = json.loads((deployed / "summary.json").read_text())["final_test_accuracy"]
+    are_same = (simulated / "model.safetensors").read_bytes() == (deployed / "model.safetensors").read_bytes()
+    print(
+        f"test accuracy {accuracy:.3f}; simulated and deployed models {'have the same bits' if are_same else 'differ'}"
+    )
+    return 0 if are_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
