@@ -13,7 +13,7 @@ from fed.server.coordinator import Coordinator
 from fed.server.gathering import Exchange
 from fed.server.synchronous import Rounds
 
-__all__ = ["Coordinated", "Federation", "State"]
+__all__ = ["Coordinated", "Federation", "Kept", "State"]
 
 State: TypeAlias = tuple[Tensor, Tensor]
 """A model as (vector [V], integers [I])."""
