@@ -77,6 +77,7 @@ def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
 
 
 def summary_in(directory: Path) -> Mapping[str, Any]:
+    """The summary of a run that has come to its end."""
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary
 

@@ -1,0 +1,428 @@
+"""What happens to servers and nodes: with real processes and real signals, every run comes to its end as it should."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fed
+from fed.experiment import Experiment
+from tests.server.deployed import Deployment, relayed, wait_for
+
+_Start = Callable[..., Deployment]
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Iterator[_Start]:
+    """Makes deployments, of which no process is left behind."""
+    made: list[Deployment] = []
+
+    def make(*, clients: int = 2, options: dict[str, Any] | None = None, **keys: Any) -> Deployment:
+        made.append(Deployment(tmp_path, _keys(clients, **keys), clients, **(options or {})))
+        return made[-1]
+
+    yield make
+    for deployment in made:
+        deployment.close()
+
+
+def _keys(clients: int, *, rounds: Any = (), hidden: int = 32, epochs: int = 5, **others: Any) -> dict[str, Any]:
+    return {
+        "name": "failures",
+        "data": {"kind": "digits", "clients": clients},
+        "model": {"kind": "mlp", "hidden": [hidden]},
+        "local": {"epochs": epochs, "batch_size": 64},
+        "rounds": rounds if "kind" in rounds else {"count": 4, "cohort": clients, **dict(rounds)},
+        "checkpoints": {"every": 1},
+        "simulation": {"batching": "off", "workers": 0},
+        **others,
+    }
+
+
+def _hold_to_simulation(deployment: Deployment, tmp_path: Path) -> None:
+    """Every client's update once in every round, and so the simulator's bits."""
+    fed.simulate(Experiment(**deployment.keys), output=tmp_path / "simulated")
+    assert [line["replied"] for line in deployment.metrics()] == [
+        deployment.clients
+    ] * deployment.experiment.rounds.make().count
+    assert deployment.model() == (tmp_path / "simulated" / "model.safetensors").read_bytes()
+    _hold_tidy(deployment)
+
+
+def _hold_tidy(deployment: Deployment) -> None:
+    """The run is over for everybody, and no file on its way is left."""
+    assert deployment.summary()["status"] == "finished"
+    assert not deployment.spool().exists()
+    for program in deployment.programs:
+        if program.process.poll() is None:
+            assert program.end(30) == 0, program.said
+        assert "Traceback" not in program.said
+    for client in range(deployment.clients):
+        assert list((deployment.folder / f"state-{client}" / "files").iterdir()) == []
+
+
+def _files(deployment: Deployment, client: int) -> list[Path]:
+    folder = deployment.folder / f"state-{client}" / "files"
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _wait_until_it_trains(deployment: Deployment, client: int) -> None:
+    wait_for(lambda: any(path.stat().st_size for path in _files(deployment, client)), f"client {client} to train")
+
+
+def test_a_client_killed_while_it_trains_and_started_again_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(epochs=40, rounds={"count": 2}, options={"insecure": False, "host": "127.0.0.1"})
+    server, (victim, _) = deployment.server(), deployment.all_clients()
+    _wait_until_it_trains(deployment, 0)
+    victim.kill()
+    server.wait_to_say("client 0 is gone")
+    deployment.client(0)
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(epochs=20)
+    server, _ = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(2)
+    _wait_until_it_trains(deployment, 1)
+    server.kill()
+    again = deployment.server(resume=True)
+    assert again.end() == 0, again.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+def test_a_client_frozen_beyond_the_deadline_is_late_and_takes_part_again(deployed: _Start) -> None:
+    patience = {"silence_s": 60.0, "stall_s": 60.0}
+    deployment = deployed(
+        hidden=4000,
+        epochs=1,
+        rounds={"count": 8, "deadline_s": 3.0},
+        options={"patience": patience, "node_patience": {"silence_s": 60.0}},
+    )
+    server = deployment.server()
+    with relayed((deployment.host, deployment.port), bytes_per_s=200e3) as relay:
+        deployment.client(0)
+        frozen = deployment.client(1, port=relay.port)
+        wait_for(lambda: relay.sent_bytes > 100e3, "an answer that is under way")
+        frozen.freeze()
+        wait_for(lambda: any(line["late"] for line in deployment.metrics()), "a round to end without it")
+        relay.bytes_per_s = None
+        frozen.thaw()
+        assert server.end() == 0, server.said
+        metrics = deployment.metrics()
+        assert all(line["replied"] + line["late"] + line["failed"] == line["selected"] for line in metrics)
+        assert metrics[-1]["replied"] == 2
+        assert "refused 1: task" in server.said
+        assert deployment.summary()["refused"] >= 1
+        _hold_tidy(deployment)
+
+
+@pytest.mark.long
+def test_a_client_killed_while_it_sends_and_started_again_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(hidden=4000, epochs=1, rounds={"count": 2})
+    server = deployment.server()
+    with relayed((deployment.host, deployment.port), bytes_per_s=300e3) as relay:
+        victim = deployment.client(0, port=relay.port)
+        deployment.client(1)
+        wait_for(lambda: relay.sent_bytes > 200e3, "an answer that is under way")
+        victim.kill()
+        server.wait_to_say("client 0 is gone")
+        deployment.client(0)
+        assert server.end() == 0, server.said
+        _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+def test_a_client_killed_between_tasks_and_started_again_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(epochs=20)
+    server = deployment.server()
+    victim, other = deployment.all_clients()
+    deployment.wait_for_round(1)
+    _wait_until_it_trains(deployment, 1)
+    other.freeze()
+    wait_for(lambda: not _files(deployment, 0), "client 0 to have nothing to do")
+    victim.kill()
+    server.wait_to_say("client 0 is gone")
+    deployment.client(0)
+    server.wait_to_say(r"(?s)client 0 has joined.*client 0 has joined")
+    other.thaw()
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+def test_a_client_frozen_beyond_its_lease_has_failed_and_takes_part_again(deployed: _Start) -> None:
+    deployment = deployed(epochs=20, options={"patience": {"lease_s": 3.0, "silence_s": 2.0}})
+    server = deployment.server()
+    _, frozen = deployment.all_clients()
+    deployment.wait_for_round(1)
+    _wait_until_it_trains(deployment, 1)
+    frozen.freeze()
+    server.wait_to_say("it has given no sign of life for 3 s")
+    server.wait_to_say("waits for 2 clients, of whom 1 can take a task")
+    frozen.thaw()
+    assert server.end() == 0, server.said
+    metrics = deployment.metrics()
+    assert [line["replied"] + line["failed"] for line in metrics] == [2] * 4
+    assert sum(line["failed"] for line in metrics) == 1
+    assert metrics[-1]["replied"] == 2
+    _hold_tidy(deployment)
+
+
+@pytest.mark.long
+def test_a_client_may_join_late_leave_and_come_back(deployed: _Start) -> None:
+    deployment = deployed(clients=3, epochs=20, rounds={"count": 40, "cohort": "all", "deadline_s": 30.0})
+    server = deployment.server(min_nodes=2)
+    deployment.client(0)
+    deployment.client(1)
+    deployment.wait_for_round(1)
+    late = deployment.client(2)
+    wait_for(lambda: deployment.metrics()[-1]["replied"] == 3, "client 2 to take part")
+    assert late.terminate() == 0
+    assert "Traceback" not in late.said
+    wait_for(lambda: deployment.metrics()[-1]["selected"] == 2, "rounds without it")
+    deployment.client(2)
+    rounds = len(deployment.metrics())
+    wait_for(lambda: any(line["replied"] == 3 for line in deployment.metrics()[rounds:]), "client 2 to be back")
+    assert server.end() == 0, server.said
+    assert all(line["replied"] == line["selected"] for line in deployment.metrics() if line["late"] == 0)
+    _hold_tidy(deployment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_server_killed_anywhere_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path, algorithm: str) -> None:
+    points = random.Random(7)
+    rounds = {"count": 8, "cohort": "all"}
+    deployment = deployed(clients=3, epochs=10, rounds=rounds, algorithm=algorithm, checkpoints={"every": 2})
+    server, _ = deployment.server(), deployment.all_clients()
+    for _ in range(4):
+        deployment.wait_for_round(min(len(deployment.metrics()) + 1, 7))
+        try:
+            server.process.wait(points.uniform(0.0, 1.5))
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server = deployment.server(resume=True)
+            server.wait_to_say("listening on")
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+def test_an_asynchronous_run_whose_server_was_killed_asks_for_open_tasks_again(deployed: _Start) -> None:
+    rounds = {"kind": "buffered", "buffer": 2, "concurrency": 3, "count": 10}
+    deployment = deployed(clients=3, epochs=20, rounds=rounds)
+    server, _ = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(3)
+    server.kill()
+    server = deployment.server(resume=True)
+    assert server.end() == 0, server.said
+    assert all(line["replied"] >= 2 for line in deployment.metrics())
+    assert [line["round"] for line in deployment.metrics()] == list(range(1, 11))
+    _hold_tidy(deployment)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cut", ["stall", "drop"])
+def test_a_network_that_is_cut_and_healed_changes_no_bit(deployed: _Start, tmp_path: Path, cut: str) -> None:
+    deployment = deployed(hidden=4000, epochs=1, rounds={"count": 3})
+    server = deployment.server()
+    with relayed((deployment.host, deployment.port), bytes_per_s=400e3) as relay:
+        deployment.client(0, port=relay.port)
+        deployment.client(1)
+        wait_for(lambda: relay.sent_bytes > 300e3, "an answer that is under way")
+        getattr(relay, cut)()
+        server.wait_to_say("client 0 is gone")
+        relay.heal()
+        relay.bytes_per_s = None
+        assert server.end() == 0, server.said
+        _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+def test_a_link_between_two_machines_that_goes_down_and_up_changes_no_bit(
+    deployed: _Start, tmp_path: Path, link: "_Link"
+) -> None:
+    deployment = deployed(hidden=4000, epochs=5, options={"insecure": False, "host": link.host})
+    server = deployment.server()
+    deployment.client(0, prefix=link.beyond)
+    deployment.client(1)
+    deployment.wait_for_round(1)
+    link.cut()
+    server.wait_to_say("client 0 is gone")
+    link.heal()
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+class _Link:
+    """A cable to a network of its own."""
+
+    def __init__(self) -> None:
+        mark = uuid.uuid4().hex[:6]
+        self.name, self._here, there = f"fed-{mark}", f"fh{mark}", f"ft{mark}"
+        subnet = f"10.213.{random.SystemRandom().randrange(1, 250)}"
+        self.host = f"{subnet}.1"
+        self.beyond = ("ip", "netns", "exec", self.name)
+        _ip("netns", "add", self.name)
+        _ip("link", "add", self._here, "type", "veth", "peer", "name", there, "netns", self.name)
+        _ip("addr", "add", f"{self.host}/24", "dev", self._here)
+        _ip("link", "set", self._here, "up")
+        _ip("-n", self.name, "addr", "add", f"{subnet}.2/24", "dev", there)
+        _ip("-n", self.name, "link", "set", there, "up")
+
+    def cut(self) -> None:
+        _ip("link", "set", self._here, "down")
+
+    def heal(self) -> None:
+        _ip("link", "set", self._here, "up")
+
+    def close(self) -> None:
+        subprocess.run(["ip", "link", "del", self._here], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def link() -> Iterator[_Link]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no ip command: install iproute2")
+    try:
+        link = _Link()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine allows no network namespaces: {error.stderr.strip()}")
+    yield link
+    link.close()
+
+
+@pytest.mark.long
+def test_a_round_closes_by_quorum_and_deadline_when_half_of_the_clients_are_gone(deployed: _Start) -> None:
+    rounds = {"count": 6, "cohort": "all", "deadline_s": 4.0, "quorum": 0.5}
+    deployment = deployed(clients=4, epochs=40, rounds=rounds)
+    server, clients = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    for client in (0, 1):
+        _wait_until_it_trains(deployment, client)
+    for victim in clients[:2]:
+        victim.kill()
+    assert server.end() == 0, server.said
+    metrics = deployment.metrics()
+    assert all(line["replied"] + line["late"] + line["failed"] == line["selected"] for line in metrics)
+    assert metrics[-1]["replied"] == metrics[-1]["selected"] == 2
+
+
+@pytest.mark.long
+def test_a_run_waits_for_half_of_its_clients_and_says_so(deployed: _Start) -> None:
+    deployment = deployed(clients=4, epochs=10, options={"patience": {"lease_s": 2.0}})
+    server, clients = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    for victim in clients[:2]:
+        victim.kill()
+    server.wait_to_say("waits for 4 clients, of whom 2 can take a task")
+    rounds = len(deployment.metrics())
+    deployment.client(0)
+    deployment.client(1)
+    assert server.end() == 0, server.said
+    assert [line["replied"] for line in deployment.metrics()[rounds:]] == [4] * (4 - rounds)
+    _hold_tidy(deployment)
+
+
+@pytest.mark.long
+def test_a_server_without_room_for_an_answer_says_so_and_goes_on_when_there_is(
+    deployed: _Start, tmp_path: Path
+) -> None:
+    deployment = deployed(hidden=4000, epochs=30, rounds={"count": 2})
+    server, _ = deployment.server(), deployment.all_clients()
+    for client in (0, 1):
+        _wait_until_it_trains(deployment, client)
+    _fill_disk(server.process.pid)
+    server.wait_to_say(r"spool cannot be written to \(File too large\): make room there; nodes try again until then")
+    _make_room(server.process.pid)
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+def test_a_server_without_room_for_a_task_ends_with_the_last_good_state(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(hidden=4000, epochs=1)
+    server, _ = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    _fill_disk(server.process.pid)
+    assert server.end() == 1
+    assert "error: " in server.said
+    assert "then resume the run" in server.said
+    assert "Traceback" not in server.said
+    again = deployment.server(resume=True)
+    assert again.end() == 0, again.said
+    deployment.programs.remove(server)
+    _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+def test_a_node_without_room_says_so_and_takes_part_again_when_there_is(deployed: _Start) -> None:
+    deployment = deployed(hidden=4000, epochs=5, rounds={"count": 60})
+    server, (full, _) = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    for pid in (full.process.pid, *full.children()):
+        _fill_disk(pid)
+    full.wait_to_say(r"the node cannot write to .*\(File too large\): make room there")
+    for pid in (full.process.pid, *full.children()):
+        _make_room(pid)
+    assert server.end() == 0, server.said
+    metrics = deployment.metrics()
+    assert [line["replied"] + line["failed"] for line in metrics] == [2] * 60
+    assert metrics[-1]["replied"] == 2
+    _hold_tidy(deployment)
+
+
+def _fill_disk(pid: int) -> None:
+    """As a full disk: small files can be written, and no large ones."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+
+def _make_room(pid: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+@pytest.mark.long
+def test_a_training_process_that_is_killed_costs_a_run_nothing(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(epochs=40, rounds={"count": 3})
+    server, (node, _) = deployment.server(), deployment.all_clients()
+    _wait_until_it_trains(deployment, 0)
+    for pid in node.children():
+        os.kill(pid, signal.SIGKILL)
+    node.wait_to_say(r"the training process has died \(exit code -9\); task \d+ begins anew")
+    deployment.wait_for_round(1)
+    for pid in node.children():
+        os.kill(pid, signal.SIGKILL)
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["terminate", "interrupt"])
+def test_a_server_and_its_nodes_stop_when_they_are_told_to(deployed: _Start, tmp_path: Path, how: str) -> None:
+    deployment = deployed(epochs=20)
+    server, (node, _) = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    _wait_until_it_trains(deployment, 0)
+    assert getattr(node, how)() == 0
+    assert "stopped; " in node.said
+    assert getattr(server, how)() == 130
+    assert "goes on" in server.said
+    deployment.client(0)
+    again = deployment.server(resume=True)
+    assert again.end() == 0, again.said
+    _hold_to_simulation(deployment, tmp_path)
