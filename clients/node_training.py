@@ -30,7 +30,16 @@ from fed.protocol_pb2 import Payload, Signature
 from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.randomness import Streams
 
-__all__ = ["Described", "NodeTraining", "TaskDone", "TrainingProcess", "hold_to_allowed", "samples_of"]
+__all__ = [
+    "Described",
+    "NodeTraining",
+    "Order",
+    "TaskDone",
+    "TrainingProcess",
+    "as_experiment",
+    "hold_to_allowed",
+    "samples_of",
+]
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
