@@ -217,16 +217,18 @@ class NodeService:
         outbox = node.outbox
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
+        sides = [
+            asyncio.create_task(self._tell_all(context, outbox)),
+            asyncio.create_task(self._listen(context, client)),
+        ]
         try:
-            teller = asyncio.create_task(self._tell_all(context, outbox))
-            listener = asyncio.create_task(self._listen(context, client))
-            _, pending = await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            for ended in await asyncio.gather(teller, listener, return_exceptions=True):
-                if isinstance(ended, Exception) and not isinstance(ended, TimeoutError):
-                    _log.warning("the connection of client %r has failed: %s", client, ended)
+            await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for side in sides:
+                side.cancel()
+            for ended in await asyncio.gather(*sides, return_exceptions=True):
+                if isinstance(ended, Exception) and not isinstance(ended, TimeoutError | grpc.aio.BaseError):
+                    _log.warning("the connection of client %r has failed: %s", client, ended)
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
                 self._examine_no_more(client)

@@ -385,7 +385,7 @@ def test_a_server_without_room_for_a_task_ends_with_the_last_good_state(deployed
 
 @pytest.mark.long
 def test_a_node_without_room_says_so_and_takes_part_again_when_there_is(deployed: _Start) -> None:
-    deployment = deployed(hidden=4000, epochs=5, rounds={"count": 60})
+    deployment = deployed(hidden=4000, epochs=10, rounds={"count": 30})
     server, (full, _) = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)
     for pid in (full.process.pid, *full.children()):
@@ -395,7 +395,7 @@ def test_a_node_without_room_says_so_and_takes_part_again_when_there_is(deployed
         _make_room(pid)
     assert server.end() == 0, server.said
     metrics = deployment.metrics()
-    assert [line["replied"] + line["failed"] for line in metrics] == [2] * 60
+    assert [line["replied"] + line["failed"] for line in metrics] == [2] * 30
     assert metrics[-1]["replied"] == 2
     _hold_tidy(deployment)
 
