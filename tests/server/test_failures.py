@@ -372,8 +372,9 @@ def test_a_server_without_room_for_a_task_ends_with_the_last_good_state(deployed
     deployment = deployed(hidden=4000, epochs=10)
     server, _ = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)
-    _fill_disk(server.process.pid)
-    assert server.end() == 1
+    server.kill()
+    server = deployment.server(resume=True, prefix=("prlimit", "--fsize=100000:unlimited"))
+    assert server.end() == 1, server.said
     assert "error: " in server.said
     assert "then resume the run" in server.said
     assert "Traceback" not in server.said
