@@ -221,11 +221,13 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
         RunFailed: if nobody ever will.
     """
     fleet = coordinator.fleet
-    if len(fleet.nodes()) < count:
-        _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, len(fleet.nodes()))
-    limit_s = fleet.clock + _DAY_S
-    while len(fleet.nodes()) < count and fleet.clock < limit_s and fleet.wait(limit_s):
-        pass
+    limit_s, is_said = fleet.clock + _DAY_S, False
+    while (there := len(fleet.nodes())) < count and fleet.clock < limit_s:
+        if not is_said:
+            _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, there)
+            is_said = True
+        if not fleet.wait(limit_s):
+            break
     while not fleet.nodes() and not coordinator.open:
         if not fleet.wait():
             raise RunFailed(f"round {number} needs a client, and none will ever be there again: {NOBODY_STAYS}")

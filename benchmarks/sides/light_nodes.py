@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
+from fed.clients.data import FederatedData
 from fed.clients.node import EdgeNode, NodePatience
 from fed.clients.node_training import Described, Order, TaskDone
+from fed.clients.preparation import Preparation
 from fed.credentials import NodeCredentials
+from fed.experiment import Experiment
 from fed.messages import client_id_of
-from fed.payloads import read, written
+from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Payload
 
 SAMPLES = 20
@@ -38,8 +41,12 @@ class AtOnce:
         """What the model is made for."""
         return self._described
 
-    def prepare(self, *_: Any) -> None:
-        """Nothing to prepare."""
+    def prepare(self, experiment: Experiment, _: Any) -> None:
+        """Learn what a model is made of."""
+        inputs = torch.zeros(2, *self._described.input_shape), torch.zeros(2, dtype=torch.int64)
+        data = FederatedData({0: inputs}, None, self._described.classes)
+        layout = Preparation(experiment, data).layout.shared
+        self.spec = spec_of([torch.zeros(layout.size), torch.zeros(layout.integer_count, dtype=torch.int64)])
 
     def train(self, order: Order) -> TaskDone:
         """The model, a little smaller."""
