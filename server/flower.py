@@ -186,11 +186,9 @@ class FlowerFleet:
             self._step(until)
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these; Flower cannot tell their nodes."""
-        cancelled = set(tasks)
-        for task in cancelled:
+        """Give no answers to these but those that are there; Flower cannot tell their nodes."""
+        for task in set(tasks) - set(map(_task_of, self._answers)):
             self._close(task)
-        self._answers = deque(answer for answer in self._answers if _task_of(answer) not in cancelled)
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes, goes or has done its work."""
