@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -124,9 +124,11 @@ def measure(part: Part, folder: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as processes:
         server = processes.enter_context(started(log, *command))
         address = f"127.0.0.1:{port_of(server, log)}"
+        nodes = {}
         for number, arguments in enumerate(commands_of_nodes(part, names, folder)):
-            processes.enter_context(started(folder / f"nodes-{number}.log", *arguments, "--server", address))
-        resident, peak_mb = watched(server, run / "metrics.jsonl")
+            its_log = folder / f"nodes-{number}.log"
+            nodes[its_log] = processes.enter_context(started(its_log, *arguments, "--server", address))
+        resident, peak_mb = watched(server, nodes, run / "metrics.jsonl")
         if server.returncode:
             sys.exit(f"the server ended with status {server.returncode}:\n{log.read_text()[-2000:]}")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -168,7 +170,7 @@ def commands_of_nodes(part: Part, names: Sequence[str], folder: Path) -> Iterato
     import numpy as np
 
     x, y = np.linspace(-1, 1, 20, dtype=np.float32).reshape(-1, part.inputs), np.arange(20) % part.classes
-    np.savez(folder / "samples.npz", x=x, y=y)
+    np.savez(folder / "samples.npz", x=x, label=y)
     for name in names:
         data = folder / f"data-{name}.yaml"
         data.write_text(yaml.safe_dump({"data": {"kind": "npz", "path": str(folder / "samples.npz")}}))
@@ -176,13 +178,18 @@ def commands_of_nodes(part: Part, names: Sequence[str], folder: Path) -> Iterato
         yield [*FED, "client", *own]
 
 
-def watched(server: subprocess.Popen[bytes], metrics: Path) -> tuple[dict[int, float], float | None]:
+def watched(
+    server: subprocess.Popen[bytes], nodes: Mapping[Path, subprocess.Popen[bytes]], metrics: Path
+) -> tuple[dict[int, float], float | None]:
     """By round what was resident when it ended, and the most that ever was, in MB; until the server ends."""
     resident: dict[int, float] = {}
     peak_mb, until_s = None, time.monotonic() + PATIENCE_S
     while server.poll() is None:
         if time.monotonic() > until_s:
             sys.exit("the server does not come to an end")
+        for log, node in nodes.items():
+            if node.poll():
+                sys.exit(f"a node ended with status {node.returncode}:\n{log.read_text()[-2000:]}")
         if found := memory_mb(server):
             peak_mb = found[1]
             number = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
@@ -200,6 +207,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "deployment.json")
     given = parser.parse_args()
     names = given.parts.split(",")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"no such part: {', '.join(unknown)}; known: {', '.join(PARTS)}")
     console, results = Console(highlight=False), {}

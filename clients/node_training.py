@@ -100,7 +100,7 @@ def samples_of(description: NodeData) -> Pair:
     streams = Streams(description.seed)
     if description.client is None:
         alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
-        section = description.data.model_copy(update=alone)
+        section = description.data
         data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
         return data.read(data.clients[0])
     data = load(description.data, streams)
