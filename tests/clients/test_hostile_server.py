@@ -122,7 +122,7 @@ def served(
     add_CoordinationServicer_to_server(Server(says, chunks), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    training = Training()
+    training: Any = Training()
     node = EdgeNode(
         f"127.0.0.1:{port}",
         None,
@@ -130,7 +130,7 @@ def served(
         0,
         training,
         tmp_path,
-        patience=NodePatience(backoff_s=0.01),  # type: ignore[arg-type]
+        patience=NodePatience(backoff_s=0.01),
     )
     try:
         words = node.run()

@@ -61,7 +61,9 @@ class Program:
             return match
 
         try:
-            return wait_for(found, words, within_s).group(0)
+            match = wait_for(found, words, within_s)
+            assert match is not None
+            return match.group(0)
         except AssertionError as error:
             raise AssertionError(f"{error}; it said: {self.said}") from None
 

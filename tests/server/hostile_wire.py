@@ -78,8 +78,9 @@ class Wire:
     def attend(self, first: FromNode | bytes | None = None) -> Iterator[ToNode]:
         """The stream; what is put into the outbox is said on it."""
         self.outbox.put(FromNode(joining=self.joining()) if first is None else first)
-        attend = self.channel.stream_stream("/fed.v1.Coordination/Attend", _bytes, ToNode.FromString)
-        return attend(iter(self.outbox.get, None), timeout=BOUND_S)  # type: ignore[return-value]
+        attend: Any = self.channel.stream_stream("/fed.v1.Coordination/Attend", _bytes, ToNode.FromString)
+        stream: Iterator[ToNode] = attend(iter(self.outbox.get, None), timeout=BOUND_S)
+        return stream
 
     def say(self, **what: Any) -> None:
         self.outbox.put(FromNode(**what))
@@ -97,7 +98,8 @@ class Wire:
         """An honest answer's bytes: the model, moved."""
         model, *integers = arrays(self.download(assignment.payload.sha256), assignment.payload)
         moved = (model * np.float32(0.9) + np.float32(0.01 * by)).astype(model.dtype)
-        return moved.tobytes() + integers[0].tobytes()
+        content: bytes = moved.tobytes() + integers[0].tobytes()
+        return content
 
 
 def arrays(content: bytes, payload: Payload) -> list[Any]:

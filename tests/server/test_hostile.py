@@ -310,7 +310,7 @@ def test_a_stream_that_does_not_begin_with_a_joining_is_refused(
                 list(wire.attend(first))
             wire.outbox.put(None)
         wire = Wire(port, "eve")
-        download = wire.channel.unary_stream("/fed.v1.Coordination/Download")
+        download: Any = wire.channel.unary_stream("/fed.v1.Coordination/Download")
         with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
             list(download(b"\xff\xff\xff"))
 
@@ -401,7 +401,7 @@ def test_a_delivery_ends_when_its_sender_is_revoked(untouched: bytes, tmp_path: 
 
 def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: Path) -> None:
     def attack(wire: Wire, assignment: Assignment) -> None:
-        deliver = wire.channel.stream_unary("/fed.v1.Coordination/Deliver", Part.SerializeToString)
+        deliver: Any = wire.channel.stream_unary("/fed.v1.Coordination/Deliver", Part.SerializeToString)
         ended = threading.Event()
 
         def nothing() -> Iterator[Part]:
