@@ -164,7 +164,7 @@ def commands_of_nodes(part: Part, names: Sequence[str], folder: Path) -> Iterato
     if not part.are_whole:
         program = [sys.executable, str(HERE / "sides" / "light_nodes.py"), "--credentials", str(keys)]
         size = ["--inputs", str(part.inputs), "--classes", str(part.classes), "--folder", str(folder / "files")]
-        for first in range(part.processes):
+        for first in range(min(part.processes, len(names))):
             yield [*program, *size, "--names", ",".join(names[first :: part.processes])]
         return
     import numpy as np

@@ -46,8 +46,8 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # of an earlier process of that number: its mode would stay
-        place = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(place, "wb") as file:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
