@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fed.messages import GroupReply, Reply, Task, refusal
 
-__all__ = ["checked"]
+__all__ = ["checked", "update_of"]
 
 
 def checked(
@@ -16,8 +16,8 @@ def checked(
     train_loss: float,
     size_bytes: int,
     message_size: int | None,
-) -> GroupReply | str:
-    """An answer as the coordinator counts it, or why it must not touch the model.
+) -> GroupReply | Reply | str:
+    """An answer as it is counted, a model as it came, so that no copy is made; or why it must not touch the model.
 
     Args:
         task: that it answers.
@@ -33,6 +33,13 @@ def checked(
     if (reason := refusal(reply, task, weight, message_size=message_size)) is not None:
         return reason
     if message_size is None:
-        message_M, weight = message_M.double().sub_(task.vector_V), float(samples)
+        return reply
     counts = (samples,), (train_loss,), size_bytes
     return GroupReply((task.id,), task.round, (task.client,), message_M, weight, integers_I, *counts)
+
+
+def update_of(reply: Reply, task: Task) -> GroupReply:
+    """A trained model as what it adds to the task's, in float64."""
+    update_V = reply.vector_V.double() - task.vector_V.double()
+    counts = (reply.samples,), (reply.train_loss,), reply.size_bytes()
+    return GroupReply((task.id,), task.round, (task.client,), update_V, float(reply.samples), reply.integers_I, *counts)

@@ -17,9 +17,9 @@ from torch import Tensor
 from fed.checkpoints import Tree
 from fed.errors import InvalidPayload
 from fed.flower_records import array_of, field, flower, packed, unpacked
-from fed.messages import Failure, GroupReply, Task
+from fed.messages import Failure, GroupReply, Reply, Task
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import checked
+from fed.server.answers import checked, update_of
 from fed.server.kept_states import KeptStates, TaskName
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
@@ -406,7 +406,7 @@ class FlowerFleet:
             raise InvalidPayload(answer)
         self._close(task.id)
         self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
-        self._answers.append(answer)
+        self._answers.append(update_of(answer, task) if isinstance(answer, Reply) else answer)
 
     def _undone(self, sent: _Sent, code: int, reason: str) -> None:
         """Flower says that there is no answer."""

@@ -346,9 +346,13 @@ class NodeService:
         if wanted.offset > (size_bytes := path.stat().st_size):
             reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
             raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
-        for chunk in chunks(path, wanted.offset):
+        ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
+        chunk = next(ready, None)
+        while chunk is not None:
+            coming = loop.run_in_executor(None, next, ready, None) if chunk.ByteSize() > CHUNK_BYTES else None
             self._hold_to_roster(caller)
             await self._within(self.patience.stall_s, context.write(chunk))
+            chunk = await coming if coming is not None else None
 
     async def _deliver(self, context: Any, caller: _Caller) -> Receipt:
         first = await self._next(context, caller, Part)

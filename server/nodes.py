@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fed.checkpoints import Tree
 from fed.errors import InvalidInput, RunFailed
-from fed.messages import Failure, GroupReply, Task
+from fed.messages import Failure, GroupReply, Reply, Task
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
 from fed.server.answers import checked
@@ -173,7 +173,7 @@ class NodeFleet:
             assignments.append((task.client, assignment))
         self._call(self._service.assign, assignments)
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Reply | Failure]:
         """Answers as they arrive."""
         replies, said_s = 0, time.monotonic()
         while self._open and (enough is None or replies < enough):
@@ -187,8 +187,9 @@ class NodeFleet:
                     said_s = time.monotonic()
                 continue
             answer = self._taken(self._ready.popleft())
-            replies += isinstance(answer, GroupReply)
+            replies += not isinstance(answer, Failure)
             yield answer
+            del answer  # it may be large, and the next is on its way
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
@@ -271,7 +272,7 @@ class NodeFleet:
             if isinstance(arrival, Arrival):
                 self._ready.append(arrival)
 
-    def _taken(self, arrival: Arrival) -> GroupReply | Failure:
+    def _taken(self, arrival: Arrival) -> GroupReply | Reply | Failure:
         task = self._open.pop(arrival.task)
         if arrival.answer is None or arrival.path is None:
             problem = f"its training diverged: {arrival.problem}" if arrival.diverged else arrival.problem
