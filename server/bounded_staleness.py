@@ -23,12 +23,12 @@ class Held:
     """How many samples all members hold, counted anew only where they are others."""
 
     def __init__(self) -> None:
-        self._members: set[int | str] = set()
+        self._members: list[int | str] = []
         self._samples = 0
 
     def by_all(self, fleet: Fleet) -> int:
         """All of a fleet's."""
-        if self._members != (members := set(fleet.members())):
+        if self._members != (members := list(fleet.members())):
             self._members, self._samples = members, sum(fleet.size_of(client) for client in members)
         return self._samples
 

@@ -1,6 +1,7 @@
 """Which of many clients can take a task, so that one of them is found in the time of the logarithm of their number."""
 
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import overload
 
 from fed.clients.data import ClientId
@@ -27,23 +28,23 @@ class Presence(Sequence[ClientId]):
     def __init__(self, clients: Sequence[ClientId]) -> None:
         self._clients = clients
         self._size = len(clients)
-        self._absent: set[int] = set()
+        self._there = bytearray(b"\x01") * len(clients)
         self._places: dict[ClientId, int] | None = None
         self._counts: list[int] | None = None  # present clients by node of the tree; made when first somebody leaves
 
     def leave(self, client: ClientId) -> None:
         """It is not present any more."""
         place = self._place_of(client)
-        if place not in self._absent:
-            self._absent.add(place)
+        if self._there[place]:
+            self._there[place] = 0
             self._size -= 1
             self._change(place, -1)
 
     def come(self, client: ClientId) -> None:
         """It is present again."""
         place = self._place_of(client)
-        if place in self._absent:
-            self._absent.remove(place)
+        if not self._there[place]:
+            self._there[place] = 1
             self._size += 1
             self._change(place, 1)
 
@@ -58,12 +59,10 @@ class Presence(Sequence[ClientId]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         index = range(self._size)[index]
-        return self._clients[self._select(index) if self._absent else index]
+        return self._clients[self._select(index) if self._size < len(self._clients) else index]
 
     def __iter__(self) -> Iterator[ClientId]:
-        if not self._absent:
-            return iter(self._clients)
-        return (client for place, client in enumerate(self._clients) if place not in self._absent)
+        return compress(self._clients, self._there)
 
     def _place_of(self, client: ClientId) -> int:
         if isinstance(self._clients, range):
