@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from fed.messages import GroupReply, Reply, Task, refusal
+from fed.messages import Failure, GroupReply, Reply, Task, refusal
 
-__all__ = ["checked", "update_of"]
+__all__ = ["checked", "failure_of"]
 
 
 def checked(
@@ -38,8 +38,6 @@ def checked(
     return GroupReply((task.id,), task.round, (task.client,), message_M, weight, integers_I, *counts)
 
 
-def update_of(reply: Reply, task: Task) -> GroupReply:
-    """A trained model as what it adds to the task's, in float64."""
-    update_V = reply.vector_V.double() - task.vector_V.double()
-    counts = (reply.samples,), (reply.train_loss,), reply.size_bytes()
-    return GroupReply((task.id,), task.round, (task.client,), update_V, float(reply.samples), reply.integers_I, *counts)
+def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Failure:
+    """Why a node has no answer; that its numbers are no longer finite is its own word, and ends no run."""
+    return Failure(task.id, task.round, task.client, f"its training diverged: {problem}" if has_diverged else problem)

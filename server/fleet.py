@@ -2,25 +2,24 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
-
-from torch import Tensor
+from typing import Protocol
 
 from fed.checkpoints import Tree
 from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
 
-if TYPE_CHECKING:  # simulations do without
-    from fed.protocol_pb2 import Plan, Scores
-
-__all__ = ["Fleet", "RealFleet"]
+__all__ = ["Fleet"]
 
 
 class Fleet(Protocol):
-    """Clients that take tasks and answer them, in their own time."""
+    """Clients that take tasks and answer them, in their own time.
+
+    Every task that is dispatched is answered exactly once, by replies or a failure, unless it is called off first. In
+    which order answers come must not matter to who counts them.
+    """
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began: simulated ones, or real ones."""
+        """Seconds since the run began: simulated ones, or real ones. It is never turned back."""
         ...
 
     def members(self) -> Sequence[int | str]:
@@ -28,30 +27,47 @@ class Fleet(Protocol):
         ...
 
     def nodes(self) -> Sequence[int | str]:
-        """The clients that can take a task now, in a fixed order."""
+        """The members that can take a task now, in their order.
+
+        Of who has one, none, until its answer is collected. A client whose task was called off may go on with it for a
+        while, in which it is none of them either. The sequence may change as clients come and go.
+        """
         ...
 
     def size_of(self, client: int | str) -> int:
-        """How many samples a client holds."""
+        """How many samples a member trains on."""
         ...
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
-        """Send tasks out; returns at once."""
+        """Send tasks out, one each to clients that can take one; returns at once.
+
+        Where a client goes away, for longer than it is waited for, its task fails; it may also fail at its
+        ``deadline_s``.
+        """
         ...
 
     def collect(
         self, until: float = math.inf, enough: int | None = None
     ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
-        """Answers as they arrive; each counts for its own tasks.
+        """Answers as they arrive, to be taken to the last; each counts for its own tasks.
+
+        Answers that are there are given whatever the clock says. Where tasks are left and ``enough`` is not reached,
+        the clock is at ``until`` in the end; where no task is left, time does not pass. An answer that must not count,
+        such as one of another shape, is a failure. What a client keeps is changed by replies that were collected, and
+        by nothing else.
 
         Args:
             until: the clock at which to stop.
-            enough: the number of replies after which to stop; all of one instant are given. None: when no task is left.
+            enough: the number of replies after which to stop; all of one instant are given. Failures are none, but a
+                simulated client's that has diverged. None: when no task is left.
         """
         ...
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these tasks, for which nobody waits any more, but those that are there already."""
+        """Give no answers to these tasks, for which nobody waits any more, but those that are there already.
+
+        Those are given by ``collect(until=clock)``. Tasks that are unknown or answered make no difference.
+        """
         ...
 
     def state(self) -> Tree:
@@ -59,50 +75,18 @@ class Fleet(Protocol):
         ...
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Go on, from a fleet that has done nothing yet, with what :meth:`state` said.
+
+        Simulated tasks that were under way go on. Real ones are not in the state: whoever knows them dispatches them
+        again, and their clients begin them from what they kept before.
+        """
         ...
 
     def wait(self, until: float = math.inf) -> bool:
-        """Let time pass until a client comes or goes, or the clock is at ``until``.
+        """Let time pass until :meth:`nodes`, which was asked before, may say something else, or the clock is there.
 
         Returns:
-            Whether one did; not where an answer is there before, which is to be collected, or where none ever will.
+            Whether a client has come, gone or become free; not where an answer is there before, which is to be
+            collected, or where nobody will ever come.
         """
-        ...
-
-
-class RealFleet(Fleet, Protocol):
-    """Real nodes, which say themselves what they are and what they hold."""
-
-    @property
-    def refused(self) -> int:
-        """How often something was refused."""
-        ...
-
-    def begin(
-        self,
-        plan: "Plan",
-        answer: Sequence[Tensor],
-        *,
-        reports_models: bool,
-        asks_place: bool = False,
-        keeps_checkpoints: bool = True,
-    ) -> None:
-        """Tell nodes what they will work for.
-
-        Args:
-            plan: as they will get it.
-            answer: tensors like those of an answer.
-            reports_models: whether clients answer trained models, in the model's type, rather than messages.
-            asks_place: whether clients are told their numbers.
-            keeps_checkpoints: whether the run may go on from an earlier state.
-        """
-        ...
-
-    def await_nodes(self, count: int) -> None:
-        """Wait until so many attend."""
-        ...
-
-    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list["Scores"]:
-        """What nodes find of a model (vector [V], integers [I]), or of their own, on samples that they hold out."""
         ...

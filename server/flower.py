@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -17,17 +17,17 @@ from torch import Tensor
 from fed.checkpoints import Tree
 from fed.errors import InvalidPayload
 from fed.flower_records import array_of, field, flower, packed, unpacked
-from fed.messages import Failure, GroupReply, Reply, Task
+from fed.messages import GroupReply, Task, one_line
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import checked, update_of
-from fed.server.kept_states import KeptStates, TaskName
+from fed.server.answers import checked, failure_of
+from fed.server.kept_states import TaskName
+from fed.server.real_fleet import Answer, RealFleet
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
-_SAYS_EVERY_S = 30.0
 _SHORTEST_TTL_S = 1.0
 
 
@@ -64,8 +64,8 @@ class _Waiting(NamedTuple):
     sends: int
 
 
-class FlowerFleet:
-    """A :class:`fed.server.fleet.Fleet` of Flower's nodes.
+class FlowerFleet(RealFleet):
+    """A fleet of Flower's nodes.
 
     A node has one message in flight, so one that trains on for a round which is over counts as not there until its
     answer, which nobody waits for, has come. A message that Flower could not deliver, or whose node was lost, is sent
@@ -80,84 +80,33 @@ class FlowerFleet:
     def __init__(
         self, grid: Any, *, accepts: Callable[[Joining], str | None], patience: FlowerPatience | None = None
     ) -> None:
-        self.refused = 0
-        """How often something was refused."""
+        super().__init__()
         self._grid = grid
         self._accepts = accepts
         self._patience = patience or FlowerPatience()
         self._run = secrets.token_hex(8)
-        self._start = secrets.randbits(62)
-        self._began_s = time.monotonic()
+        self._refused = 0
         self._look_s = -math.inf
-        self._changes = self._seen = 0
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
-        self._members: dict[int | str, int] = {}
         self._sent: dict[str, _Sent] = {}
-        self._open: dict[int, Task] = {}
         self._due_s: dict[int, float] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._sends: dict[int, int] = {}
-        self._answers: deque[GroupReply | Failure] = deque()
+        self._answers: deque[Answer] = deque()
         self._scores: list[Scores] = []
         self._examination = 0
-        self._kept = KeptStates()
         self._array: tuple[tuple[Tensor, ...], Any] | None = None
         self._signature: Signature | None = None
-        self._message_size: int | None = None
-        self._asks_place = False
 
     @property
-    def clock(self) -> float:
-        """Seconds since the run began, those in which there was no server left out."""
-        return time.monotonic() - self._began_s
-
-    def begin(
-        self,
-        plan: Plan,
-        answer: Sequence[Tensor],
-        *,
-        reports_models: bool,
-        asks_place: bool = False,
-        keeps_checkpoints: bool = True,
-    ) -> None:
-        """What nodes will work for.
-
-        Args:
-            plan: of which they get what the model is made for; the experiment is in the app.
-            answer: tensors like those of an answer.
-            reports_models: whether clients answer trained models, in the model's type, rather than messages.
-            asks_place: whether clients are told their numbers.
-            keeps_checkpoints: whether the run may go on from an earlier state.
-        """
-        self._keeps_checkpoints = keeps_checkpoints
-        self._signature = plan.signature
-        self._message_size = None if reports_models else answer[0].numel()
-        self._asks_place = asks_place
-
-    def await_nodes(self, count: int) -> None:
-        """Wait until so many attend."""
-        self._poll()
-        said_s = -math.inf
-        while (there := len(self._attending())) < count:
-            if time.monotonic() > said_s + _SAYS_EVERY_S:
-                _log.info("waiting for %d nodes, of which %d are there", count, there)
-                said_s = time.monotonic()
-            self._step()
-
-    def members(self) -> Sequence[int | str]:
-        """All that have ever been there, in the order of their ids: numbers, then names."""
-        return sorted(self._members, key=lambda client: (isinstance(client, str), client))
+    def refused(self) -> int:
+        """How often something was refused."""
+        return self._refused
 
     def nodes(self) -> Sequence[int | str]:
         """Those that are there and have no message."""
         self._poll()
-        self._seen = self._changes
-        there = self._free().keys() - {task.client for task in self._open.values()}
-        return [client for client in self.members() if client in there]
-
-    def size_of(self, client: int | str) -> int:
-        """How many samples a client said it trains on."""
-        return self._members[client]
+        return super().nodes()
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to nodes that have none, and the others when they have."""
@@ -168,42 +117,11 @@ class FlowerFleet:
                 self._due_s[task.id] = self.clock + task.deadline_s
         self._send()
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
-        """Answers as they arrive."""
-        replies, said_s = 0, time.monotonic()
-        while enough is None or replies < enough:
-            if self._answers:
-                answer = self._answers.popleft()
-                replies += isinstance(answer, GroupReply)
-                yield answer
-                continue
-            if not self._open or self.clock >= until:
-                return
-            if time.monotonic() > said_s + _SAYS_EVERY_S:
-                waiting = sorted({str(task.client) for task in self._open.values()})
-                _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
-                said_s = time.monotonic()
-            self._step(until)
-
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these but those that are there; Flower cannot tell their nodes."""
         for task in set(tasks) - set(map(_task_of, self._answers)):
-            self._close(task)
-
-    def wait(self, until: float = math.inf) -> bool:
-        """Wait until a node comes, goes or has done its work."""
-        said_s = time.monotonic()
-        while not self._answers:
-            if self._changes != self._seen:
-                self._seen = self._changes
-                return True
-            if self.clock >= until:
-                return False
-            if time.monotonic() > said_s + _SAYS_EVERY_S:
-                _log.info("waiting for nodes; %d are there", len(self._attending()))
-                said_s = time.monotonic()
-            self._step(until)
-        return False
+            self._open.pop(task, None)
+            self._settle(task)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """What nodes that have no message find of a model, or of their own, on samples that they hold out.
@@ -222,19 +140,29 @@ class FlowerFleet:
         self._push(messages, sent)
         until_s = time.monotonic() + limit_s
         while any(map(self._is_awaited_score, self._sent.values())) and time.monotonic() < until_s:
-            self._step()
+            self._pass_time()
         return self._scores
 
     def state(self) -> Tree:
-        """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state(), "run": self._run}
+        """Of every fleet, and the run's name among the nodes."""
+        return {**super().state(), "run": self._run}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said; open tasks are asked for again."""
-        self._began_s = time.monotonic() - state["clock"]
-        self._members = {**state["members"], **self._members}
-        self._kept.restore(state["kept"])
+        """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
+        super().restore(state)
         self._run = state["run"]
+
+    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
+        """What the model is made for; the experiment is in the app."""
+        self._signature = plan.signature
+
+    def _has_answer(self) -> bool:
+        return bool(self._answers)
+
+    def _next_answer(self, within_s: float) -> Answer | None:
+        if not self._answers:
+            self._pass_time(self.clock + within_s)
+        return self._answers.popleft() if self._answers else None
 
     def _attending(self) -> dict[int | str, int]:
         """The node of each client that is there."""
@@ -248,7 +176,7 @@ class FlowerFleet:
         busy = {sent.node for sent in self._sent.values()}
         return {client: node for client, node in self._attending().items() if node not in busy}
 
-    def _step(self, until: float = math.inf) -> None:
+    def _pass_time(self, until: float = math.inf) -> None:
         """Take what has come, or give it time to come."""
         before = self._changes, len(self._answers)
         self._poll()
@@ -313,7 +241,7 @@ class FlowerFleet:
 
     def _content(self, task: Task) -> Any:
         tensors = (task.vector_V, task.integers_I, *task.broadcast)
-        if self._array is None or not _are(self._array[0], tensors):
+        if self._array is None or [*map(id, self._array[0])] != [*map(id, tensors)]:
             self._array = tensors, array_of(tensors)
         members = self.members()
         return packed(
@@ -355,7 +283,7 @@ class FlowerFleet:
                 raise InvalidPayload("another node answers in its name")
             fields, tensors = unpacked(message.content)
             if "problem" in fields:
-                self._give_up(sent, field(fields, "problem", str)[:500], diverged=fields.get("diverged") is True)
+                self._give_up(sent, one_line(field(fields, "problem", str)), fields.get("diverged") is True)
             elif sent.kind == "train":
                 self._take_answer(sent, fields, tensors)
             elif sent.kind == "query":
@@ -404,9 +332,8 @@ class FlowerFleet:
         )
         if isinstance(answer, str):
             raise InvalidPayload(answer)
-        self._close(task.id)
-        self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
-        self._answers.append(update_of(answer, task) if isinstance(answer, Reply) else answer)
+        self._settle(task.id)
+        self._answers.append(answer)
 
     def _undone(self, sent: _Sent, code: int, reason: str) -> None:
         """Flower says that there is no answer."""
@@ -429,32 +356,33 @@ class FlowerFleet:
         self._waiting[sent.number] = _Waiting(self.clock, sends)
 
     def _refuse(self, sent: _Sent, reason: str) -> None:
-        self.refused += 1
+        self._refused += 1
         who = f"node {sent.node}" if sent.client is None else repr(sent.client)
         _log.warning("refused %s: %s", who, reason)
         if sent.kind == "train":
             self._fail(sent.number, f"its answer was refused: {reason}")
 
-    def _give_up(self, sent: _Sent, reason: str, *, diverged: bool = False) -> None:
+    def _give_up(self, sent: _Sent, reason: str, has_diverged: bool = False) -> None:
         if sent.kind == "train":
-            self._fail(sent.number, reason, diverged=diverged)
+            self._fail(sent.number, reason, has_diverged)
         elif sent.kind == "query":
             _log.warning("node %d does not take part: %s", sent.node, reason)
         elif self._is_awaited_score(sent):
             self._scores.append(Scores(problem=reason))
 
-    def _fail(self, number: int, reason: str, *, diverged: bool = False) -> None:
+    def _fail(self, number: int, reason: str, has_diverged: bool = False) -> None:
         """A task has failed, unless nobody waits for it any more."""
         task = self._open.get(number)
         if task is not None:
-            self._close(number)
-            self._answers.append(Failure(number, task.round, task.client, reason, diverged=diverged))
+            self._settle(number)
+            self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
 
     def _is_awaited_score(self, sent: _Sent) -> bool:
         return sent.kind == "evaluate" and sent.number == self._examination
 
-    def _close(self, number: int) -> None:
-        for known in (self._open, self._waiting, self._due_s, self._sends):
+    def _settle(self, number: int) -> None:
+        """It is not sent again."""
+        for known in (self._waiting, self._due_s, self._sends):
             known.pop(number, None)
 
 
@@ -473,9 +401,5 @@ def _text(task: TaskName | None) -> str | None:
     return None if task is None else f"{task[0]}-{task[1]}"
 
 
-def _task_of(answer: GroupReply | Failure) -> int:
-    return answer.task if isinstance(answer, Failure) else answer.tasks[0]
-
-
-def _are(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
+def _task_of(answer: Answer) -> int:
+    return answer.tasks[0] if isinstance(answer, GroupReply) else answer.task

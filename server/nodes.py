@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import math
-import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -16,20 +14,19 @@ from typing import Any, TypeVar
 import grpc
 from torch import Tensor
 
-from fed.checkpoints import Tree
 from fed.errors import InvalidInput, RunFailed
-from fed.messages import Failure, GroupReply, Reply, Task
+from fed.messages import Task
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
-from fed.server.answers import checked
-from fed.server.kept_states import KeptStates, TaskName
+from fed.server.answers import checked, failure_of
+from fed.server.kept_states import TaskName
 from fed.server.node_service import Arrival, NodeService, Patience, handler_of
+from fed.server.real_fleet import Answer, RealFleet
 
 __all__ = ["NodeFleet"]
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_SAYS_EVERY_S = 30.0
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
@@ -38,11 +35,8 @@ _OPTIONS = (
 )
 
 
-class NodeFleet:
-    """A :class:`fed.server.fleet.Fleet` of real nodes.
-
-    What a client keeps changes when its answer is collected; a node is told with each task after which of its earlier
-    ones that is, so that a server that begins again from a checkpoint finds what its clients kept then.
+class NodeFleet(RealFleet):
+    """A fleet of nodes that hold a task each until its answer is there, through lost connections and restarts.
 
     Args:
         listen: HOST:PORT.
@@ -66,90 +60,34 @@ class NodeFleet:
         accepts: Callable[[Joining], str | None],
         patience: Patience | None = None,
     ) -> None:
+        super().__init__()
         self._spool = spool
         spool.mkdir(parents=True, exist_ok=True)
         for left in spool.iterdir():
             left.unlink()
         self._arrivals: SimpleQueue[Arrival | Scores] = SimpleQueue()
-        self._start = secrets.randbits(63)
         self._changed = threading.Condition()
-        self._changes = self._seen = 0
-        self._began_s = time.monotonic()
-        self._members: dict[int | str, int] = {}
-        self._open: dict[int, Task] = {}
-        self._kept = KeptStates()
         self._ready: deque[Arrival] = deque()
-        self._keeps_checkpoints = True
         self._is_closed = False
         self._payloads: dict[str, tuple[tuple[Tensor, ...], Payload]] = {}
         self._examinations = 0
-        self._message_size: int | None = None
-        self._asks_place = False
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
             self._start, spool, self._arrivals, admits, accepts, self._notice, patience or Patience()
         )
-        threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
+        self._thread.start()
         self.port = self._within_loop(self._serve(listen, credentials))
-
-    @property
-    def clock(self) -> float:
-        """Seconds since the run began, those in which there was no server left out."""
-        return time.monotonic() - self._began_s
 
     @property
     def refused(self) -> int:
         """How often something was refused."""
         return self._service.refused
 
-    def begin(
-        self,
-        plan: Plan,
-        answer: Sequence[Tensor],
-        *,
-        reports_models: bool,
-        asks_place: bool = False,
-        keeps_checkpoints: bool = True,
-    ) -> None:
-        """Tell nodes what they will work for.
-
-        Args:
-            plan: as they will get it.
-            answer: tensors like those of an answer.
-            reports_models: whether clients answer trained models, in the model's type, rather than messages.
-            asks_place: whether clients are told their numbers.
-            keeps_checkpoints: whether clients may have to go back to what they kept earlier.
-        """
-        self._keeps_checkpoints = keeps_checkpoints
-        self._message_size = None if reports_models else answer[0].numel()
-        self._asks_place = asks_place
-        self._call(self._service.make_known, plan, spec_of(answer))
-
-    def await_nodes(self, count: int) -> None:
-        """Wait until so many attend."""
-        said_s = -math.inf
-        while (there := len(self._attending())) < count:
-            if time.monotonic() > said_s + _SAYS_EVERY_S:
-                _log.info("waiting for %d nodes, of which %d are there", count, there)
-                said_s = time.monotonic()
-            self._await_change(time.monotonic() + _SAYS_EVERY_S)
-
     def members(self) -> Sequence[int | str]:
         """All that have ever joined, in the order of their ids: numbers, then names."""
         self._members.update(self._call(lambda: {node.client: node.samples for node in self._service.nodes.values()}))
-        return sorted(self._members, key=lambda client: (isinstance(client, str), client))
-
-    def nodes(self) -> Sequence[int | str]:
-        """Those that attend and have no task."""
-        with self._changed:
-            self._seen = self._changes
-        busy = {task.client for task in self._open.values()}
-        there = set(self._attending()) - busy
-        return [client for client in self.members() if client in there]
-
-    def size_of(self, client: int | str) -> int:
-        """How many samples a client said it trains on."""
-        return self._members[client]
+        return super().members()
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks out; the nodes fetch what belongs to them."""
@@ -173,39 +111,10 @@ class NodeFleet:
             assignments.append((task.client, assignment))
         self._call(self._service.assign, assignments)
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Reply | Failure]:
-        """Answers as they arrive."""
-        replies, said_s = 0, time.monotonic()
-        while self._open and (enough is None or replies < enough):
-            left_s = until - self.clock
-            if not self._has_arrived(max(0.0, min(left_s, _LOOKS_EVERY_S))):
-                if left_s <= 0:
-                    return
-                if time.monotonic() > said_s + _SAYS_EVERY_S:
-                    waiting = sorted({str(task.client) for task in self._open.values()})
-                    _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
-                    said_s = time.monotonic()
-                continue
-            answer = self._taken(self._ready.popleft())
-            replies += not isinstance(answer, Failure)
-            yield answer
-            del answer  # it may be large, and the next is on its way
-
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
         for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
             self._open.pop(task)
-
-    def wait(self, until: float = math.inf) -> bool:
-        """Wait until a node comes or goes."""
-        limit_s = self._began_s + until
-        while not self._has_arrived():
-            if self._await_change(min(limit_s, time.monotonic() + _SAYS_EVERY_S)):
-                return True
-            if time.monotonic() >= limit_s:
-                return False
-            _log.info("waiting for nodes; %d attend", len(self._attending()))
-        return False
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """What nodes that attend find of a model, or of their own, on samples that they hold out.
@@ -234,16 +143,6 @@ class NodeFleet:
                 found.append(arrival)
         return found
 
-    def state(self) -> Tree:
-        """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state()}
-
-    def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said; open tasks are asked for again."""
-        self._began_s = time.monotonic() - state["clock"]
-        self._members = dict(state["members"])
-        self._kept.restore(state["kept"])
-
     def close(self, reason: str, *, is_final: bool) -> None:
         """Send nodes home and listen no more; again, nothing."""
         if self._is_closed:
@@ -252,11 +151,22 @@ class NodeFleet:
         self._call(self._service.dismiss, reason, is_final=is_final)
         self._within_loop(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         for left in self._spool.iterdir():
             left.unlink(missing_ok=True)
         self._spool.rmdir()
 
-    def _has_arrived(self, within_s: float = 0.0) -> bool:
+    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
+        self._call(self._service.make_known, plan, spec_of(answer))
+
+    def _has_answer(self) -> bool:
+        return self._has_arrived(0.0)
+
+    def _next_answer(self, within_s: float) -> Answer | None:
+        return self._taken(self._ready.popleft()) if self._has_arrived(within_s) else None
+
+    def _has_arrived(self, within_s: float) -> bool:
         """Whether the answer to an open task is there; nothing else that arrived is of interest any more."""
         while True:
             while self._ready and self._ready[0].task not in self._open:
@@ -272,11 +182,10 @@ class NodeFleet:
             if isinstance(arrival, Arrival):
                 self._ready.append(arrival)
 
-    def _taken(self, arrival: Arrival) -> GroupReply | Reply | Failure:
-        task = self._open.pop(arrival.task)
+    def _taken(self, arrival: Arrival) -> Answer:
+        task = self._open[arrival.task]
         if arrival.answer is None or arrival.path is None:
-            problem = f"its training diverged: {arrival.problem}" if arrival.diverged else arrival.problem
-            return Failure(task.id, task.round, task.client, problem)  # not as diverged: no node may end the run
+            return failure_of(task, arrival.problem, has_diverged=arrival.diverged)
         answer = arrival.answer
         vector, integers_I = read(arrival.path, answer.payload)
         arrival.path.unlink(missing_ok=True)
@@ -292,14 +201,13 @@ class NodeFleet:
         if isinstance(reply, str):
             self._service.refused += 1
             _log.warning("refused %r: %s", task.client, reply)
-            return Failure(task.id, task.round, task.client, f"its answer was refused: {reply}")
-        self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
+            return failure_of(task, f"its answer was refused: {reply}")
         return reply
 
     def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:
         """The file of these tensors, of which all tasks of a version have one; others go when nobody needs them."""
         for known, payload in self._payloads.values():
-            if len(known) == len(tensors) and all(map(_is, known, tensors)):
+            if [*map(id, known)] == [*map(id, tensors)]:
                 return payload
         needed = {id(task.vector_V) for task in self._open.values()}
         for digest, (known, _) in [*self._payloads.items()]:
@@ -322,23 +230,18 @@ class NodeFleet:
     def _attending(self) -> list[int | str]:
         return self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
 
+    _free = _attending  # a task that was called off is in nobody's way
+
     def _notice(self) -> None:
         with self._changed:
             self._changes += 1
             self._changed.notify_all()
 
-    def _await_change(self, until_s: float) -> bool:
-        """Whether a node came or went since :meth:`nodes` was asked, until then."""
-        while True:
-            with self._changed:
-                left_s = min(until_s - time.monotonic(), _LOOKS_EVERY_S)
-                if self._changes != self._seen or self._changed.wait_for(
-                    lambda: self._changes != self._seen, max(left_s, 0.0)
-                ):
-                    self._seen = self._changes
-                    return True
-            if time.monotonic() >= until_s or not self._arrivals.empty():
-                return False
+    def _pass_time(self, until: float) -> None:
+        left_s = min(until - self.clock, _LOOKS_EVERY_S)
+        with self._changed:
+            if self._arrivals.empty():
+                self._changed.wait_for(lambda: self._changes != self._seen, max(left_s, 0.0))
 
     def _call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
         """In the loop's thread, which all that nodes do runs in."""
@@ -378,7 +281,3 @@ class NodeFleet:
 
 def _task_id(found: TaskName | None) -> TaskId | None:
     return None if found is None else TaskId(start=found[0], number=found[1])
-
-
-def _is(one: Tensor, other: Tensor) -> bool:
-    return one is other

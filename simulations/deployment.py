@@ -25,9 +25,9 @@ from fed.randomness import Streams
 from fed.run import Run, RunFolder
 from fed.server.coordinator import Coordinator
 from fed.server.federation import Coordinated, Federation, State
-from fed.server.fleet import RealFleet
 from fed.server.node_service import Patience
 from fed.server.nodes import NodeFleet
+from fed.server.real_fleet import RealFleet
 from fed.server.recording import Recording
 from fed.server.resuming import begun_as, last_kept
 from fed.simulations.executor import InProcess

@@ -1,0 +1,199 @@
+"""What fleets of real nodes have in common, whatever engine carries their messages. Shapes: see :mod:`fed.messages`."""
+
+import logging
+import math
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from fed.checkpoints import Tree
+from fed.messages import Failure, GroupReply, Reply, Task
+from fed.protocol_pb2 import Plan, Scores
+from fed.server.kept_states import KeptStates
+
+__all__ = ["Answer", "RealFleet"]
+
+_log = logging.getLogger(__name__)
+_SAYS_EVERY_S = 30.0
+_LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
+
+Answer = GroupReply | Reply | Failure
+"""What becomes of one task."""
+
+
+class RealFleet(ABC):
+    """A :class:`fed.server.fleet.Fleet` of nodes that say themselves who they are and what they hold.
+
+    What a client keeps changes when its answer is collected, and not before: a node is told with each task after which
+    of its earlier ones that is, so that a server that begins again from a checkpoint finds what its clients kept then.
+    """
+
+    def __init__(self) -> None:
+        self._start = secrets.randbits(63)
+        self._began_s = time.monotonic()
+        self._changes = self._seen = 0
+        self._members: dict[int | str, int] = {}
+        self._open: dict[int, Task] = {}  # until their answers are collected
+        self._kept = KeptStates()
+        self._keeps_checkpoints = True
+        self._message_size: int | None = None
+        self._asks_place = False
+
+    @property
+    def clock(self) -> float:
+        """Seconds since the run began, those in which there was no server left out."""
+        return time.monotonic() - self._began_s
+
+    @property
+    @abstractmethod
+    def refused(self) -> int:
+        """How often something was refused."""
+
+    def begin(
+        self,
+        plan: Plan,
+        answer: Sequence[Tensor],
+        *,
+        reports_models: bool,
+        asks_place: bool = False,
+        keeps_checkpoints: bool = True,
+    ) -> None:
+        """Tell nodes what they will work for; before the first task.
+
+        Args:
+            plan: as they will get it.
+            answer: tensors like those of an answer.
+            reports_models: whether clients answer trained models, in the model's type, rather than messages.
+            asks_place: whether clients are told their numbers.
+            keeps_checkpoints: whether the run may go on from an earlier state.
+        """
+        self._keeps_checkpoints = keeps_checkpoints
+        self._message_size = None if reports_models else answer[0].numel()
+        self._asks_place = asks_place
+        self._make_known(plan, answer)
+
+    def await_nodes(self, count: int) -> None:
+        """Wait until so many attend."""
+        saying = _Saying(at_once=True)
+        while (there := len(self._attending())) < count:
+            saying.say("waiting for %d nodes, of which %d are there", count, there)
+            self._pass_time(math.inf)
+            self._seen = self._changes
+
+    def members(self) -> Sequence[int | str]:
+        """All that have ever been there, in the order of their ids: numbers, then names."""
+        return sorted(self._members, key=lambda client: (isinstance(client, str), client))
+
+    def nodes(self) -> Sequence[int | str]:
+        """Those that are there and have no task."""
+        self._seen = self._changes
+        there = {*self._free()} - {task.client for task in self._open.values()}
+        return [client for client in self.members() if client in there]
+
+    def size_of(self, client: int | str) -> int:
+        """How many samples a client said it trains on."""
+        return self._members[client]
+
+    @abstractmethod
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        """Send tasks out; clients that are not there, as after a resumption, get theirs when they come."""
+
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
+        """Answers as they arrive."""
+        replies, saying = 0, _Saying()
+        while self._open and (enough is None or replies < enough):
+            left_s = until - self.clock
+            answer = self._next_answer(max(0.0, min(left_s, _LOOKS_EVERY_S)))
+            if answer is not None:
+                replies += not isinstance(answer, Failure)
+                self._close(answer)
+                yield answer
+            elif left_s <= 0:
+                return
+            else:
+                waiting = sorted({str(task.client) for task in self._open.values()})
+                saying.say("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
+            del answer  # it may be large, and the next is on its way
+
+    @abstractmethod
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Give no answers to these but those that are there."""
+
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait until a node comes, goes or has done its work."""
+        saying = _Saying()
+        while not self._has_answer():
+            if self._changes != self._seen:
+                self._seen = self._changes
+                return True
+            if self.clock >= until:
+                return False
+            saying.say("waiting for nodes; %d are there", len(self._attending()))
+            self._pass_time(min(until, self.clock + _LOOKS_EVERY_S))
+        return False
+
+    @abstractmethod
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
+        """What nodes find of a model, or of their own, on samples that they hold out.
+
+        Args:
+            model: (vector [V], integers [I]).
+            limit_s: how long to wait for them.
+        """
+
+    def state(self) -> Tree:
+        """Clock, members, and after which task each client's state is to be found."""
+        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state()}
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
+        self._began_s = time.monotonic() - state["clock"]
+        self._members = {**state["members"], **self._members}
+        self._kept.restore(state["kept"])
+
+    def _close(self, answer: Answer) -> None:
+        """Its task is done, and what its client kept then is what it goes on from."""
+        if isinstance(answer, Failure):
+            del self._open[answer.task]
+            return
+        task = self._open.pop(answer.tasks[0] if isinstance(answer, GroupReply) else answer.task)
+        self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
+
+    @abstractmethod
+    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
+        """What nodes are to be told before they work."""
+
+    @abstractmethod
+    def _attending(self) -> Collection[int | str]:
+        """The clients that are there."""
+
+    @abstractmethod
+    def _free(self) -> Collection[int | str]:
+        """Those of them that would begin with a task now."""
+
+    @abstractmethod
+    def _has_answer(self) -> bool:
+        """Whether one to an open task is there."""
+
+    @abstractmethod
+    def _next_answer(self, within_s: float) -> Answer | None:
+        """The next one to an open task, if it comes in time; one that is there comes in any time."""
+
+    @abstractmethod
+    def _pass_time(self, until: float) -> None:
+        """Wait until the clock is there, or less: no longer than until a node comes, goes or answers."""
+
+
+class _Saying:
+    """Says what is waited for, once a while."""
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self._next_s = time.monotonic() + (0.0 if at_once else _SAYS_EVERY_S)
+
+    def say(self, words: str, *arguments: object) -> None:
+        if time.monotonic() >= self._next_s:
+            _log.info(words, *arguments)
+            self._next_s = time.monotonic() + _SAYS_EVERY_S
