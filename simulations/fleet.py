@@ -127,7 +127,7 @@ class SimulatedFleet:
         """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
         event = self._events[0] if self._events else None
         if event is None or event[0] > until:
-            self.clock = until if math.isfinite(until) else self.clock
+            self.clock = max(self.clock, until) if math.isfinite(until) else self.clock
             return False
         if self._brings_an_answer():
             return False

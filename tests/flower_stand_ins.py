@@ -1,12 +1,17 @@
 """As much of Flower's public interfaces as is used, so that tests need neither Flower nor its processes."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from fed.clients.flower import client_app
+
+__all__ = ["Array", "ClientApp", "Federation", "Message", "ServerApp", "StandInGrid", "install", "partitions"]
 
 Handler = Callable[..., Any]
 
@@ -126,3 +131,38 @@ class StandInGrid:
         if self.sender is not None:
             reply.metadata.src_node_id = self.sender
         self.ready[found] = reply
+
+
+@dataclass
+class Federation(StandInGrid):
+    """Nodes that run an app's client, each message as if in a process of its own.
+
+    Args:
+        path: of the experiment in the app.
+        configs: of the nodes, by id.
+        dies_after: so many tasks the server is killed.
+    """
+
+    path: Path
+    configs: Mapping[int, Mapping[str, Any]]
+    dies_after: int | None = None
+    trained: list[int] = field(default_factory=list)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.configs)
+
+    def content_of_answer(self, message: Message) -> Any:
+        app, node = client_app(self.path), message.metadata.dst_node_id
+        assert isinstance(app, ClientApp)
+        if message.metadata.message_type == "train":
+            if len(self.trained) == self.dies_after:
+                raise KeyboardInterrupt
+            self.trained.append(node)
+        handler = app.handlers[message.metadata.message_type]
+        return handler(message, SimpleNamespace(node_config=self.configs[node])).content
+
+
+def partitions(clients: int, folder: Path) -> dict[int, dict[str, Any]]:
+    """What nodes are configured with that hold a client's part each of the experiment's data."""
+    common = {"num-partitions": clients, "folder": str(folder)}
+    return {2**60 + number: {"partition-id": number, **common} for number in range(clients)}

@@ -3,7 +3,6 @@
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from fed.errors import InvalidExperiment, InvalidInput, OutputExists
 from fed.experiment import Experiment
 from fed.run import Run
 from fed.simulations.flower import server_app, write_app
-from tests.flower_stand_ins import ClientApp, Message, ServerApp, StandInGrid, install
+from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions
 
 CLIENTS = 3
 
@@ -42,39 +41,11 @@ def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
 
 
-@dataclass
-class Federation(StandInGrid):
-    """Nodes that run the app's client, each message as if in a process of its own."""
-
-    path: Path
-    configs: Mapping[int, Mapping[str, Any]]
-    dies_after: int | None = None
-    trained: list[int] = field(default_factory=list)
-
-    def get_node_ids(self) -> list[int]:
-        return list(self.configs)
-
-    def content_of_answer(self, message: Message) -> Any:
-        app, node = client_app(self.path), message.metadata.dst_node_id
-        assert isinstance(app, ClientApp)
-        if message.metadata.message_type == "train":
-            if len(self.trained) == self.dies_after:
-                raise KeyboardInterrupt
-            self.trained.append(node)
-        handler = app.handlers[message.metadata.message_type]
-        return handler(message, SimpleNamespace(node_config=self.configs[node])).content
-
-
 def deploy(path: Path, grid: Federation, output: Path, **config: Any) -> None:
     app = server_app(path)
     assert isinstance(app, ServerApp)
     context = SimpleNamespace(run_config={"min-nodes": CLIENTS, "output": str(output), **config}, run_id=7)
     app.run(grid, context)
-
-
-def partitions(tmp_path: Path) -> dict[int, dict[str, Any]]:
-    common = {"num-partitions": CLIENTS, "folder": str(tmp_path / "nodes")}
-    return {2**60 + number: {"partition-id": number, **common} for number in range(CLIENTS)}
 
 
 def assert_same(output: Path, simulated: Run) -> None:
@@ -138,29 +109,6 @@ def test_what_cannot_be_deployed_becomes_no_app(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_flower")
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {"algorithm": {"kind": "scaffold"}},
-        {"algorithm": {"kind": "ditto"}},
-        {"evaluation": {"kind": "clients"}},
-    ],
-    ids=["fedavg", "scaffold", "ditto", "by clients"],
-)
-def test_what_is_simulated_is_what_flower_runs(changed: Mapping[str, Any], tmp_path: Path) -> None:
-    given = experiment(**changed)
-    path = written(given, tmp_path / "app")
-    deploy(path, Federation(path, partitions(tmp_path)), tmp_path / "run")
-    simulated = fed.simulate(given)
-    assert_same(tmp_path / "run", simulated)
-    summary = yaml.load(tmp_path / "run" / "summary.json")
-    for name in ("status", "rounds", "final_test_accuracy", "final_test_loss", "clients"):
-        assert summary[name] == pytest.approx(simulated.summary[name]), name
-    assert summary["refused"] == 0
-
-
-@pytest.mark.usefixtures("_flower")
-@pytest.mark.parametrize(
     "rounds",
     [
         {"kind": "buffered", "count": 4, "concurrency": CLIENTS, "buffer": 2},
@@ -171,7 +119,7 @@ def test_what_is_simulated_is_what_flower_runs(changed: Mapping[str, Any], tmp_p
 )
 def test_rounds_may_be_asynchronous(rounds: Mapping[str, Any], tmp_path: Path) -> None:
     path = written(experiment(rounds=rounds), tmp_path / "app")
-    grid = Federation(path, partitions(tmp_path))
+    grid = Federation(path, partitions(CLIENTS, tmp_path / "nodes"))
     deploy(path, grid, tmp_path / "run")
     summary = yaml.load(tmp_path / "run" / "summary.json")
     assert (summary["status"], summary["rounds"], summary["refused"]) == ("finished", 4, 0)
@@ -183,8 +131,12 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     given = experiment(algorithm={"kind": "scaffold"}, checkpoints={"every": 1})
     path = written(given, tmp_path / "app")
     with pytest.raises(KeyboardInterrupt):
-        deploy(path, Federation(path, partitions(tmp_path), dies_after=2 * CLIENTS + 1), tmp_path / "run")
-    again = Federation(path, partitions(tmp_path))
+        deploy(
+            path,
+            Federation(path, partitions(CLIENTS, tmp_path / "nodes"), dies_after=2 * CLIENTS + 1),
+            tmp_path / "run",
+        )
+    again = Federation(path, partitions(CLIENTS, tmp_path / "nodes"))
     deploy(path, again, tmp_path / "run", resume=True)
     assert len(again.trained) == CLIENTS
     assert_same(tmp_path / "run", fed.simulate(given))
