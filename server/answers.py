@@ -1,10 +1,17 @@
-"""A real node's answer, checked before anything is done with it. Shapes: see :mod:`fed.messages`."""
+"""What real nodes say, checked before anything is done with it. Shapes: see :mod:`fed.messages`."""
+
+import math
 
 from torch import Tensor
 
-from fed.messages import Failure, GroupReply, Reply, Task, refusal
+from fed.messages import MOST_SAMPLES, Failure, GroupReply, Reply, Task, refusal
+from fed.protocol_pb2 import Joining, Scores
 
-__all__ = ["checked", "failure_of"]
+__all__ = ["checked", "failure_of", "refusal_of_joining", "refusal_of_scores"]
+
+_MOST_DIMENSIONS = 16
+_MOST_INPUT_NUMBERS = 1 << 28
+_MOST_CLASSES = 1 << 24
 
 
 def checked(
@@ -41,3 +48,29 @@ def checked(
 def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Failure:
     """Why a node has no answer; that its numbers are no longer finite is its own word, and ends no run."""
     return Failure(task.id, task.round, task.client, f"its training diverged: {problem}" if has_diverged else problem)
+
+
+def refusal_of_joining(joining: Joining) -> str | None:
+    """Why nobody has such samples; a model is made for them before it is known that somebody does."""
+    if joining.samples < 1:
+        return "a node must have samples to train on, got none"
+    if joining.samples > MOST_SAMPLES:
+        return f"a node must have at most 2^53 samples, got {joining.samples}"
+    shape, classes = joining.signature.input_shape, joining.signature.classes
+    if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
+        return (
+            f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
+            f"{tuple(shape[:8])}"
+        )
+    if classes > _MOST_CLASSES:
+        return f"there may be {_MOST_CLASSES} classes at most, got {classes}"
+    return None
+
+
+def refusal_of_scores(scores: Scores) -> str | None:
+    """Why a node cannot have found this."""
+    if scores.samples > MOST_SAMPLES:
+        return f"scores must be of at most 2^53 samples, got {scores.samples}"
+    if not math.isfinite(scores.loss) or not math.isfinite(scores.metric):
+        return f"scores must be finite, got a loss of {scores.loss} and a metric of {scores.metric}"
+    return None

@@ -10,17 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fed.checkpoints import Tree
 from fed.errors import InvalidPayload
-from fed.flower_records import array_of, field, flower, packed, unpacked
+from fed.flower_records import array_of, field, packed, unpacked
 from fed.messages import GroupReply, Task, one_line
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import checked, failure_of
-from fed.server.kept_states import TaskName
+from fed.server.answers import failure_of
+from fed.server.flower_messages import Kind, answer_of, description_of, message_to, name_of, scores_of
 from fed.server.real_fleet import Answer, RealFleet
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
@@ -52,7 +52,7 @@ class _Sent(NamedTuple):
     """A message under way: to which node and client, and of which task or examination."""
 
     node: int
-    kind: Literal["query", "train", "evaluate"]
+    kind: Kind
     client: int | str | None = None
     number: int = 0
 
@@ -87,7 +87,7 @@ class FlowerFleet(RealFleet):
         self._run = secrets.token_hex(8)
         self._refused = 0
         self._look_s = -math.inf
-        self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
+        self._present: dict[int, int | str | None] = {}  # node → client; None: not known (yet)
         self._sent: dict[str, _Sent] = {}
         self._due_s: dict[int, float] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -135,7 +135,7 @@ class FlowerFleet(RealFleet):
         array, messages, sent = array_of(model), [], []
         for client, node in self._free().items():
             content = packed(model, array, **self._heading(client))
-            messages.append(_message(content, node, "evaluate", limit_s))
+            messages.append(message_to(node, "evaluate", content, limit_s))
             sent.append(_Sent(node, "evaluate", client, self._examination))
         self._push(messages, sent)
         until_s = time.monotonic() + limit_s
@@ -167,9 +167,9 @@ class FlowerFleet(RealFleet):
     def _attending(self) -> dict[int | str, int]:
         """The node of each client that is there."""
         attending: dict[int | str, int] = {}
-        for node, who in self._present.items():
-            if who is not None:
-                attending.setdefault(who[0], node)
+        for node, client in self._present.items():
+            if client is not None:
+                attending.setdefault(client, node)
         return attending
 
     def _free(self) -> dict[int | str, int]:
@@ -196,13 +196,13 @@ class FlowerFleet(RealFleet):
         """Who is there; newcomers are asked who they are."""
         there = list(self._grid.get_node_ids())
         for node in self._present.keys() - set(there):
-            who = self._present.pop(node)
-            self._changes += who is not None
-            if who is not None:
-                _log.info("client %r is gone", who[0])
+            client = self._present.pop(node)
+            if client is not None:
+                self._changes += 1
+                _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
         self._present |= dict.fromkeys(new)
-        messages = [_message(packed(()), node, "query", None) for node in new]
+        messages = [message_to(node, "query", packed(()), None) for node in new]
         self._push(messages, [_Sent(node, "query") for node in new])
 
     def _send(self) -> None:
@@ -217,7 +217,7 @@ class FlowerFleet(RealFleet):
             left_s = self._due_s.get(number, math.inf) - self.clock
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
-                messages.append(_message(self._content(task), node, "train", ttl_s, task.round))
+                messages.append(message_to(node, "train", self._content(task), ttl_s, task.round))
                 sent.append(_Sent(node, "train", task.client, number))
                 self._sends[number] = waiting.sends + 1
                 del self._waiting[number]
@@ -248,7 +248,7 @@ class FlowerFleet(RealFleet):
             tensors,
             self._array[1],
             **self._heading(task.client),
-            name=_text((self._start, task.id)),
+            name=name_of((self._start, task.id)),
             round=task.round,
             repeats=task.repeats,
             lr=task.lr,
@@ -265,8 +265,8 @@ class FlowerFleet(RealFleet):
             "input_shape": list(self._signature.input_shape),
             "input_dtype": self._signature.input_dtype,
             "classes": self._signature.classes,
-            "kept_after": _text(self._kept.after(client)),
-            "durable_after": _text(self._kept.durable_after(client)),
+            "kept_after": name_of(self._kept.after(client)),
+            "durable_after": name_of(self._kept.durable_after(client)),
         }
 
     def _take(self, message: Any) -> None:
@@ -289,49 +289,27 @@ class FlowerFleet(RealFleet):
             elif sent.kind == "query":
                 self._take_description(sent.node, fields)
             elif self._is_awaited_score(sent):
-                self._scores.append(_scores_of(fields))
+                self._scores.append(scores_of(fields))
         except InvalidPayload as error:
             self._refuse(sent, str(error))
 
     def _take_description(self, node: int, fields: Mapping[str, Any]) -> None:
-        client = fields.get("client")
-        if type(client) not in (int, str) or len(str(client)) > 200:
-            raise InvalidPayload(f"a client must be a number or a name, got {str(client)[:40]!r}")
-        samples, shape = field(fields, "samples", int), field(fields, "input_shape", list)
-        if samples < 1 or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
-            raise InvalidPayload(f"a node must have samples to train on, got {samples} of shape {shape[:8]}")
-        signature = Signature(
-            input_shape=shape,
-            input_dtype=field(fields, "input_dtype", str)[:40],
-            classes=min(max(field(fields, "classes", int), 0), 2**31 - 1),
-        )
-        if reason := self._accepts(Joining(samples=samples, signature=signature)):
+        client, joining = description_of(fields)
+        if reason := self._accepts(joining):
             raise InvalidPayload(reason)
-        if node in self._present and isinstance(client, int | str):
+        if node in self._present:
             if client in self._attending():
                 _log.warning("another node says that it is client %r; it waits until the first is gone", client)
             else:
-                _log.info("client %r is there with %d samples", client, samples)
-                self._members[client] = samples
-            self._present[node] = client, samples
+                _log.info("client %r is there with %d samples", client, joining.samples)
+                self._members[client] = joining.samples
+            self._present[node] = client
 
     def _take_answer(self, sent: _Sent, fields: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
-        if len(tensors) != 2:
-            raise InvalidPayload(f"an answer must have 2 tensors, got {len(tensors)}")
-        answer = checked(
-            task,
-            (tensors[0], tensors[1]),
-            samples=field(fields, "samples", int),
-            weight=field(fields, "weight", float),
-            train_loss=field(fields, "train_loss", float),
-            size_bytes=sum([tensor.nbytes for tensor in tensors]),
-            message_size=self._message_size,
-        )
-        if isinstance(answer, str):
-            raise InvalidPayload(answer)
+        answer = answer_of(task, fields, tensors, self._message_size)
         self._settle(task.id)
         self._answers.append(answer)
 
@@ -384,21 +362,6 @@ class FlowerFleet(RealFleet):
         """It is not sent again."""
         for known in (self._waiting, self._due_s, self._sends):
             known.pop(number, None)
-
-
-def _message(content: Any, node: int, kind: str, ttl_s: float | None, number: int = 0) -> Any:
-    return flower("app").Message(content, node, kind, ttl=ttl_s, group_id=str(number))
-
-
-def _scores_of(fields: Mapping[str, Any]) -> Scores:
-    samples, loss, metric = field(fields, "samples", int), field(fields, "loss", float), fields.get("metric")
-    if not 0 <= samples < 2**53 or not (metric is None or (isinstance(metric, float) and math.isfinite(metric))):
-        raise InvalidPayload(f"scores must be of at least 0 samples and finite, got {samples} and {str(metric)[:40]}")
-    return Scores(samples=samples, loss=loss, metric=metric)
-
-
-def _text(task: TaskName | None) -> str | None:
-    return None if task is None else f"{task[0]}-{task[1]}"
 
 
 def _task_of(answer: Answer) -> int:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from fed.credentials import peer_of
 from fed.errors import DamagedPayload, InvalidPayload
-from fed.messages import MOST_SAMPLES, client_id_of, one_line, refusal_of_numbers
+from fed.messages import client_id_of, one_line, refusal_of_numbers
 from fed.payloads import CHUNK_BYTES, SHA256, Incoming, chunks
 from fed.protocol_pb2 import (
     Answer,
@@ -37,13 +37,13 @@ from fed.protocol_pb2 import (
     Plan,
     Receipt,
     Scores,
-    Signature,
     TaskId,
     ToNode,
     Wanted,
     Withdrawal,
 )
 from fed.protocol_pb2 import Tensor as TensorMessage
+from fed.server.answers import refusal_of_joining, refusal_of_scores
 
 __all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience", "handler_of"]
 
@@ -58,9 +58,6 @@ _Message = TypeVar("_Message", FromNode, Part)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}
 _MOST_HELD = 1000
-_MOST_DIMENSIONS = 16
-_MOST_INPUT_NUMBERS = 1 << 28
-_MOST_CLASSES = 1 << 24
 _MOST_NODES = 100_000
 _MOST_DELIVERED = 10_000  # that are remembered, so that one sent twice is known
 _CALLS_AT_ONCE = 8
@@ -510,7 +507,7 @@ class NodeService:
         if self._examined.get(client) != scores.id:
             return f"it was not asked for scores {scores.id}"
         del self._examined[client]
-        problem = _problem_with_scores(scores)
+        problem = refusal_of_scores(scores)
         said = Scores(id=scores.id, problem=problem or one_line(scores.problem))
         self.arrivals.put(said if said.problem else scores)
         return problem
@@ -563,15 +560,11 @@ class NodeService:
             return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
         if not is_named and not _NAME.fullmatch(joining.name):
             return "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first no sign"
-        if joining.samples < 1:
-            return "a node must have samples to train on, got none"
-        if joining.samples > MOST_SAMPLES:
-            return f"a node must have at most 2^53 samples, got {joining.samples}"
         if len(joining.held) > _MOST_HELD:
             return f"a node may hold {_MOST_HELD} tasks at most, got {len(joining.held)}"
         if len(self.nodes) >= _MOST_NODES:
             return f"the server has {_MOST_NODES} nodes, and takes no more"
-        return _problem_with_signature(joining.signature) or self.accepts(joining)
+        return refusal_of_joining(joining) or self.accepts(joining)
 
     def _incoming(self, order: _Order, answer: Answer) -> Incoming:
         if order.incoming is None or order.incoming.payload.sha256 != answer.payload.sha256:
@@ -632,24 +625,3 @@ def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
             ),
         },
     )
-
-
-def _problem_with_scores(scores: Scores) -> str | None:
-    if scores.samples > MOST_SAMPLES:
-        return f"scores must be of at most 2^53 samples, got {scores.samples}"
-    if not math.isfinite(scores.loss) or not math.isfinite(scores.metric):
-        return f"scores must be finite, got a loss of {scores.loss} and a metric of {scores.metric}"
-    return None
-
-
-def _problem_with_signature(signature: Signature) -> str | None:
-    """Why nobody has such samples; a model is made for them before it is known that somebody does."""
-    shape = signature.input_shape
-    if len(shape) > _MOST_DIMENSIONS or not 0 < math.prod(shape) <= _MOST_INPUT_NUMBERS:
-        return (
-            f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
-            f"{tuple(shape[:8])}"
-        )
-    if signature.classes > _MOST_CLASSES:
-        return f"there may be {_MOST_CLASSES} classes at most, got {signature.classes}"
-    return None

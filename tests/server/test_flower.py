@@ -281,10 +281,16 @@ def test_a_nodes_problem_is_told() -> None:
         {"client": "a" * 201},
         {"samples": 0},
         {"samples": 2.0},
+        {"samples": -1},
+        {"samples": 2**62},
         {"input_shape": ["wide"]},
         {"input_shape": [-1]},
+        {"input_shape": [2**20, 2**20]},
+        {"input_shape": [1] * 17},
         {"input_dtype": 3},
+        {"input_dtype": "\ud800"},
         {"classes": None},
+        {"classes": 2**40},
     ],
 )
 def test_a_description_that_makes_no_sense_admits_nobody(description: Mapping[str, object]) -> None:
@@ -343,11 +349,24 @@ def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
     assert train(again, 3)["durable_after"] == repeated["name"]
 
 
-def test_nodes_that_have_no_task_score_a_model() -> None:
-    def script(message: Message) -> Any:
-        return packed((), samples=4, loss=0.25, metric=0.75) if message.metadata.message_type == "evaluate" else None
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"samples": "many"},
+        {"samples": -1},
+        {"samples": 2**60},
+        {"loss": math.nan},
+        {"metric": math.inf},
+        {"metric": "1"},
+    ],
+)
+def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> None:
+    found = {"samples": 4, "loss": 0.25, "metric": 0.75}
 
-    grid = Grid({5: 0, 6: 1, 7: 2}, {5: script, 6: script, 7: lambda message: packed((), samples="many")})
+    def script(message: Message) -> Any:
+        return packed((), **found) if message.metadata.message_type == "evaluate" else None
+
+    grid = Grid({5: 0, 6: 1, 7: 2}, {5: script, 6: script, 7: lambda message: packed((), **{**found, **forged})})
     fleet = fleet_over(grid)
     fleet.await_nodes(3)
     fleet.dispatch([task(0, 1)])
