@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import fed
 from fed.cli_tables import console
+from fed.engines import FLOWER
 from fed.machine import usable_cores
 from fed.quantities import bytes_text
 
@@ -44,7 +45,7 @@ def examine() -> int:
     shown.print(_machine())
     shown.print(_packages())
     missing = [*_missing_packages()]
-    for line in (*missing, *_missing_devices(), *_missing_programs()):
+    for line in (*missing, *_missing_devices(), *_missing_programs(), *_missing_engines()):
         shown.print(f"• {line}", markup=False, soft_wrap=True)  # a command is copied whole
     if not missing:
         shown.print("All that experiments need is here.")
@@ -71,6 +72,7 @@ def _packages() -> "Table":
     table = Table("package", "version", "at least", "for")
     for package, feature in _PACKAGES.items():
         table.add_row(package, _version(package) or "missing", _minimum(package), feature)
+    table.add_row("flwr", _version("flwr") or "none", FLOWER.removeprefix("flwr=="), "Flower's engine, if you want it")
     return table
 
 
@@ -100,6 +102,14 @@ def _missing_devices() -> Iterator[str]:
 def _missing_programs() -> Iterator[str]:
     if shutil.which("git") is None:
         yield "git is missing: runs do not record the commit that they ran from"
+
+
+def _missing_engines() -> Iterator[str]:
+    found, tested = _version("flwr"), _numbers(FLOWER)
+    if found is None:
+        yield f'no Flower: only apps that fed flower-app writes need it: pip install "{FLOWER}"'
+    elif _numbers(found)[: len(tested)] != tested:
+        yield f'flwr is {found}, which is not tested: pip install "{FLOWER}"'
 
 
 def _devices() -> Iterator[tuple[str, str]]:

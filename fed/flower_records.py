@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fed.engines import FLOWER
 from fed.errors import InvalidInput, InvalidPayload
 from fed.payloads import size_of, spec_of
 from fed.protocol_pb2 import Tensor as TensorMessage
@@ -35,7 +36,7 @@ def flower(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"flwr.{name}")
     except ModuleNotFoundError as error:
-        raise InvalidInput(f'Flower is not installed ({error.name} is missing): pip install "fed[flower]"') from None
+        raise InvalidInput(f'Flower is not installed ({error.name} is missing): pip install "{FLOWER}"') from None
 
 
 def array_of(tensors: Sequence[Tensor]) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import fed
 from fed import yaml
 from fed.errors import InvalidInput, OutputExists
 from fed.experiment import Experiment
@@ -29,7 +28,7 @@ name = "{name}"
 version = "1.0.0"
 description = "The experiment {name}, of fed"
 license = "Apache-2.0"
-dependencies = ["fed[flower]>={version}"]
+dependencies = []  # fed and Flower are on every machine already: nothing is fetched when the app starts
 
 [tool.hatch.build.targets.wheel]
 packages = ["{package}"]
@@ -88,7 +87,6 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         "pyproject.toml": _PROJECT.format(
             name=name,
             package=package,
-            version=fed.__version__,
             min_nodes=cohort if isinstance(cohort, int) else clients or 1,
         ),
         f"{package}/__init__.py": f'"""The experiment {name}."""\n',

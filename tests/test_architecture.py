@@ -147,6 +147,16 @@ def test_equations_know_neither_clock_nor_input_nor_output() -> None:
         assert imported.isdisjoint(NO_PLACE_IN_AN_EQUATION), path.name
 
 
+def test_flower_is_reached_through_its_public_modules_alone() -> None:
+    modules = set()
+    for path in (path for room in MAY_IMPORT for path in (ROOT / room).rglob("*.py")):
+        assert not [target for _, target in _imports(path, ROOT) if target.partition(".")[0] == "flwr"], path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "flower":
+                modules.add(ast.literal_eval(node.args[0]))
+    assert modules == {"app", "clientapp", "serverapp"}
+
+
 def test_every_built_in_kind_resolves() -> None:
     tables = [table for table in vars(families).values() if isinstance(table, Family)]
     assert tables

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fed
+from fed.engines import FLOWER
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("fed", "aggregators", "clients", "server", "simulations")
@@ -167,6 +168,10 @@ def test_constraints_pin_what_is_needed_and_nothing_else() -> None:
     names = {line.partition("==")[0] for line in pinned}
     assert needed - pinned_by_theirs <= names
     assert names <= needed
+
+
+def test_the_extra_for_flower_is_what_users_are_told_to_install() -> None:
+    assert PROJECT["project"]["optional-dependencies"]["flower"] == [FLOWER]
 
 
 def _needed() -> tuple[set[str], set[str]]:

@@ -351,6 +351,27 @@ def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pyt
     assert '• numpy is 1.9, which is too old: needed for data: pip install "numpy>=2.0"' in out
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, '• no Flower: only apps that fed flower-app writes need it: pip install "flwr==1.41.*"'),
+        ("1.4.1", '• flwr is 1.4.1, which is not tested: pip install "flwr==1.41.*"'),
+        ("1.41.7", "│ flwr "),
+    ],
+)
+def test_doctor_says_whether_flower_is_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
+) -> None:
+    from fed import cli_doctor
+
+    known = cli_doctor._version
+    monkeypatch.setattr(cli_doctor, "_version", lambda package: version if package == "flwr" else known(package))
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert said in out
+    assert ("pip install" in out) == (version != "1.41.7")
+
+
 def test_doctor_names_what_a_gpu_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

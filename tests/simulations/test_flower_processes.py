@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import fed
 from fed import yaml
+from fed.engines import FLOWER
 from fed.experiment import Experiment
 from fed.simulations.flower import write_app
 
@@ -25,7 +26,7 @@ NODES = 3
 pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(
-        importlib.util.find_spec("flwr") is None, reason='Flower is not installed: pip install "fed[flower]"'
+        importlib.util.find_spec("flwr") is None, reason=f'Flower is not installed: pip install "{FLOWER}"'
     ),
 ]
 

@@ -1,0 +1,6 @@
+"""What the engines need that carry messages in place of the built-in one."""
+
+__all__ = ["FLOWER"]
+
+FLOWER = "flwr==1.41.*"
+"""The versions of Flower that are tested, as pip takes them."""
