@@ -51,14 +51,20 @@ class Message:
         group_id: str = "",
         reply_to: "Message | None" = None,
     ) -> None:
-        self.content = content
+        self._content = content
         self.error: Any = None
         self.metadata = SimpleNamespace(dst_node_id=node, message_type=kind, ttl=ttl, group_id=group_id)
         if reply_to is not None:
             self.metadata.src_node_id = reply_to.metadata.dst_node_id
 
     def has_content(self) -> bool:
-        return self.content is not None
+        return self._content is not None
+
+    @property
+    def content(self) -> Any:
+        if self._content is None:
+            raise ValueError("a message that tells of an error has no content")
+        return self._content
 
 
 class ClientApp:

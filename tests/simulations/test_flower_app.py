@@ -1,5 +1,6 @@
 """An experiment as a Flower app: what is written, and that it ends with the simulation's model."""
 
+import itertools
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -125,6 +126,25 @@ def test_rounds_may_be_asynchronous(rounds: Mapping[str, Any], tmp_path: Path) -
     summary = yaml.load(tmp_path / "run" / "summary.json")
     assert (summary["status"], summary["rounds"], summary["refused"]) == ("finished", 4, 0)
     assert len(grid.trained) >= 4
+
+
+@pytest.mark.usefixtures("_flower")
+def test_a_message_is_one_flat_array_and_one_record_of_settings_either_way(tmp_path: Path) -> None:
+    path = written(experiment(algorithm={"kind": "scaffold"}, evaluation={"kind": "clients"}), tmp_path / "app")
+    contents: dict[str, list[Any]] = {"query": [], "train": [], "evaluate": []}
+
+    class Overheard(Federation):
+        def content_of_answer(self, message: Message) -> Any:
+            answer = super().content_of_answer(message)
+            contents[message.metadata.message_type] += [message.content, answer]
+            return answer
+
+    deploy(path, Overheard(path, partitions(CLIENTS, tmp_path / "nodes")), tmp_path / "run")
+    assert all(contents.values())
+    for content in itertools.chain.from_iterable(contents.values()):
+        assert content.keys() <= {"config", "arrays"}
+        assert content.get("arrays", {}).keys() <= {"flat"}
+    assert all("arrays" in content for content in contents["train"])
 
 
 @pytest.mark.usefixtures("_flower")
