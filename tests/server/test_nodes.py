@@ -8,7 +8,8 @@ from fed.server.nodes import NodeFleet
 PATIENCE_S = 30.0
 
 
-def test_a_fleet_that_is_closed_twice_is_closed(tmp_path: Path) -> None:
+def test_a_fleet_that_is_closed_twice_is_closed_and_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     fleet = NodeFleet("127.0.0.1:0", tmp_path / "spool", credentials=None, admits=None, accepts=lambda joining: None)
 
     def close() -> None:
@@ -19,3 +20,4 @@ def test_a_fleet_that_is_closed_twice_is_closed(tmp_path: Path) -> None:
     closing.start()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
+    assert "nodes" not in {thread.name for thread in set(threading.enumerate()) - before}
