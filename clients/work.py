@@ -50,7 +50,8 @@ class Work:
         self._recipe = recipe
         self._device = device
         self._training = GroupTraining(recipe, self._loss, device)
-        self._evaluator = BatchedEvaluator(recipe.module, self._loss, self._metric, device, recipe.private)
+        parts = recipe.module, self._loss, self._metric, device, recipe.private
+        self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
 
     def __call__(
         self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
@@ -68,7 +69,7 @@ class Work:
         assert self._recipe.test is not None
         inputs, targets = (part[task.first : task.last].contiguous() for part in self._recipe.test)
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
-            if self._recipe.is_batched and len(vectors_KV) > 1:
+            if self._evaluator is not None and len(vectors_KV) > 1:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
             else:
                 scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]

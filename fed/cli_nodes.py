@@ -13,6 +13,7 @@ import typer
 from fed.cli_progress import Display, display, say_all
 from fed.cli_runs import folder, summary_in, tell
 from fed.errors import InvalidInput
+from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def server(
     patience: Sequence[str] = (),
 ) -> int:
     """Coordinate an experiment over nodes that dial in, and say what came of it; the exit code."""
+    pool_freed_memory()
     from fed.credentials import ServerCredentials
     from fed.runs import RunState, state_of
     from fed.server.node_service import Patience

@@ -32,6 +32,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 10_000),
+    # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 18),
 )
 
 

@@ -215,7 +215,10 @@ class Deployment:
                 return _ScoringByNodes(fleet.scores(federation.model(), _SCORED_WITHIN_S))
             return ScoringByCoordinator(test, federation, executor)
 
+        take_back = _let_go(prepared.module)
+
         def module_of(state: State) -> nn.Module:
+            take_back()
             prepared.layout.unpack(*state, prepared.module)
             return prepared.module.eval()
 
@@ -261,6 +264,22 @@ class _ScoringByNodes:
 def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
     """Where there is nothing to score, no copy of the model is needed for it."""
     return lambda content, tensors: (None, ())
+
+
+def _let_go(module: nn.Module) -> Callable[[], None]:
+    """Free the memory of a module's state, which the coordinator keeps; what is returned asks for it again."""
+    saved = module.state_dict(keep_vars=True).keys()
+    tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    sizes = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
+    for storage, _ in sizes:
+        storage.resize_(0)
+
+    def take_back() -> None:
+        for storage, size_bytes in sizes:
+            storage.resize_(size_bytes)
+
+    return take_back
 
 
 def _signature_of(data: FederatedData) -> Signature:

@@ -30,3 +30,12 @@ def test_200_nodes_report_for_50_rounds_and_the_server_does_not_grow(tmp_path: P
     found = measured(tmp_path / "deployment.json", "--parts", "many")["many"]
     assert (found["rounds"], found["nodes"], found["failed"]) == (50, 200, 0)
     assert found["growth_mb"] < 50  # a model of 1 MB kept from each round would be that
+
+
+@pytest.mark.long
+def test_the_servers_memory_is_a_few_models_whatever_the_number_of_nodes(tmp_path: Path) -> None:
+    """Beyond a base that is another run's; the algorithm's state is a model in float64, two of float32."""
+    options = "--parts", "empty,large", "--rounds", "2", "--nodes", "10"
+    found = measured(tmp_path / "deployment.json", *options)["large"]
+    assert (found["rounds"], found["nodes"], found["failed"]) == (2, 10, 0)
+    assert 0 < found["models_beyond_state"] <= 8

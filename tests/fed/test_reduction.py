@@ -19,6 +19,7 @@ from fed.errors import FedError
 from fed.reduction import WeightedMean
 
 PIECE = 1 << 14  # numbers that are cut into lanes together
+LONGEST = 1 << 21  # numbers of the longest vector that is kept as it is until there is another
 HALF_UNITS = [2.0**power for power in (-97, -65, -64, -33, -32, -1, 0, 31, 32, 63, 95, 96)]  # where lanes meet
 
 magnitudes = st.floats(2.0**-60, 2.0**60, exclude_max=True) | st.sampled_from(HALF_UNITS)
@@ -270,3 +271,95 @@ def test_a_vector_alone_is_what_its_lanes_would_leave(numbers: list[float], weig
     alone.add(torch.tensor(numbers, dtype=torch.float64), weight)
     cut.merge(alone)  # which adds to lanes
     assert alone.finish().numpy().tobytes() == cut.finish().numpy().tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 3, PIECE, 3 * PIECE + 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_trained_models_less_their_start_the_exact_mean_is_taken(size: int, dtype: torch.dtype) -> None:
+    """Differences of numbers of one type, as float64 holds them: of float32, all of them."""
+    generator = torch.Generator().manual_seed(size)
+    start_P = torch.randn(size, generator=generator, dtype=dtype)
+    vectors = [torch.randn(size, generator=generator, dtype=dtype) * 10.0**power for power in (0, -3, 3, 1)]
+    weighs, mean = [3, 1, 20, 7], WeightedMean(size)
+    for vector_P, weight in zip(vectors, weighs, strict=True):
+        mean.add(vector_P, weight, less_P=start_P)
+    result = mean.finish().tolist()
+    for place in sorted({0, size // 2, size - 1, *range(min(size, 20))}):
+        column = [float(vector_P[place]) - float(start_P[place]) for vector_P in vectors]
+        exact = exact_mean(column, weighs)
+        assert abs(Fraction(result[place]) - exact) <= abs(exact) / Fraction(2**50.9) + Fraction(4, 2**97)
+
+
+@pytest.mark.parametrize("size", [1, PIECE // 2, PIECE, PIECE + 1, 3 * PIECE + 5])
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+def test_a_difference_is_added_as_if_it_had_been_made_before(size: int, factor: float) -> None:
+    generator = torch.Generator().manual_seed(size)
+    start_P, *vectors = (torch.randn(size, generator=generator) for _ in range(4))
+    taken, made = WeightedMean(size), WeightedMean(size)
+    for weight, vector_P in enumerate(vectors, 1):
+        taken.add(vector_P, weight, factor, less_P=start_P)
+        made.add(vector_P.double() - start_P.double(), weight, factor)
+    assert same_bits(taken.finish(), made.finish())
+
+
+def test_a_difference_that_is_not_finite_leaves_no_trace() -> None:
+    size = 3 * PIECE
+    mean, huge_P = mean_of([torch.ones(size)], [2]), torch.zeros(size, dtype=torch.float64)
+    huge_P[2 * PIECE + 5] = -1e300
+    with pytest.raises(FedError, match=r"must be finite and below 7e\+240"):
+        mean.add(torch.ones(size), 1, less_P=huge_P)
+    assert (mean.atoms, mean.weight) == (1, 2)
+    assert torch.equal(mean.finish(), torch.ones(size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 3])
+def test_the_last_look_at_a_sum_is_as_good_as_any(size: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    vectors = [torch.randn(size, generator=generator) * 2.0 ** (30 * place - 60) for place in range(count)]
+    means = [mean_of(vectors, range(1, count + 1)) for _ in range(2)]
+    assert same_bits(means[0].finish(is_last=True), means[1].finish())
+
+
+def test_the_last_mean_takes_the_place_of_the_sum() -> None:
+    mean = mean_of([torch.full((3 * PIECE,), value) for value in (1.0, 2.0**-40)], [1, 1])
+    lowest_P = mean._lanes[min(mean._lanes)]
+    assert mean.finish(is_last=True).data_ptr() == lowest_P.data_ptr()
+
+
+BOUNDS = [PIECE // 3, PIECE // 2, PIECE // 2 + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, LONGEST, LONGEST + 1]
+"""Where a vector's way changes: how many products are cut together, pieces, and what is cut at once."""
+
+
+@pytest.mark.parametrize("size", BOUNDS)
+def test_around_every_bound_of_length_no_order_and_no_grouping_matters(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    powers = (0, 40, -30, 3)
+    vectors = [torch.randn(size, generator=generator).mul_(2.0**power) for power in powers]
+    weighs, orders = [1, 2.5, 3, 7], ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0])
+    expected_P = mean_of(vectors, weighs).finish()
+    for order in orders:
+        results = mean_of([vectors[place] for place in order], [weighs[place] for place in order])
+        assert same_bits(results.finish(is_last=True), expected_P)
+    one, others = (mean_of([vectors[place] for place in half], [weighs[place] for place in half])
+                   for half in ([2], [3, 0, 1]))  # fmt: skip
+    one.merge(others)
+    assert same_bits(one.finish(), expected_P)
+    for place in (0, size // 2, size - 1):
+        alone = mean_of([vector_P[place : place + 1] for vector_P in vectors], weighs).finish()
+        assert same_bits(alone, expected_P[place : place + 1])
+
+
+def test_sums_that_were_cut_and_sums_that_were_not_are_merged_alike() -> None:
+    """A long first vector is kept whole or cut at once by its length; a merged one is cut in any case."""
+    for size in (PIECE + 1, LONGEST + 1):
+        vector_P = torch.randn(size, generator=torch.Generator().manual_seed(1))
+        whole, cut = mean_of([vector_P], [3]), WeightedMean(size)
+        cut.merge(mean_of([vector_P], [3]))
+        cut.merge(WeightedMean(size))
+        sums = [WeightedMean(size) for _ in range(2)]
+        for total, part in zip(sums, (whole, cut), strict=True):
+            total.merge(part)
+            total.merge(mean_of([-0.5 * vector_P], [1]))
+        assert same_bits(sums[0].finish(), sums[1].finish())
+        assert same_bits(whole.finish(), cut.finish())
