@@ -1,9 +1,11 @@
 """Run a command, and watch how much memory it and all its descendants take together."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +15,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 _PROC = Path("/proc")
 _INTERVAL_S = 0.02
+_TO_END_S = 10.0
 
 
 class CommandFailed(Exception):
@@ -66,6 +69,37 @@ def run(
     if process.returncode:
         raise CommandFailed(f"{' '.join(command)} ended with status {process.returncode}:\n{stderr[-2000:]}")
     return Finished(stdout, wall_s, *peaks)
+
+
+@contextlib.contextmanager
+def started(
+    log: Path, *command: str, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command under way, which is asked to end in the end, and then gone with all processes of its session.
+
+    Args:
+        log: where what it says goes.
+        command: program and arguments.
+        environment: variables beside those of this process.
+    """
+    with (
+        log.open("wb") as file,
+        subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_TO_END_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class _Memory:

@@ -24,24 +24,25 @@ def terminal_tables(results: Results) -> Iterator[Table]:
 
 def markdown(results: Results) -> str:
     """All tables, and where they were measured."""
-    parts = [_machine(results)]
+    parts = [measured_on(results)]
     for title, head, rows in _tables(results):
         lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
         parts.append(f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(parts)
 
 
-def put_into(page: Path, text: str) -> bool:
-    """Replace what stands between the two markers of a page; False where it lacks them."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+def put_into(page: Path, text: str, markers: tuple[str, str] = (BEGIN, END)) -> bool:
+    """Replace what stands between two markers of a page; False where it lacks them."""
+    before, begin, rest = page.read_text().partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
         return False
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
     return True
 
 
-def _machine(results: Results) -> str:
+def measured_on(results: Results) -> str:
+    """The machine, the day and the software."""
     machine, versions = results["machine"], results["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
     return f"{machine['processor']}, {machine['cores']} cores, {machine['date']}; {software}."

@@ -1,8 +1,13 @@
 """The measurement of deployments runs, and 200 nodes find their server."""
 
+import contextlib
+import importlib
+import io
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +16,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def measured(output: Path, *options: str) -> dict[str, Any]:
+def measured(output: Path, *options: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     command = [sys.executable, "benchmarks/deployment.py", "--output", str(output), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     results: dict[str, Any] = json.loads(output.read_text())["results"]
     return results
@@ -39,3 +44,46 @@ def test_the_servers_memory_is_a_few_models_whatever_the_number_of_nodes(tmp_pat
     found = measured(tmp_path / "deployment.json", *options)["large"]
     assert (found["rounds"], found["nodes"], found["failed"]) == (2, 10, 0)
     assert 0 < found["models_beyond_state"] <= 8
+
+
+def test_without_flower_it_is_said_what_installs_it_and_ours_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    deployment, on_flower = importlib.import_module("deployment"), importlib.import_module("on_flower")
+    monkeypatch.setattr(on_flower, "is_installed", lambda: False)
+    output = tmp_path / "deployment.json"
+    options = ["--parts", "empty,flower,flower-whole", "--rounds", "2", "--nodes", "1", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", ["deployment.py", *options])
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        deployment.main()
+    assert "flower, flower-whole are left out: Flower is not there, which make benchmark installs" in said.getvalue()
+    assert list(json.loads(output.read_text())["results"]) == ["empty"]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (ROOT / "benchmarks/.venv/installed").exists(), reason="make benchmark installs Flower")
+def test_both_engines_are_measured_in_one_run_and_leave_no_processes(tmp_path: Path) -> None:
+    options = "--parts", "empty,flower,flower-whole", "--rounds", "2", "--nodes", "2"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    found = measured(tmp_path / "deployment.json", *options, environment=environment)
+    assert [(found[name]["rounds"], found[name]["engine"]) for name in found] == [
+        (2, "grpc"),
+        (2, "flower"),
+        (2, "flower"),
+    ]
+    assert found["flower-whole"]["failed"] == 0
+    assert 0 < found["empty"]["round_s"] < found["flower"]["round_s"]
+    assert processes_of(tmp_path) == []
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Living processes that were told of a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            told = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if f"{folder}/".encode() in told and int(process.name) != os.getpid():
+                found.append(told.decode(errors="replace"))
+    return found

@@ -1,0 +1,65 @@
+"""What deployments cost, as a table: for the terminal, and in Markdown for the README."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from report import measured_on
+from rich.table import Table
+
+DEPLOYMENTS = "<!-- deployment: begin -->", "<!-- deployment: end -->"
+HEAD = ["", "nodes", "model", "rounds", "failed", "seconds a round", "server's peak, MB"]
+TITLES = {
+    "empty": "`fed server`, nodes that answer at once",
+    "whole": "`fed server` and `fed client`, each with its training process",
+    "flower": "Flower, its FedAvg, nodes that answer at once",
+    "flower-whole": "`fed flower-app` on Flower, a process for each task",
+    "large": "`fed server`, nodes that answer at once",
+    "flower-large": "Flower, its FedAvg, nodes that answer at once",
+    "many": "`fed server`, nodes that answer at once",
+}
+
+Report = Mapping[str, Any]
+
+
+def terminal_table(report: Report) -> Table:
+    """To be printed by rich."""
+    table = Table(title="Deployments", title_justify="left")
+    for number, cell in enumerate(HEAD):
+        table.add_column(cell, justify="right" if number else "left")
+    for name, found in report["results"].items():
+        table.add_row(name, *_cells(found))
+    return table
+
+
+def markdown(report: Report) -> str:
+    """Where it was measured, the table, and what the server's memory comes to."""
+    rows = [[TITLES[name], *_cells(found)] for name, found in report["results"].items()]
+    lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)], *rows]
+    where = measured_on(report).removesuffix(".")
+    parts = [f"{where}; load when it began: {report['load']:.1f}."]
+    parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    beyond = report["results"].get("large", {}).get("models_beyond_state")
+    if beyond is not None:
+        parts.append(
+            "Beyond what it takes with a model of four numbers, and the algorithm's state, the model in float64, the "
+            f"server\nholds {beyond:.1f} times the model of 100 MB at most."
+        )
+    return "\n\n".join(parts)
+
+
+def _cells(found: Mapping[str, Any]) -> list[str]:
+    model = "4 numbers" if found["model_mb"] < 0.001 else f"{found['model_mb']:.0f} MB"
+    least, most = _digits(found["least_s"]), _digits(found["most_s"])
+    return [
+        str(found["nodes"]),
+        model,
+        str(found["rounds"]),
+        "–" if found["failed"] is None else str(found["failed"]),
+        f"{_digits(found['round_s'])} ({least} – {most})",
+        "–" if found["peak_mb"] is None else f"{found['peak_mb']:,.0f}",
+    ]
+
+
+def _digits(seconds: float) -> str:
+    """Two significant digits."""
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"

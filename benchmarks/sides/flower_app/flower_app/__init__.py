@@ -1,0 +1,1 @@
+"""Rounds without training, on Flower with its own strategy."""
