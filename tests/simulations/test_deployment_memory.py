@@ -1,7 +1,7 @@
 """A server keeps no module while nodes train."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fed.layout import Layout
 from fed.simulations.deployment import _let_go
@@ -9,6 +9,8 @@ from fed.simulations.deployment import _let_go
 
 class Tied(nn.Module):
     """Weights used twice, numbers to be averaged, counted and fixed ones, and a buffer that is none of its state."""
+
+    table: Tensor
 
     def __init__(self) -> None:
         super().__init__()
