@@ -1,10 +1,13 @@
-"""A real node's answer, checked before anything is done with it. Shapes: see :mod:`fed.messages`."""
+"""Real nodes' answers, checked before anything is done with them. Shapes: see :mod:`fed.messages`."""
 
 from torch import Tensor
 
 from fed.messages import GroupReply, Reply, Task, refusal
 
-__all__ = ["checked", "update_of"]
+__all__ = ["MISSING_SCORES", "checked", "update_of"]
+
+MISSING_SCORES = "%d clients have not scored the model within %g s, and are not waited for until they have: %s"
+"""What is logged of clients that let an examination's time pass: their number, the time, and some of them."""
 
 
 def checked(

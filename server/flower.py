@@ -19,7 +19,7 @@ from fed.errors import InvalidPayload
 from fed.flower_records import array_of, field, flower, packed, unpacked
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import checked, update_of
+from fed.server.answers import MISSING_SCORES, checked, update_of
 from fed.server.kept_states import KeptStates, TaskName
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
@@ -221,8 +221,10 @@ class FlowerFleet:
             sent.append(_Sent(node, "evaluate", client, self._examination))
         self._push(messages, sent)
         until_s = time.monotonic() + limit_s
-        while any(map(self._is_awaited_score, self._sent.values())) and time.monotonic() < until_s:
+        while (missing := self._unscored()) and time.monotonic() < until_s:
             self._step()
+        if missing:
+            _log.warning(MISSING_SCORES, len(missing), limit_s, ", ".join(sorted(map(repr, missing))[:5]))
         return self._scores
 
     def state(self) -> Tree:
@@ -452,6 +454,9 @@ class FlowerFleet:
 
     def _is_awaited_score(self, sent: _Sent) -> bool:
         return sent.kind == "evaluate" and sent.number == self._examination
+
+    def _unscored(self) -> list[int | str | None]:
+        return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
 
     def _close(self, number: int) -> None:
         for known in (self._open, self._waiting, self._due_s, self._sends):

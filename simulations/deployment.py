@@ -41,7 +41,7 @@ __all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
 _SIMULATED = ("adversaries", "hierarchy", "topology")
-_SCORED_WITHIN_S = 600.0
+_SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _MESSAGE = torch.float64
 
 
@@ -212,7 +212,8 @@ class Deployment:
 
         def begin_scoring() -> Any:
             if self._by_clients:
-                return _ScoringByNodes(fleet.scores(federation.model(), _SCORED_WITHIN_S))
+                limit_s = getattr(policy, "deadline_s", None) or _SCORED_WITHIN_S
+                return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
             return ScoringByCoordinator(test, federation, executor)
 
         def module_of(state: State) -> nn.Module:
