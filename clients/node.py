@@ -15,7 +15,7 @@ import grpc
 
 from fed import __version__
 from fed.clients.data import ClientId
-from fed.clients.node_training import Described, Order, TaskDone, TrainingProcess, as_experiment
+from fed.clients.node_training import BEGAN_ANEW, Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
 from fed.errors import DamagedPayload, FedError, InvalidInput, InvalidPayload, RunFailed
 from fed.messages import one_line
@@ -319,6 +319,8 @@ class EdgeNode:
         if done is not None and done.problem:
             self._give_up(held, done.problem, diverged=done.diverged)
         elif done is not None:
+            if done.began_anew:
+                _log.warning("task %d: %s", held.assignment.task.number, BEGAN_ANEW)
             held.done = done
             self._deliver(held, done)
 
@@ -428,6 +430,7 @@ class EdgeNode:
                 weight=done.weight,
                 samples=done.samples,
                 train_loss=done.train_loss,
+                began_anew=done.began_anew,
             )
             try:
                 assert self._stub is not None

@@ -4,7 +4,13 @@ from torch import Tensor
 
 from fed.messages import GroupReply, Reply, Task, refusal
 
-__all__ = ["MISSING_SCORES", "checked", "update_of"]
+__all__ = ["BEGAN_ANEW", "MISSING_SCORES", "checked", "update_of"]
+
+BEGAN_ANEW = (
+    "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
+    "had at first"
+)
+"""What is logged of a client whose answer says so."""
 
 MISSING_SCORES = "%d clients have not scored the model within %g s, and are not waited for until they have: %s"
 """What is logged of clients that let an examination's time pass: their number, the time, and some of them."""

@@ -19,7 +19,7 @@ from fed.errors import InvalidPayload
 from fed.flower_records import array_of, field, flower, packed, unpacked
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import MISSING_SCORES, checked, update_of
+from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, checked, update_of
 from fed.server.kept_states import KeptStates, TaskName
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
@@ -406,6 +406,8 @@ class FlowerFleet:
         )
         if isinstance(answer, str):
             raise InvalidPayload(answer)
+        if fields.get("began_anew") is True:
+            _log.warning(BEGAN_ANEW, task.client)
         self._close(task.id)
         self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
         self._answers.append(update_of(answer, task) if isinstance(answer, Reply) else answer)

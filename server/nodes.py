@@ -21,7 +21,7 @@ from fed.errors import InvalidInput, RunFailed
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
-from fed.server.answers import MISSING_SCORES, checked
+from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, checked
 from fed.server.kept_states import KeptStates, TaskName
 from fed.server.node_service import MOST_TAKEN_BYTES, Arrival, NodeService, Patience, Scored, handler_of
 
@@ -299,6 +299,8 @@ class NodeFleet:
             self._service.refused += 1
             _log.warning("refused %r: %s", task.client, reply)
             return Failure(task.id, task.round, task.client, f"its answer was refused: {reply}")
+        if answer.began_anew:
+            _log.warning(BEGAN_ANEW, task.client)
         self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
         return reply
 

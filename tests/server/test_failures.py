@@ -100,6 +100,22 @@ def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start,
     _hold_to_simulation(deployment, tmp_path)
 
 
+def test_a_client_that_has_lost_what_it_kept_goes_on_and_both_ends_say_so(deployed: _Start) -> None:
+    deployment = deployed(epochs=20, rounds={"count": 3}, algorithm="scaffold")
+    server, (victim, _) = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    victim.kill()
+    shutil.rmtree(deployment.folder / "state-0" / "kept")
+    server.wait_to_say("client 0 is gone")
+    again = deployment.client(0)
+    assert server.end() == 0, server.said
+    assert again.end() == 0, again.said
+    assert again.said.count("what this node kept between tasks is gone from its folder, or damaged") == 1
+    assert server.said.count("client 0 has lost what it kept between tasks") == 1
+    assert [line["replied"] for line in deployment.metrics()] == [2] * 3
+    _hold_tidy(deployment)
+
+
 def test_a_client_frozen_beyond_the_deadline_is_late_and_takes_part_again(deployed: _Start) -> None:
     patience = {"silence_s": 60.0, "stall_s": 60.0}
     deployment = deployed(

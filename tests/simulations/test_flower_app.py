@@ -1,5 +1,6 @@
 """An experiment as a Flower app: what is written, and that it ends with the simulation's model."""
 
+import shutil
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -188,6 +189,26 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     deploy(path, again, tmp_path / "run", resume=True)
     assert len(again.trained) == CLIENTS
     assert_same(tmp_path / "run", fed.simulate(given))
+
+
+@dataclass
+class Forgetful(Federation):
+    """Nodes whose folder is removed after the second round."""
+
+    def content_of_answer(self, message: Message) -> Any:
+        if message.metadata.message_type == "train" and len(self.trained) == 2 * CLIENTS:
+            shutil.rmtree(self.path.parents[2] / "nodes")
+        return super().content_of_answer(message)
+
+
+@pytest.mark.usefixtures("_flower")
+def test_a_node_that_has_lost_what_it_kept_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid = Forgetful(written(experiment(algorithm="scaffold"), tmp_path / "app"), partitions(tmp_path))
+    deploy(grid.path, grid, tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records if "kept between tasks" in record.getMessage()]
+    assert sum("tells the server" in line for line in said) == CLIENTS
+    for client in range(CLIENTS):
+        assert sum(f"client {client} has lost what it kept between tasks" in line for line in said) == 1
 
 
 @pytest.mark.usefixtures("_flower")
