@@ -82,22 +82,23 @@ def serve(
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment)
-    fleet = NodeFleet(
-        listen,
-        output.with_name(f".{output.name}.spool"),
-        credentials=credentials.for_grpc() if credentials else None,
-        admits=credentials.roster.admits if credentials else None,
-        accepts=deployment.accepts,
-        patience=patience,
-    )
-    try:
-        if on_listen is not None:
-            on_listen(fleet.port)
-        run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
-    except BaseException:
-        fleet.close("the server stops for now", is_final=False)
-        raise
-    fleet.close("the run is over", is_final=True)
+    with folder.held():
+        fleet = NodeFleet(
+            listen,
+            output.with_name(f".{output.name}.spool"),
+            credentials=credentials.for_grpc() if credentials else None,
+            admits=credentials.roster.admits if credentials else None,
+            accepts=deployment.accepts,
+            patience=patience,
+        )
+        try:
+            if on_listen is not None:
+                on_listen(fleet.port)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+        except BaseException:
+            fleet.close("the server stops for now", is_final=False)
+            raise
+        fleet.close("the run is over", is_final=True)
     return run
 
 

@@ -100,6 +100,20 @@ def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start,
     _hold_to_simulation(deployment, tmp_path)
 
 
+def test_no_two_processes_share_a_run_or_what_a_node_keeps(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(epochs=20)
+    server, (_, frozen) = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    frozen.freeze()
+    for second, folder in ((deployment.server(resume=True), "run"), (deployment.client(0), "state-0")):
+        assert second.end() == 2, second.said
+        assert f"{folder} is in use by another process: wait until that has ended" in second.said
+        assert "Traceback" not in second.said
+    frozen.thaw()
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
 def test_a_client_that_has_lost_what_it_kept_goes_on_and_both_ends_say_so(deployed: _Start) -> None:
     deployment = deployed(epochs=20, rounds={"count": 3}, algorithm="scaffold")
     server, (victim, _) = deployment.server(), deployment.all_clients()
