@@ -38,6 +38,7 @@ from tests.server.hostile_wire import (
     answer,
     bits,
     chunk,
+    honest,
     other_task,
     run_with,
     tensors,
@@ -357,6 +358,24 @@ def test_no_node_can_say_that_the_run_has_diverged(
     told = [record.getMessage() for record in caplog.records if "diverged" in record.getMessage()]
     assert len(told) == 2
     assert all(line.isprintable() and len(line) < 1000 for line in told)
+
+
+def test_rounds_in_which_nobody_counts_are_said_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def works(wire: Wire, assignment: Assignment) -> None:
+        if assignment.round in (1, 4, 5):
+            honest(wire, assignment)
+        else:
+            wire.say(failed={"task": assignment.task, "reason": "NaN", "diverged": assignment.round > 2})
+
+    monkeypatch.setattr("tests.server.hostile_wire.honest", works)
+    run = run_with(tmp_path, None, rounds={"count": 6})
+    assert [line["failed"] for line in run.metrics] == [0, 2, 2, 0, 0, 2]
+    assert run.summary["unanswered_rounds"] == 3
+    told = [line for line in _refusals(caplog) if "no answer counts" in line]
+    words = "no answer counts, of 2 clients that were asked (0 were late, 2 failed): the model stays as it was"
+    assert [line.partition(";")[0] for line in told] == [f"round 2: {words}", f"round 6: {words}"]
 
 
 def test_the_certificate_says_whose_an_update_is(
