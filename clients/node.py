@@ -253,6 +253,7 @@ class EdgeNode:
                 )
                 return
             self._heartbeat_s = message.plan.heartbeat_s
+            _log.info("connected to %s, as %r", self.server, self.client)
             self._connected.set()
             self._work.put(message.plan)
         elif message.HasField("assignment"):
@@ -441,6 +442,7 @@ class EdgeNode:
                 self._await_connection(failures, lambda: self._is_wanted(held))
                 continue
             if receipt.accepted:
+                _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
                 self._let_go(held)
                 self.tasks_done += 1
                 return

@@ -127,11 +127,11 @@ class NodeFleet:
 
     def await_nodes(self, count: int) -> None:
         """Wait until so many attend."""
-        said_s = -math.inf
+        said, said_s = -1, -math.inf
         while (there := len(self._attending())) < count:
-            if time.monotonic() > said_s + _SAYS_EVERY_S:
+            if there != said or time.monotonic() > said_s + _SAYS_EVERY_S:
                 _log.info("waiting for %d nodes, of which %d are there", count, there)
-                said_s = time.monotonic()
+                said, said_s = there, time.monotonic()
             self._await_change(time.monotonic() + _SAYS_EVERY_S)
 
     def members(self) -> Sequence[int | str]:

@@ -193,6 +193,7 @@ class Deployment:
         else:
             recording.restore(*kept)
         fleet.await_nodes(min_nodes)
+        _log.info("%d clients are there: round %d begins", len(fleet.nodes()), 1 + (kept[0] if kept else 0))
         policy.check(len(fleet.members()))
         fleet.dispatch([found.task for found in coordinator.open.values()])
         return recording.run()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -98,6 +99,26 @@ def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start,
     again = deployment.server(resume=True)
     assert again.end() == 0, again.said
     _hold_to_simulation(deployment, tmp_path)
+
+
+def test_a_server_says_what_it_waits_for_who_comes_and_goes_and_what_begins(deployed: _Start) -> None:
+    deployment = deployed(rounds={"count": 2})
+    server, first = deployment.server(), deployment.client(0)
+    server.wait_to_say("waiting for 2 nodes, of which 1 are there")
+    first.kill()
+    server.wait_to_say("client 0 is gone\nwaiting for 2 nodes, of which 0 are there\n")
+    clients = deployment.all_clients()
+    assert server.end() == 0, server.said
+    said = "\n".join(line for line in server.said.splitlines() if not line.startswith("waiting for"))
+    joined = "client [01] has joined with 719 samples"
+    lines = ["client 0 has joined with 719 samples", "client 0 is gone", joined, joined]
+    lines += ["2 clients are there: round 1 begins", "round 1/2, 2 of 2 answered, .*", "round 2/2, 2 of 2 answered, .*"]
+    assert re.search("\n".join(lines), said), said
+    for client, node in enumerate(clients):
+        assert node.end() == 0
+        answered = "".join(rf"round {number}: answered, with a training loss of \S+\n" for number in (1, 2))
+        connected = f"connected to 127.0.0.1:{deployment.port}, as {client}\n"
+        assert re.search(rf"{connected}{answered}the run is over; 2 tasks were done\n", node.said), node.said
 
 
 def test_no_two_processes_share_a_run_or_what_a_node_keeps(deployed: _Start, tmp_path: Path) -> None:
