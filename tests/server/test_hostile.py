@@ -488,12 +488,12 @@ def test_a_node_that_never_scores_holds_up_one_evaluation_and_no_other(
         if wire.name == "1":
             wire.say(scores=Scores(id=examination.id, samples=4, loss=0.5))
 
-    rounds = {"count": 4, "deadline_s": 2.0}
+    rounds = {"count": 4, "deadline_s": 5.0}
     run = run_with(tmp_path, None, examined=examined, evaluation="clients", rounds=rounds)
     assert sorted(scored) == [1, 1, 2, 3, 4]
     assert [line["test_loss"] for line in run.metrics] == [0.5] * 4
     assert [line for line in _refusals(caplog) if "scored" in line] == [
-        "1 clients have not scored the model within 2 s, and are not waited for until they have: 0"
+        "1 clients have not scored the model within 5 s, and are not waited for until they have: 0"
     ]
 
 
