@@ -8,6 +8,7 @@ A node's configuration (``flower-supernode --node-config``) says which data are 
 and with ``folder="…"`` where to keep what algorithms such as SCAFFOLD have a client keep between tasks.
 """
 
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, Pair, load
-from fed.clients.node_training import NodeTraining, Order, described, forget_before, samples_of
+from fed.clients.node_training import BEGAN_ANEW, NodeTraining, Order, described, forget_before, samples_of
 from fed.clients.tasks import Train
 from fed.errors import FedError, InvalidData, InvalidInput
 from fed.experiment import Experiment
@@ -28,6 +29,8 @@ from fed.protocol_pb2 import Payload, Signature
 from fed.randomness import Streams
 
 __all__ = ["FlowerNode", "client_app"]
+
+_log = logging.getLogger(__name__)
 
 
 def client_app(experiment: Path) -> Any:
@@ -100,7 +103,10 @@ class FlowerNode:
             if done.problem:
                 return (), {"problem": done.problem, "diverged": done.diverged}
             answer = read(path, Payload.FromString(done.payload))
-        return answer, {"weight": done.weight, "samples": done.samples, "train_loss": done.train_loss}
+        if done.began_anew:
+            _log.warning("task %s: %s", name, BEGAN_ANEW)
+        counts = {"weight": done.weight, "samples": done.samples, "train_loss": done.train_loss}
+        return answer, {**counts, "began_anew": done.began_anew}
 
     def score(self, content: Mapping[str, Any]) -> tuple[Sequence[Tensor], dict[str, Any]]:
         """Score a model on what the node holds out."""

@@ -15,7 +15,7 @@ import grpc
 
 from fed import __version__
 from fed.clients.data import ClientId
-from fed.clients.node_training import Described, Order, TaskDone, TrainingProcess, as_experiment
+from fed.clients.node_training import BEGAN_ANEW, Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
 from fed.errors import DamagedPayload, FedError, InvalidInput, InvalidPayload, RunFailed
 from fed.messages import one_line
@@ -253,6 +253,7 @@ class EdgeNode:
                 )
                 return
             self._heartbeat_s = message.plan.heartbeat_s
+            _log.info("connected to %s, as %r", self.server, self.client)
             self._connected.set()
             self._work.put(message.plan)
         elif message.HasField("assignment"):
@@ -319,6 +320,8 @@ class EdgeNode:
         if done is not None and done.problem:
             self._give_up(held, done.problem, diverged=done.diverged)
         elif done is not None:
+            if done.began_anew:
+                _log.warning("task %d: %s", held.assignment.task.number, BEGAN_ANEW)
             held.done = done
             self._deliver(held, done)
 
@@ -428,6 +431,7 @@ class EdgeNode:
                 weight=done.weight,
                 samples=done.samples,
                 train_loss=done.train_loss,
+                began_anew=done.began_anew,
             )
             try:
                 assert self._stub is not None
@@ -438,6 +442,7 @@ class EdgeNode:
                 self._await_connection(failures, lambda: self._is_wanted(held))
                 continue
             if receipt.accepted:
+                _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
                 self._let_go(held)
                 self.tasks_done += 1
                 return

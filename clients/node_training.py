@@ -22,7 +22,7 @@ from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.preparation import Preparation
 from fed.clients.tasks import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.work import Work
-from fed.errors import FedError, InvalidData, InvalidExperiment, RunFailed
+from fed.errors import FedError, InvalidCheckpoint, InvalidData, InvalidExperiment, RunFailed
 from fed.experiment import Experiment
 from fed.node_data import NodeData
 from fed.payloads import read, spec_of, written
@@ -31,6 +31,7 @@ from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.randomness import Streams
 
 __all__ = [
+    "BEGAN_ANEW",
     "Described",
     "NodeTraining",
     "Order",
@@ -42,6 +43,12 @@ __all__ = [
     "hold_to_allowed",
     "samples_of",
 ]
+
+BEGAN_ANEW = (
+    "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
+    "tells the server"
+)
+"""What a node logs then."""
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
@@ -85,6 +92,7 @@ class TaskDone(NamedTuple):
     problem: str = ""
     diverged: bool = False
     died: bool = False
+    began_anew: bool = False  # because what the client kept is lost
 
 
 class _Died(RunFailed):
@@ -172,7 +180,7 @@ class NodeTraining:
         """Do a task; the answer takes the place of the file that came with it."""
         vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
         aggregator = self._prepared.algorithm
-        states = self._states(order.kept_after)
+        states, are_lost = self._states(order.kept_after)
         train = replace(order.train, wants="models") if sends_models(aggregator) else order.train
         kept = states.stacked([self._client], [(vector_V, integers_I)])
         trained, tensors = self._work(train, (vector_V, integers_I, *broadcast, *kept))
@@ -185,26 +193,44 @@ class NodeTraining:
             Checkpoints(self._folder / order.name, 1).write(0, states.state())
         payload = written(order.path, [messages[0], integers[0]])
         weight = trained.weights[0] if trained.weights else float(trained.samples[0])
-        return TaskDone(payload.SerializeToString(), weight, trained.samples[0], trained.train_losses[0])
+        return TaskDone(
+            payload.SerializeToString(),
+            weight,
+            trained.samples[0],
+            trained.train_losses[0],
+            began_anew=are_lost and bool(kept),
+        )
 
     def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
-        """Score a model, or the client's own, on what the client holds out: samples, loss and metric."""
+        """Score a model, or the client's own, on what the client holds out: samples, loss and metric.
+
+        Raises:
+            RunFailed: if the client's own is lost.
+        """
         if self._prepared.held_out is None:
             return 0, 0.0, None
         vector_V, integers_I = read(path, Payload.FromString(payload))
-        models = self._states(kept_after).models((vector_V, integers_I))
+        states, are_lost = self._states(kept_after)
+        models = states.models((vector_V, integers_I))
+        if models and are_lost:
+            raise RunFailed("its own model is lost, or damaged: it has none to score until it has trained again")
         model = models[self._client] if models else (vector_V, integers_I)
         rows = tuple(part.unsqueeze(0) for part in model)
         found, _ = self._work(EvaluateByClients((self._client,)), rows)
         assert isinstance(found, Evaluated)
         return (found.samples[0], found.losses[0], found.metrics[0]) if found.samples else (0, 0.0, None)
 
-    def _states(self, kept_after: str | None) -> ClientStates:
+    def _states(self, kept_after: str | None) -> tuple[ClientStates, bool]:
+        """What the client goes on from; and whether what it was to go on from is lost, so that it is the first."""
         states = self._prepared.client_states()
-        if kept_after is not None and (self._folder / kept_after).is_dir():
+        if kept_after is None:
+            return states, False
+        try:
             newest = Checkpoints(self._folder / kept_after, 1).newest()
-            states.restore(newest[1] if newest else {})
-        return states
+        except InvalidCheckpoint:
+            newest = None
+        states.restore(newest[1] if newest else {})
+        return states, newest is None
 
 
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:

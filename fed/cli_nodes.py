@@ -108,6 +108,7 @@ def client(
     from fed.clients.node import EdgeNode, NodePatience
     from fed.clients.node_training import TrainingProcess
     from fed.credentials import NodeCredentials
+    from fed.files import held
     from fed.messages import client_id_of
     from fed.node_data import NodeData
 
@@ -133,10 +134,11 @@ def client(
     channel = loaded.for_grpc() if loaded else None
     waiting = _patience(NodePatience(), patience)
     node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed, waiting)
-    try:
-        farewell = node.run(stopped=stopped)
-    finally:
-        training.close()
+    with held(place, "give another --state"):
+        try:
+            farewell = node.run(stopped=stopped)
+        finally:
+            training.close()
     shown.say(f"{farewell or 'stopped'}; {node.tasks_done} tasks were done")
     return 0
 

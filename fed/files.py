@@ -3,11 +3,18 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["replaced", "sync_folder", "write_atomically"]
+from filelock import FileLock, Timeout
+
+from fed.errors import InvalidInput
+
+__all__ = ["LOCK", "held", "replaced", "sync_folder", "write_atomically"]
+
+LOCK = ".lock"
+"""A file in a folder that a process has to itself; where that was killed, it means nothing."""
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
@@ -71,3 +78,42 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(place)
+
+
+@contextmanager
+def held(folder: Path, remedy: str) -> Iterator[None]:
+    """Have a folder to oneself among all processes that ask for it like this; it is made where it does not exist.
+
+    The system lets go of it when a process is killed.
+
+    Args:
+        folder: which.
+        remedy: what a user who cannot have it may do instead of waiting.
+
+    Raises:
+        InvalidInput: if another process has it, or it cannot be written to.
+
+    Example:
+        >>> with held(Path("state"), "choose another"):
+        ...     print(*Path("state").iterdir())
+        state/.lock
+        >>> Path("state").exists()
+        False
+    """
+    lock, was_there = FileLock(folder / LOCK, timeout=0), folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise InvalidInput(f"{folder} is in use by another process: wait until that has ended, or {remedy}") from None
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written to ({error.strerror}): {remedy}") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / LOCK).unlink()  # while it is ours: who waits for this very file finds that it is gone
+        lock.release()
+        if not was_there:
+            with suppress(OSError):  # it is no longer empty
+                folder.rmdir()

@@ -197,20 +197,22 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., crc32: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("task", "payload", "offset", "weight", "samples", "train_loss")
+    __slots__ = ("task", "payload", "offset", "weight", "samples", "train_loss", "began_anew")
     TASK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TRAIN_LOSS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_ANEW_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     payload: Payload
     offset: int
     weight: float
     samples: int
     train_loss: float
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ...) -> None: ...
+    began_anew: bool
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ..., began_anew: _Optional[bool] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("answer", "chunk")

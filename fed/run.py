@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from fed import __version__, yaml
 from fed.checkpoint_files import remove_all
 from fed.errors import InvalidInput, OutputExists, RunFailed
 from fed.experiment import Experiment
-from fed.files import write_atomically
+from fed.files import LOCK, held, write_atomically
 from fed.runs import is_run, metrics_lines, state_of
 
 __all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
@@ -68,7 +68,7 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
-            if not path.is_dir() or set(path.iterdir()) != set(_unfinished(path)):
+            if not path.is_dir() or not set(path.iterdir()) <= {*_unfinished(path), path / LOCK}:
                 refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
 
     @classmethod
@@ -82,6 +82,14 @@ class RunFolder:
             if not is_run(path):
                 raise InvalidInput(f"{path} must be the folder of a run, got none there: fed runs lists what there is")
         return cls(path, overwrite=True)  # nothing is overwritten unless it begins
+
+    def held(self) -> AbstractContextManager[None]:
+        """Have it to oneself, for as long as the run goes on.
+
+        Raises:
+            InvalidInput: if another process has it, or there can be no such folder.
+        """
+        return held(self.path, "choose another --output")
 
     @property
     def checkpoints(self) -> Path:

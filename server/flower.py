@@ -19,7 +19,7 @@ from fed.errors import InvalidPayload
 from fed.flower_records import array_of, field, packed, unpacked
 from fed.messages import GroupReply, Task, one_line
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import failure_of
+from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, failure_of
 from fed.server.flower_messages import Kind, answer_of, description_of, message_to, name_of, scores_of
 from fed.server.real_fleet import Answer, RealFleet
 
@@ -139,8 +139,10 @@ class FlowerFleet(RealFleet):
             sent.append(_Sent(node, "evaluate", client, self._examination))
         self._push(messages, sent)
         until_s = time.monotonic() + limit_s
-        while any(map(self._is_awaited_score, self._sent.values())) and time.monotonic() < until_s:
+        while (missing := self._unscored()) and time.monotonic() < until_s:
             self._pass_time()
+        if missing:
+            _log.warning(MISSING_SCORES, len(missing), limit_s, ", ".join(sorted(map(repr, missing))[:5]))
         return self._scores
 
     def state(self) -> Tree:
@@ -310,6 +312,8 @@ class FlowerFleet(RealFleet):
         if task is None:
             return  # it comes too late
         answer = answer_of(task, fields, tensors, self._message_size)
+        if fields.get("began_anew") is True:
+            _log.warning(BEGAN_ANEW, task.client)
         self._settle(task.id)
         self._answers.append(answer)
 
@@ -357,6 +361,9 @@ class FlowerFleet(RealFleet):
 
     def _is_awaited_score(self, sent: _Sent) -> bool:
         return sent.kind == "evaluate" and sent.number == self._examination
+
+    def _unscored(self) -> list[int | str | None]:
+        return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
 
     def _settle(self, number: int) -> None:
         """It is not sent again."""

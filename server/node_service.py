@@ -45,10 +45,13 @@ from fed.protocol_pb2 import (
 from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.server.answers import refusal_of_joining, refusal_of_scores
 
-__all__ = ["PROTOCOL", "Arrival", "Node", "NodeService", "Patience", "handler_of"]
+__all__ = ["MOST_TAKEN_BYTES", "PROTOCOL", "Arrival", "Node", "NodeService", "Patience", "Scored", "handler_of"]
 
 PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
+
+MOST_TAKEN_BYTES = 4 << 20
+"""Of a message that gRPC hands on; it cuts the stream of a larger one off, and does not say so."""
 
 _log = logging.getLogger(__name__)
 _SAYS_EVERY_S = 30.0
@@ -176,6 +179,13 @@ class Arrival:
     diverged: bool = False
 
 
+class Scored(NamedTuple):
+    """What a node found of a model."""
+
+    client: int | str
+    scores: Scores
+
+
 _Admission: TypeAlias = Callable[[str, bytes], str | None]
 
 
@@ -198,7 +208,7 @@ class NodeService:
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[Arrival | Scores]
+    arrivals: SimpleQueue[Arrival | Scored]
     admits: _Admission | None
     accepts: Callable[[Joining], str | None]
     on_change: Callable[[], None]
@@ -223,8 +233,8 @@ class NodeService:
             self._tell(client, ToNode(assignment=assignment))
 
     def examine(self, client: int | str, examination: Examination) -> bool:
-        """Have a node score a model; False if it does not attend."""
-        if not self._tell(client, ToNode(examination=examination)):
+        """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
+        if client in self._examined or not self._tell(client, ToNode(examination=examination)):
             return False
         self._examined[client] = examination.id
         return True
@@ -301,8 +311,8 @@ class NodeService:
             raise AssertionError("an aborted call goes on") from None
 
     async def _attend(self, context: Any, caller: _Caller) -> None:
-        message = await self._next(context, caller, FromNode)
-        if message is None or not message.HasField("joining"):
+        message = await self._first(context, caller, FromNode)
+        if not message.HasField("joining"):
             raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
         joining = message.joining
         client = client_id_of(joining.name) if caller.client is None else caller.client
@@ -352,8 +362,8 @@ class NodeService:
             chunk = await coming if coming is not None else None
 
     async def _deliver(self, context: Any, caller: _Caller) -> Receipt:
-        first = await self._next(context, caller, Part)
-        if first is None or not first.HasField("answer"):
+        first = await self._first(context, caller, Part)
+        if not first.HasField("answer"):
             raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
         answer = first.answer
         task = answer.task.number
@@ -450,6 +460,16 @@ class NodeService:
             return self._scored(client, message.scores)
         return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
 
+    async def _first(self, context: Any, caller: _Caller, kind: type[_Message]) -> _Message:
+        """The message that a stream begins with."""
+        if (message := await self._next(context, caller, kind)) is None:
+            reason = (
+                f"a stream must begin with a message of at most {_MOST_BYTES[kind]} bytes, but ended before there was "
+                f"one: it broke off, or the message had more than {MOST_TAKEN_BYTES}"
+            )
+            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        return message
+
     async def _next(
         self, context: Any, caller: _Caller, kind: type[_Message], limit_s: float | None = None
     ) -> _Message | None:
@@ -509,7 +529,7 @@ class NodeService:
         del self._examined[client]
         problem = refusal_of_scores(scores)
         said = Scores(id=scores.id, problem=problem or one_line(scores.problem))
-        self.arrivals.put(said if said.problem else scores)
+        self.arrivals.put(Scored(client, said if said.problem else scores))
         return problem
 
     def _fail(self, order: _Order, reason: str, *, diverged: bool = False) -> None:
@@ -553,7 +573,7 @@ class NodeService:
     def _examine_no_more(self, client: int | str) -> None:
         """A connection takes the examination that came over it along."""
         if (examination := self._examined.pop(client, None)) is not None:
-            self.arrivals.put(Scores(id=examination, problem="its connection was lost"))
+            self.arrivals.put(Scored(client, Scores(id=examination, problem="its connection was lost")))
 
     def _reason_against(self, joining: Joining, *, is_named: bool) -> str | None:
         if joining.protocol != PROTOCOL:

@@ -18,9 +18,9 @@ from fed.errors import InvalidInput, RunFailed
 from fed.messages import Task
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
-from fed.server.answers import checked, failure_of
+from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, checked, failure_of
 from fed.server.kept_states import TaskName
-from fed.server.node_service import Arrival, NodeService, Patience, handler_of
+from fed.server.node_service import MOST_TAKEN_BYTES, Arrival, NodeService, Patience, Scored, handler_of
 from fed.server.real_fleet import Answer, RealFleet
 
 __all__ = ["NodeFleet"]
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 _OPTIONS = (
-    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.max_receive_message_length", MOST_TAKEN_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 10_000),
     # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
@@ -68,7 +68,7 @@ class NodeFleet(RealFleet):
         spool.mkdir(parents=True, exist_ok=True)
         for left in spool.iterdir():
             left.unlink()
-        self._arrivals: SimpleQueue[Arrival | Scores] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival | Scored] = SimpleQueue()
         self._changed = threading.Condition()
         self._ready: deque[Arrival] = deque()
         self._is_closed = False
@@ -122,28 +122,34 @@ class NodeFleet(RealFleet):
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """What nodes that attend find of a model, or of their own, on samples that they hold out.
 
+        One that lets the time pass is asked again, and waited for, once it has answered or come back.
+
         Args:
             model: (vector [V], integers [I]).
             limit_s: how long to wait for them.
         """
         self._examinations += 1
         payload = self._payload(model)
-        asked = 0
+        missing = set[int | str]()
         for client in self._attending():
             kept_after = _task_id(self._kept.after(client))
             examination = Examination(id=self._examinations, payload=payload, kept_after=kept_after)
-            asked += self._call(self._service.examine, client, examination)
+            if self._call(self._service.examine, client, examination):
+                missing.add(client)
         found: list[Scores] = []
         until_s = time.monotonic() + limit_s
-        while len(found) < asked and time.monotonic() < until_s:
+        while missing and (left_s := until_s - time.monotonic()) > 0:
             try:
-                arrival = self._arrivals.get(timeout=_LOOKS_EVERY_S)
+                arrival = self._arrivals.get(timeout=min(left_s, _LOOKS_EVERY_S))
             except Empty:
                 continue
             if isinstance(arrival, Arrival):
                 self._ready.append(arrival)
-            elif arrival.id == self._examinations:
-                found.append(arrival)
+            elif arrival.scores.id == self._examinations:
+                missing.discard(arrival.client)
+                found.append(arrival.scores)
+        if missing:
+            _log.warning(MISSING_SCORES, len(missing), limit_s, ", ".join(sorted(map(repr, missing))[:5]))
         return found
 
     def close(self, reason: str, *, is_final: bool) -> None:
@@ -205,6 +211,8 @@ class NodeFleet(RealFleet):
             self._service.refused += 1
             _log.warning("refused %r: %s", task.client, reply)
             return failure_of(task, f"its answer was refused: {reply}")
+        if answer.began_anew:
+            _log.warning(BEGAN_ANEW, task.client)
         return reply
 
     def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:

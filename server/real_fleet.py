@@ -77,8 +77,10 @@ class RealFleet(ABC):
 
     def await_nodes(self, count: int) -> None:
         """Wait until so many attend."""
-        saying = _Saying(at_once=True)
+        said, saying = -1, _Saying()
         while (there := len(self._attending())) < count:
+            if there != said:
+                said, saying = there, _Saying(at_once=True)
             saying.say("waiting for %d nodes, of which %d are there", count, there)
             self._pass_time(math.inf)
             self._seen = self._changes

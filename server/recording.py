@@ -87,6 +87,7 @@ class Recording:
         self._metrics: list[dict[str, Any]] = []
         self._states = federation.model(), federation.models()
         self._pending: _Round | None = None
+        self._is_unanswered = False  # the last round
         self._first = 1
         self._began = time.perf_counter()
         section = experiment.checkpoints
@@ -131,7 +132,8 @@ class Recording:
             self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
             raise
         if self._metrics and not any(line["replied"] for line in self._metrics):
-            _log.warning("no client has ever answered, so that the model is the first one: is a deadline too short?")
+            why = "is a deadline too short?" if any(line["late"] for line in self._metrics) else "all have failed"
+            _log.warning("no client has ever answered, so that the model is the first one: %s", why)
         return self._finish("finished", None)
 
     def _give_up(self, status: str, reason: str | None) -> None:
@@ -145,12 +147,27 @@ class Recording:
     def _round(self, number: int) -> None:
         """Train; then record the round before, which was scored meanwhile, or this one, if nobody else scores it."""
         exchange = self._federation.round(number)
+        self._say_unanswered(number, exchange)
         line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
         self._record_pending()
         scoring = self._begin_scoring() if self._policy.evaluates(number) else None
         self._pending = _Round(line, exchange, scoring, (self._federation.model(), self._federation.models()))
         if not self._scores_meanwhile:
             self._record_pending()
+
+    def _say_unanswered(self, number: int, exchange: Exchange) -> None:
+        """Of rounds in a row in which no answer counts, the first."""
+        is_unanswered = exchange.selected > 0 and not exchange.replied
+        if is_unanswered and not self._is_unanswered:
+            _log.warning(
+                "round %d: no answer counts, of %d clients that were asked (%d were late, %d failed): the model stays "
+                "as it was; this is not said again until an answer counts",
+                number,
+                exchange.selected,
+                exchange.late,
+                exchange.failed,
+            )
+        self._is_unanswered = is_unanswered
 
     def _keep(self, number: int) -> None:
         """A checkpoint, if it is time for one."""
@@ -196,6 +213,7 @@ class Recording:
             "algorithm": self._experiment.algorithm.kind,
             "status": status,
             "rounds": len(metrics),
+            "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
             "final_test_accuracy": last["test_accuracy"],
             "final_test_loss": last["test_loss"],
             "bytes_up": sum(line["bytes_up"] for line in metrics),

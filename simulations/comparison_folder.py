@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fed.clients.data import FederatedData, load
 from fed.experiment import Experiment
-from fed.files import write_atomically
+from fed.files import held, write_atomically
 from fed.randomness import Streams
 from fed.run import clear_run, environment, refuse_taken, to_json, written_to
 from fed.simulations.outcomes import ComparisonResult
@@ -52,7 +52,8 @@ class ComparisonFolder:
 
     def _clear(self) -> None:
         for run in self.path.glob("runs/*/seed-*"):
-            clear_run(run)
+            with held(run, "choose another --output"):
+                clear_run(run)
         for name in self.FILES:
             (self.path / name).unlink(missing_ok=True)
         for folder in (*self.path.glob("runs/*/seed-*"), *self.path.glob("runs/*"), self.path / "runs"):

@@ -41,7 +41,7 @@ __all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
 _SIMULATED = ("adversaries", "hierarchy", "topology")
-_SCORED_WITHIN_S = 600.0
+_SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _MESSAGE = torch.float64
 
 
@@ -82,22 +82,23 @@ def serve(
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
     deployment = Deployment(experiment)
-    fleet = NodeFleet(
-        listen,
-        output.with_name(f".{output.name}.spool"),
-        credentials=credentials.for_grpc() if credentials else None,
-        admits=credentials.roster.admits if credentials else None,
-        accepts=deployment.accepts,
-        patience=patience,
-    )
-    try:
-        if on_listen is not None:
-            on_listen(fleet.port)
-        run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
-    except BaseException:
-        fleet.close("the server stops for now", is_final=False)
-        raise
-    fleet.close("the run is over", is_final=True)
+    with folder.held():
+        fleet = NodeFleet(
+            listen,
+            output.with_name(f".{output.name}.spool"),
+            credentials=credentials.for_grpc() if credentials else None,
+            admits=credentials.roster.admits if credentials else None,
+            accepts=deployment.accepts,
+            patience=patience,
+        )
+        try:
+            if on_listen is not None:
+                on_listen(fleet.port)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+        except BaseException:
+            fleet.close("the server stops for now", is_final=False)
+            raise
+        fleet.close("the run is over", is_final=True)
     return run
 
 
@@ -192,6 +193,7 @@ class Deployment:
         else:
             recording.restore(*kept)
         fleet.await_nodes(min_nodes)
+        _log.info("%d clients are there: round %d begins", len(fleet.nodes()), 1 + (kept[0] if kept else 0))
         policy.check(len(fleet.members()))
         fleet.dispatch([found.task for found in coordinator.open.values()])
         return recording.run()
@@ -212,7 +214,8 @@ class Deployment:
 
         def begin_scoring() -> Any:
             if self._by_clients:
-                return _ScoringByNodes(fleet.scores(federation.model(), _SCORED_WITHIN_S))
+                limit_s = getattr(policy, "deadline_s", None) or _SCORED_WITHIN_S
+                return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
             return ScoringByCoordinator(test, federation, executor)
 
         take_back = _let_go(prepared.module)

@@ -131,7 +131,8 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
     fleet = FlowerFleet(grid, accepts=deployment.accepts)
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
-    deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, on_round=_say)
+    with folder.held():
+        deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, on_round=_say)
 
 
 def _name_of(experiment: Experiment) -> str:

@@ -1,7 +1,7 @@
 """``fed.simulate``: one experiment, run on this machine."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,7 +106,7 @@ def simulate(
         keep = simulation.experiment.checkpoints.keep
         kept = last_kept(begun, keep, folder) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
-        with hired(simulation, expectation) as executor:
+        with folder.held() if folder is not None else nullcontext(), hired(simulation, expectation) as executor:
             recording = _recording(simulation, executor, begun, folder, observer)
             if folder is not None and kept is None:
                 folder.begin(simulation.experiment, given)

@@ -17,6 +17,7 @@ import fed
 from fed.checkpoint_files import file_name
 from fed.cli import main
 from fed.cli_progress import SimulationProgress
+from fed.files import held
 from fed.simulations.expectation import Expectation
 from tests.simulations.durable_runs import DAMAGES, left_in
 
@@ -126,6 +127,18 @@ def test_a_run_that_is_stopped_as_it_goes_on_says_what_was_done_before(
         patch.setattr("fed.simulations.simulate.expect", interrupt)
         assert run("--resume", "run").err == "stopped before another round; run is as it was\n"
         assert run("tiny.yaml", "--output", "new").err == "stopped before the first round\n"
+    assert run("--resume", "run").code == 0
+    assert left_in(interrupted) == whole
+
+
+def test_a_run_that_goes_on_is_not_gone_on_with_by_another_process(
+    run: Run, interrupted: Path, whole: dict[str, Any]
+) -> None:
+    files = {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()}
+    with held(interrupted, "wait"):
+        refused(run("--resume", "run"), "run is in use by another process")
+        refused(run("tiny.yaml", "--output", "run", "--overwrite"), "run is in use by another process")
+    assert {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()} == files
     assert run("--resume", "run").code == 0
     assert left_in(interrupted) == whole
 

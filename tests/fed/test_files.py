@@ -2,12 +2,16 @@
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fed.files import replaced, sync_folder, write_atomically
+from fed.errors import InvalidInput
+from fed.files import held, replaced, sync_folder, write_atomically
 from fed.run import RunFolder
 
 
@@ -83,3 +87,40 @@ def test_folders_that_cannot_be_synced_are_no_fault_but_a_failing_disk_is(
             sync_folder(tmp_path)
     else:
         sync_folder(tmp_path)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fed.files import held
+with held(Path(sys.argv[1]), "choose another"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for ends in (signal.SIGKILL, None):
+        holds = [sys.executable, "-c", HOLD, str(folder)]
+        with subprocess.Popen(holds, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            with pytest.raises(InvalidInput, match=r"folder is in use by another process: wait .*, or choose"):
+                held(folder, "choose another").__enter__()
+            if ends is not None:
+                other.send_signal(ends)
+            other.communicate()
+        with held(folder, "choose another"):
+            (folder / "mine").touch()
+        assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
+def test_a_folder_that_was_held_for_nothing_is_as_before(tmp_path: Path) -> None:
+    for folder in (tmp_path / "new", tmp_path):
+        with held(folder, "choose another"):
+            pass
+        assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInput, match=r"file/folder cannot be written to \(Not a directory\): choose another"):
+        held(tmp_path / "file" / "folder", "choose another").__enter__()

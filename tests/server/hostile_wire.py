@@ -20,6 +20,7 @@ from fed.protocol_pb2 import (
     Answer,
     Assignment,
     Chunk,
+    Examination,
     FromNode,
     Heartbeat,
     Joining,
@@ -141,7 +142,17 @@ def honest(wire: Wire, assignment: Assignment) -> None:
     assert receipt.accepted, receipt.reason
 
 
-def work(wire: Wire, on_assignment: Attack, *, comes_back: bool = False) -> None:
+def _scores_nothing(wire: Wire, examination: Examination) -> None:
+    pass
+
+
+def work(
+    wire: Wire,
+    on_assignment: Attack,
+    on_examination: Callable[[Wire, Examination], None] = _scores_nothing,
+    *,
+    comes_back: bool = False,
+) -> None:
     """Do what a node does, until the server says farewell for good; with ``comes_back`` whatever happens."""
     while True:
         held: list[TaskId] = []
@@ -154,6 +165,8 @@ def work(wire: Wire, on_assignment: Attack, *, comes_back: bool = False) -> None
                     held = [message.assignment.task]
                     wire.say(accepted=message.assignment.task)
                     on_assignment(wire, message.assignment)
+                if message.HasField("examination"):
+                    on_examination(wire, message.examination)
                 if message.HasField("heartbeat"):
                     wire.say(heartbeat=Heartbeat(held=held))
                 if message.HasField("farewell") and message.farewell.is_final:
@@ -173,23 +186,24 @@ def run_with(
     *,
     authority: Path | None = None,
     bystander: Callable[[int], None] | None = None,
+    examined: Callable[[Wire, Examination], None] = _scores_nothing,
     **changed: Any,
 ) -> Run:
-    """A run with the honest nodes 0 and 1, and mallory where there is an attack."""
+    """A run with the honest nodes 0 and 1, mallory where there is an attack, and before them all a bystander."""
     from fed.credentials import ServerCredentials
 
     threads: list[threading.Thread] = []
 
     def begin(port: int) -> None:
+        if bystander is not None:
+            bystander(port)
         names = ["0", "1", *(["mallory"] if attack else [])]
         for name in names:
             own = authority / "nodes" / name if authority else None
             does = honest if name != "mallory" else attack
             assert does is not None
-            node = partial(work, Wire(port, name, own), does, comes_back=does is honest)
+            node = partial(work, Wire(port, name, own), does, examined, comes_back=does is honest)
             threads.append(threading.Thread(target=node, daemon=True))
-        if bystander is not None:
-            threads.append(threading.Thread(target=bystander, args=(port,), daemon=True))
         for thread in threads:
             thread.start()
 

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -98,6 +99,57 @@ def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start,
     again = deployment.server(resume=True)
     assert again.end() == 0, again.said
     _hold_to_simulation(deployment, tmp_path)
+
+
+def test_a_server_says_what_it_waits_for_who_comes_and_goes_and_what_begins(deployed: _Start) -> None:
+    deployment = deployed(rounds={"count": 2})
+    server, first = deployment.server(), deployment.client(0)
+    server.wait_to_say("waiting for 2 nodes, of which 1 are there")
+    first.kill()
+    server.wait_to_say("client 0 is gone\nwaiting for 2 nodes, of which 0 are there\n")
+    clients = deployment.all_clients()
+    assert server.end() == 0, server.said
+    said = "\n".join(line for line in server.said.splitlines() if not line.startswith("waiting for"))
+    joined = "client [01] has joined with 719 samples"
+    lines = ["client 0 has joined with 719 samples", "client 0 is gone", joined, joined]
+    lines += ["2 clients are there: round 1 begins", "round 1/2, 2 of 2 answered, .*", "round 2/2, 2 of 2 answered, .*"]
+    assert re.search("\n".join(lines), said), said
+    for client, node in enumerate(clients):
+        assert node.end() == 0
+        answered = "".join(rf"round {number}: answered, with a training loss of \S+\n" for number in (1, 2))
+        connected = f"connected to 127.0.0.1:{deployment.port}, as {client}\n"
+        assert re.search(rf"{connected}{answered}the run is over; 2 tasks were done\n", node.said), node.said
+
+
+def test_no_two_processes_share_a_run_or_what_a_node_keeps(deployed: _Start, tmp_path: Path) -> None:
+    deployment = deployed(epochs=20)
+    server, (_, frozen) = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    frozen.freeze()
+    for second, folder in ((deployment.server(resume=True), "run"), (deployment.client(0), "state-0")):
+        assert second.end() == 2, second.said
+        assert f"{folder} is in use by another process: wait until that has ended" in second.said
+        assert "Traceback" not in second.said
+    frozen.thaw()
+    assert server.end() == 0, server.said
+    _hold_to_simulation(deployment, tmp_path)
+
+
+def test_a_client_that_has_lost_what_it_kept_goes_on_and_both_ends_say_so(deployed: _Start) -> None:
+    patience = {"lease_s": 600.0}
+    deployment = deployed(epochs=20, rounds={"count": 3}, algorithm="scaffold", options={"patience": patience})
+    server, (victim, _) = deployment.server(), deployment.all_clients()
+    deployment.wait_for_round(1)
+    victim.kill()
+    shutil.rmtree(deployment.folder / "state-0" / "kept")
+    server.wait_to_say("client 0 is gone")
+    again = deployment.client(0)
+    assert server.end() == 0, server.said
+    assert again.end() == 0, again.said
+    assert again.said.count("what this node kept between tasks is gone from its folder, or damaged") == 1
+    assert server.said.count("client 0 has lost what it kept between tasks") == 1
+    assert deployment.metrics()[-1]["replied"] == 2
+    _hold_tidy(deployment)
 
 
 def test_a_client_frozen_beyond_the_deadline_is_late_and_takes_part_again(deployed: _Start) -> None:

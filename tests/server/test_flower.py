@@ -375,12 +375,16 @@ def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> Non
     assert fleet.refused == 1
 
 
-def test_scores_that_come_too_late_are_dropped() -> None:
+def test_scores_that_come_too_late_are_dropped_and_waited_for_no_longer(caplog: pytest.LogCaptureFixture) -> None:
     grid = Grid({5: 0})
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
     model = torch.zeros(SIZE), INTEGERS
     assert fleet.scores(model, 0.01) == []
+    assert fleet.scores(model, 600.0) == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "1 clients have not scored the model within 0.01 s, and are not waited for until they have: 0"
+    ]
     (late,) = grid.open
     grid.answer(late, packed((), samples=4, loss=0.25))
     assert fleet.wait(fleet.clock + 10)

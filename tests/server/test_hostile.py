@@ -38,6 +38,7 @@ from tests.server.hostile_wire import (
     answer,
     bits,
     chunk,
+    honest,
     other_task,
     run_with,
     tensors,
@@ -273,7 +274,6 @@ def _joins(**changed: Any) -> Any:
         ({"samples": 0}, "must have samples"),
         ({"samples": 2**63}, "at most 2\\^53 samples"),
         ({"held": [TaskId(start=1, number=1)] * 10_000}, "1000 tasks at most"),
-        ({}, None),
         ({"signature": Signature(input_shape=[2**40, 2**40], input_dtype="float32")}, "a sample must have"),
         ({"signature": Signature(input_shape=[1] * 10_000, input_dtype="float32")}, "a sample must have"),
         ({"signature": Signature(input_shape=[64], input_dtype="float32", classes=2**60)}, "classes at most"),
@@ -281,23 +281,49 @@ def _joins(**changed: Any) -> Any:
     ],
 )
 def test_an_absurd_joining_is_refused(
-    changed: dict[str, Any], reason: str | None, untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    changed: dict[str, Any], reason: str, untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if reason is None:  # gRPC itself refuses what is longer than any message may be
-        run = run_with(tmp_path, None, bystander=_is_cut_off)
-    else:
-        run = run_with(tmp_path, None, bystander=_joins(**changed))
-        assert run.summary["refused"] == 1
-        assert any(re.search(reason, line) for line in _refusals(caplog)), _refusals(caplog)
+    run = run_with(tmp_path, None, bystander=_joins(**changed))
+    assert run.summary["refused"] == 1
+    assert any(re.search(reason, line) for line in _refusals(caplog)), _refusals(caplog)
     assert bits(run) == untouched
     assert all(len(line) < 1000 and line.isprintable() for line in _refusals(caplog))
 
 
-def _is_cut_off(port: int) -> None:
-    wire = Wire(port, "eve")
-    with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
-        list(wire.attend(FromNode(joining=wire.joining()).SerializeToString() + bytes(22_000_000)))
-    wire.outbox.put(None)
+@pytest.mark.parametrize(
+    ("size_bytes", "code", "reason"),
+    [
+        (3_000_000, "INVALID_ARGUMENT", r"refused 'mallory': a message must have at most \d+ bytes, got 30000\d\d"),
+        (22_000_000, "RESOURCE_EXHAUSTED", r"refused 'mallory': .* the message had more than 4194304"),
+    ],
+)
+def test_a_message_longer_than_any_is_refused_wherever_a_stream_begins(
+    size_bytes: int,
+    code: str,
+    reason: str,
+    authority: Path,
+    untouched: bytes,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def bystander(port: int) -> None:
+        wire = Wire(port, "mallory", authority / "nodes" / "mallory")
+        unknown_field = b"\xfa\xff\x7f" + _varint(size_bytes) + bytes(size_bytes)
+        with pytest.raises(grpc.RpcError, match=code):
+            list(wire.attend(FromNode(joining=wire.joining()).SerializeToString() + unknown_field))
+        wire.outbox.put(None)
+        with pytest.raises(grpc.RpcError, match=code):
+            wire.deliver([unknown_field])
+
+    run = run_with(tmp_path, None, authority=authority, bystander=bystander)
+    assert run.summary["refused"] == 2
+    assert [bool(re.fullmatch(reason, line)) for line in _refusals(caplog)] == [True, True], _refusals(caplog)
+    assert bits(run) == untouched
+
+
+def _varint(number: int) -> bytes:
+    """As protobuf writes numbers."""
+    return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14 & 127 | 128, number >> 21])
 
 
 def test_a_stream_that_does_not_begin_with_a_joining_is_refused(
@@ -332,6 +358,24 @@ def test_no_node_can_say_that_the_run_has_diverged(
     told = [record.getMessage() for record in caplog.records if "diverged" in record.getMessage()]
     assert len(told) == 2
     assert all(line.isprintable() and len(line) < 1000 for line in told)
+
+
+def test_rounds_in_which_nobody_counts_are_said_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def works(wire: Wire, assignment: Assignment) -> None:
+        if assignment.round in (1, 4, 5):
+            honest(wire, assignment)
+        else:
+            wire.say(failed={"task": assignment.task, "reason": "NaN", "diverged": assignment.round > 2})
+
+    monkeypatch.setattr("tests.server.hostile_wire.honest", works)
+    run = run_with(tmp_path, None, rounds={"count": 6})
+    assert [line["failed"] for line in run.metrics] == [0, 2, 2, 0, 0, 2]
+    assert run.summary["unanswered_rounds"] == 3
+    told = [line for line in _refusals(caplog) if "no answer counts" in line]
+    words = "no answer counts, of 2 clients that were asked (0 were late, 2 failed): the model stays as it was"
+    assert [line.partition(";")[0] for line in told] == [f"round 2: {words}", f"round 6: {words}"]
 
 
 def test_the_certificate_says_whose_an_update_is(
@@ -423,6 +467,7 @@ def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> No
     service._joined("ann", Wire(1, "ann").joining())
     service._joined("eve", Wire(1, "eve").joining())
     assert service.examine("ann", Examination(id=3))
+    assert not service.examine("ann", Examination(id=4)), "it has not answered the last one"
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "eve") == "it was not asked for scores 3"
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), "ann") is None
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "ann") == "it was not asked for scores 3"
@@ -430,7 +475,26 @@ def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> No
     for said in ({"loss": math.nan}, {"metric": math.inf}, {"samples": 2**63}):
         assert service.examine("ann", Examination(id=4))
         assert service._problem_with(FromNode(scores=Scores(id=4, **said)), "ann")
-    assert [arrivals.get().problem == "" for _ in range(4)] == [True, False, False, False]
+    assert [arrivals.get().scores.problem == "" for _ in range(4)] == [True, False, False, False]
+
+
+def test_a_node_that_never_scores_holds_up_one_evaluation_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scored: list[int] = []
+
+    def examined(wire: Wire, examination: Examination) -> None:
+        scored.append(examination.id)
+        if wire.name == "1":
+            wire.say(scores=Scores(id=examination.id, samples=4, loss=0.5))
+
+    rounds = {"count": 4, "deadline_s": 5.0}
+    run = run_with(tmp_path, None, examined=examined, evaluation="clients", rounds=rounds)
+    assert sorted(scored) == [1, 1, 2, 3, 4]
+    assert [line["test_loss"] for line in run.metrics] == [0.5] * 4
+    assert [line for line in _refusals(caplog) if "scored" in line] == [
+        "1 clients have not scored the model within 5 s, and are not waited for until they have: 0"
+    ]
 
 
 def test_one_sender_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,9 +1,11 @@
 """An experiment as a Flower app: what is written, and that it ends with the simulation's model."""
 
 import itertools
+import shutil
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +163,27 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     deploy(path, again, tmp_path / "run", resume=True)
     assert len(again.trained) == CLIENTS
     assert_same(tmp_path / "run", fed.simulate(given))
+
+
+@dataclass
+class Forgetful(Federation):
+    """Nodes whose folder is removed after the second round."""
+
+    def content_of_answer(self, message: Message) -> Any:
+        if message.metadata.message_type == "train" and len(self.trained) == 2 * CLIENTS:
+            shutil.rmtree(self.path.parents[2] / "nodes")
+        return super().content_of_answer(message)
+
+
+@pytest.mark.usefixtures("_flower")
+def test_a_node_that_has_lost_what_it_kept_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(experiment(algorithm="scaffold"), tmp_path / "app")
+    grid = Forgetful(path, partitions(CLIENTS, tmp_path / "nodes"))
+    deploy(path, grid, tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records if "kept between tasks" in record.getMessage()]
+    assert sum("tells the server" in line for line in said) == CLIENTS
+    for client in range(CLIENTS):
+        assert sum(f"client {client} has lost what it kept between tasks" in line for line in said) == 1
 
 
 @pytest.mark.usefixtures("_flower")

@@ -455,6 +455,8 @@ def test_a_run_whose_clients_never_answer_says_so(caplog: pytest.LogCaptureFixtu
     rounds = {"count": 2, "cohort": 3, "deadline_s": 1e-3, "partial_work": "drop"}
     run = fed.simulate(fed.Experiment(data={"clients": 6}, model="logistic", rounds=rounds))
     assert run.summary["bytes_up"] == 0
+    assert run.summary["unanswered_rounds"] == 2
+    assert caplog.text.count("no answer counts, of 3 clients that were asked (3 were late, 0 failed)") == 1
     assert "no client has ever answered" in caplog.text
 
 
