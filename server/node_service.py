@@ -567,7 +567,7 @@ class NodeService:
         return refusal_of_joining(joining) or self.accepts(joining)
 
     def _incoming(self, order: _Order, answer: Answer) -> Incoming:
-        if order.incoming is None or order.incoming.payload.sha256 != answer.payload.sha256:
+        if order.incoming is None or order.incoming.payload != answer.payload:
             path = self.spool / f"{answer.task.number}.in"
             order.incoming = Incoming(path, answer.payload, self.answer_spec)
         return order.incoming

@@ -136,6 +136,14 @@ def _another_hash(wire: Wire, assignment: Assignment) -> None:
     assert [receipt.reason == "" for receipt in receipts] == [True, True, False]
 
 
+def _other_tensors(wire: Wire, assignment: Assignment) -> None:
+    content = _content()
+    wire.deliver([Part(answer=answer(assignment, content))])
+    said = answer(assignment, content)
+    said.payload.tensors[0].dtype = "object"
+    assert "tensors must be" in wire.deliver([Part(answer=said), chunk(content)]).reason
+
+
 def _stalls(wire: Wire, assignment: Assignment) -> None:
     def parts() -> Iterator[Part]:
         yield Part(answer=answer(assignment, _content()))
@@ -183,6 +191,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "too many tensors": (_shaped(*[("float32", 1)] * 20_000), "tensors must be"),
     "a wrong size": (_shaped(("float32", MODEL), ("int64", 0), size_bytes=9), "take 2600 bytes, got 9"),
     "10 GB": (_shaped(("float32", 2_500_000_000), ("int64", 0), size_bytes=10**10), "tensors must be"),
+    "other tensors when it is sent again": (_other_tensors, "tensors must be"),
     "a hash that is none": (sends(payload=Payload(sha256="../" * 30, size_bytes=2600)), "tensors must be"),
     "NaN in the vector": (sends(_content(math.nan)), "vector must be finite"),
     "infinity in the vector": (sends(_content(-math.inf)), "vector must be finite"),
