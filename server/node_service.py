@@ -328,7 +328,7 @@ class NodeService:
                 self.on_change()
         for problem in ended:
             if isinstance(problem, _TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                if problem.code is grpc.StatusCode.PERMISSION_DENIED:
+                if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
                     self._fail_all(client, problem.reason)
                 raise problem
             if isinstance(problem, Exception) and not isinstance(problem, _TurnedAway):
@@ -361,7 +361,10 @@ class NodeService:
         client = order.client if caller.client is None and order is not None else caller.client
         if order is None or order.client != client:
             delivered = self._delivered.get(task) if answer.task.start == self.start else None
-            if delivered is not None and delivered == (client or delivered[0], answer.payload.sha256):
+            if delivered is not None and delivered == (
+                delivered[0] if client is None else client,
+                answer.payload.sha256,
+            ):
                 return Receipt(accepted=True)
             return self._refusal(caller.name or context.peer(), f"task {task} is not in flight for it")
         try:

@@ -45,7 +45,7 @@ class Call:
         """Let the server hear these, and do all that it does at once."""
         for message in messages:
             self._said.put_nowait(message)
-            for _ in range(10):
+            for _ in range(50):
                 await asyncio.sleep(0)
 
     async def read(self) -> Any:
@@ -121,5 +121,227 @@ def test_a_header_that_is_sent_again_says_what_it_said(tmp_path: Path, changed: 
         (arrived,) = server.arrived()
         assert "its answer was refused: the tensors" in arrived.problem
         assert list(tmp_path.iterdir()) == []
+
+    during(steps)
+
+
+def test_a_delivery_of_a_connection_that_another_took_the_place_of_has_no_say(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        stale, new = Call(), Call()
+        late = server.begin(stale)
+        await stale.say(header(), pieces()[0])
+        begun = server.begin(new)
+        await new.say(header(offset=CHUNK_BYTES), pieces()[1])
+        await stale.say(pieces(OTHER)[1])
+        assert (await late).received_bytes == 2 * CHUNK_BYTES
+        await new.say(pieces()[2])
+        assert (await begun).accepted
+        (arrived,) = server.arrived()
+        assert arrived.path is not None
+        assert arrived.path.read_bytes() == CONTENT
+
+    during(steps)
+
+
+def test_a_delivery_whose_file_was_begun_anew_has_no_say(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        stale, new = Call(), Call()
+        late = server.begin(stale)
+        await stale.say(header(), pieces()[0])
+        begun = server.begin(new)
+        await new.say(header(OTHER), pieces(OTHER)[0])
+        await stale.say(pieces()[1])
+        assert not (await late).accepted
+        await new.say(*pieces(OTHER)[1:])
+        assert (await begun).accepted
+        (arrived,) = server.arrived()
+        assert arrived.path is not None
+        assert arrived.path.read_bytes() == OTHER
+
+    during(steps)
+
+
+def test_an_answer_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        for _ in range(3):
+            call = Call()
+            begun = server.begin(call)
+            await call.say(header(), *pieces())
+            assert (await begun).accepted
+        assert len(server.arrived()) == 1
+        another = Call()
+        begun = server.begin(another)
+        await another.say(header(OTHER), *pieces(OTHER))
+        assert "not in flight" in (await begun).reason
+        assert server.arrived() == []
+
+    during(steps)
+
+
+@pytest.mark.parametrize("name", ["0", "eve"])
+def test_that_an_answer_is_there_is_told_to_whose_it_is(tmp_path: Path, name: str) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path, admits=lambda name, certificate_pem: None)
+        own, others = Call("ann"), Call(name)
+        begun = server.begin(own)
+        await own.say(header(), *pieces())
+        assert (await begun).accepted
+        begun = server.begin(others)
+        await others.say(header(), *pieces())
+        assert "not in flight for it" in (await begun).reason
+
+    during(steps)
+
+
+def test_an_answer_that_is_withdrawn_while_it_comes_leaves_no_file(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        call = Call()
+        begun = server.begin(call)
+        await call.say(header(), *pieces()[:2])
+        assert server.service.withdraw([TASK.number, 77]) == [TASK.number]
+        await call.say(pieces()[2])
+        assert "not in flight any more" in (await begun).reason
+        assert server.arrived() == []
+        assert list(tmp_path.iterdir()) == []
+
+    during(steps)
+
+
+def test_an_answer_that_is_there_is_not_withdrawn(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        call = Call()
+        begun = server.begin(call)
+        await call.say(header(), *pieces())
+        assert server.service.withdraw([TASK.number]) == []
+        assert (await begun).accepted
+        assert [arrived.problem for arrived in server.arrived()] == [""]
+
+    during(steps)
+
+
+def _patience(lease_s: float) -> Patience:
+    return Patience(heartbeat_s=0.2, silence_s=60.0, lease_s=lease_s, stall_s=60.0)
+
+
+def test_a_file_that_comes_slowly_is_waited_for(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path, patience=_patience(0.4))
+        watching = asyncio.create_task(server.service.watch())
+        call = Call()
+        begun = server.begin(call)
+        await call.say(header())
+        for piece in pieces():
+            await asyncio.sleep(0.25)
+            await call.say(piece)
+        assert (await begun).accepted
+        watching.cancel()
+
+    during(steps)
+
+
+def test_a_task_of_whom_nothing_is_heard_has_failed_and_is_withdrawn(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path, patience=_patience(0.2))
+        watching = asyncio.create_task(server.service.watch())
+        delivering, attending = Call(), Call()
+        stream = asyncio.create_task(server.service.Attend(None, attending))
+        await attending.say(FromNode(joining=Wire(1, "ann").joining()))
+        begun = server.begin(delivering)
+        await delivering.say(header(), pieces()[0])
+        while not server.arrivals.qsize():
+            await asyncio.sleep(0.02)
+        assert "no sign of life for 0.2 s" in server.arrived()[0].problem
+        await delivering.say(pieces()[1])
+        assert "not in flight any more" in (await begun).reason
+        assert list(tmp_path.iterdir()) == []
+        while not any(message.withdrawal.task == TASK for message in attending.told):
+            await asyncio.sleep(0.02)
+        stream.cancel()
+        watching.cancel()
+
+    during(steps)
+
+
+def test_a_server_that_was_frozen_waits_for_its_nodes_anew(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path, patience=_patience(1.0))
+        watching = asyncio.create_task(server.service.watch())
+        await asyncio.sleep(0.1)
+        time.sleep(2.0)  # nothing else goes on meanwhile, as in a process that is stopped
+        await asyncio.sleep(0.3)
+        assert server.arrived() == []
+        while not server.arrivals.qsize():  # but it does not wait for ever
+            await asyncio.sleep(0.02)
+        watching.cancel()
+
+    during(steps)
+
+
+def test_a_node_that_was_given_another_certificate_keeps_its_task(tmp_path: Path) -> None:
+    async def steps() -> None:
+        valid = [b"first"]
+        refusal = "it came with another certificate"
+        server = Server(tmp_path, admits=lambda _, certificate_pem: None if certificate_pem == valid[0] else refusal)
+        before, after = Call("ann", b"first"), Call("ann", b"second")
+        left = asyncio.create_task(server.service.Attend(None, before))
+        await before.say(FromNode(joining=Wire(1, "ann").joining()))
+        valid[0] = b"second"
+        came = asyncio.create_task(server.service.Attend(None, after))
+        await after.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
+        with pytest.raises(Aborted, match="another certificate"):
+            await left
+        call = Call("ann", b"second")
+        begun = server.begin(call)
+        await call.say(header(), *pieces())
+        assert (await begun).accepted
+        assert [arrived.problem for arrived in server.arrived()] == [""]
+        came.cancel()
+
+    during(steps)
+
+
+def test_a_node_that_is_revoked_loses_its_task_at_once(tmp_path: Path) -> None:
+    async def steps() -> None:
+        revoked: list[str] = []
+        server = Server(tmp_path, admits=lambda name, _: "it was revoked" if name in revoked else None)
+        call = Call("ann")
+        stream = asyncio.create_task(server.service.Attend(None, call))
+        await call.say(FromNode(joining=Wire(1, "ann").joining()))
+        revoked.append("ann")
+        await call.say(FromNode(accepted=TASK))
+        with pytest.raises(Aborted, match="it was revoked"):
+            await stream
+        assert [arrived.problem for arrived in server.arrived()] == ["it was revoked"]
+
+    during(steps)
+
+
+def test_who_comes_back_is_told_what_it_has_not_and_what_nobody_waits_for(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        over, earlier = TaskId(start=1, number=1), TaskId(start=9, number=2)
+        calls = [Call(), Call(), Call()]
+        streams = []
+        for call, held in zip(calls, ([], [TASK], [over, earlier]), strict=True):
+            streams.append(asyncio.create_task(server.service.Attend(None, call)))
+            await call.say(FromNode(joining=Wire(1, "ann").joining(held=held)))
+            await call.say(FromNode(heartbeat={}))
+        assigned = [
+            [message.assignment.task for message in call.told if message.HasField("assignment")] for call in calls
+        ]
+        withdrawn = [
+            [message.withdrawal.task for message in call.told if message.HasField("withdrawal")] for call in calls
+        ]
+        assert assigned == [[TASK], [], [TASK]]
+        assert withdrawn == [[], [], [over, earlier]]
+        assert [call.told[-1].farewell.reason for call in calls[:2]] == ["another connection came in your name"] * 2
+        assert not any(call.told[-1].farewell.is_final for call in calls[:2])
+        assert [stream.done() for stream in streams] == [True, True, False]
+        streams[-1].cancel()
 
     during(steps)
