@@ -201,6 +201,8 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "a negative weight": (sends(weight=-1.0), "weight must be positive"),
     "NaN for a loss": (sends(train_loss=math.nan), "loss must be finite"),
     "infinity for a loss": (sends(train_loss=math.inf), "loss must be finite"),
+    "a loss beyond all means": (sends(train_loss=1.7e308, samples=10**6), "loss must be finite and within"),
+    "a weight beyond all means": (sends(weight=1e100), "weight must be positive and at most"),
     "no samples": (sends(samples=0), "samples must be"),
     "2^63 samples": (sends(samples=2**63), "samples must be"),
     "another task": (_with_task(number=1000), "task 100. is not in flight"),
@@ -436,10 +438,10 @@ def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> No
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), "ann") is None
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "ann") == "it was not asked for scores 3"
     assert arrivals.qsize() == 1
-    for said in ({"loss": math.nan}, {"metric": math.inf}, {"samples": 2**63}):
+    for said in ({"loss": math.nan}, {"metric": math.inf}, {"metric": 1e300}, {"samples": 2**63}):
         assert service.examine("ann", Examination(id=4))
         assert service._problem_with(FromNode(scores=Scores(id=4, **said)), "ann")
-    assert [arrivals.get().problem == "" for _ in range(4)] == [True, False, False, False]
+    assert [arrivals.get().problem == "" for _ in range(5)] == [True, False, False, False, False]
 
 
 def test_one_sender_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
