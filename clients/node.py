@@ -124,6 +124,7 @@ class EdgeNode:
         self._heard_s = 0.0
         self._heartbeat_s = 1.0
         self._described: Described | None = None
+        self._plan: Plan | None = None
         self._farewell = ""
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
@@ -181,23 +182,22 @@ class EdgeNode:
     def _attend(self, stopped: threading.Event) -> None:
         """One connection, for as long as it lasts."""
         outbox: queue.Queue[FromNode | None] = queue.Queue()
-        self._outbox = outbox
-        with self._lock:
-            held = [item.assignment.task for item in self._held.values()]
         described = self._described
         assert described is not None
         signature = Signature(
             input_shape=described.input_shape, input_dtype=described.input_dtype, classes=described.classes
         )
-        joining = Joining(
-            protocol=_PROTOCOL,
-            software=f"fed {__version__}",
-            name=self.name,
-            samples=described.samples,
-            signature=signature,
-            held=held,
-        )
-        outbox.put(FromNode(joining=joining))
+        with self._lock:
+            joining = Joining(
+                protocol=_PROTOCOL,
+                software=f"fed {__version__}",
+                name=self.name,
+                samples=described.samples,
+                signature=signature,
+                held=[item.assignment.task for item in self._held.values()],
+            )
+            outbox.put(FromNode(joining=joining))
+            self._outbox = outbox
         with self._channel() as channel:
             self._stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
             self._heard_s = time.monotonic()
@@ -252,9 +252,11 @@ class EdgeNode:
                     f"{_SHORTEST_S} to {_LONGEST_S} s"
                 )
                 return
-            self._heartbeat_s = message.plan.heartbeat_s
+            is_known = not self._connected.is_set() and message.plan == self._plan  # each connection begins with one
+            self._heartbeat_s, self._plan = message.plan.heartbeat_s, message.plan
             self._connected.set()
-            self._work.put(message.plan)
+            if not is_known:
+                self._work.put(message.plan)
         elif message.HasField("assignment"):
             self._accept(message.assignment)
         elif message.HasField("withdrawal"):
@@ -460,8 +462,12 @@ class EdgeNode:
         if self._over.is_set():  # it may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
-        self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
-        self._let_go(held)
+        key = _key_of(held.assignment.task)
+        with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
+            if self._held.get(key) is held:
+                del self._held[key]
+                self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
+        held.path.unlink(missing_ok=True)
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:

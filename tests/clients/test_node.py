@@ -1,0 +1,196 @@
+"""A node whose connection breaks at the worst moments, and what it says to whoever looks after it."""
+
+import queue
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Self, cast
+
+import grpc
+import pytest
+
+from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node_training import Order, TaskDone
+from fed.errors import FedError
+from fed.payloads import written
+from fed.protocol_pb2 import Chunk, Farewell, FromNode, Part, Receipt, TaskId, ToNode, Wanted, Withdrawal
+from fed.protocol_pb2_grpc import add_CoordinationServicer_to_server
+from tests.clients.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
+
+OVER = ToNode(farewell=Farewell(reason="enough", is_final=True))
+TASK = TaskId(start=1, number=1)
+
+
+class Trained(Training):
+    """Answers the model that came, once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.begun = threading.Event()
+        self.problem = ""
+
+    def train(self, order: Order) -> TaskDone:
+        self.trained.append(order)
+        self.begun.set()
+        assert self.goes_on.wait(BOUND_S)
+        if self.problem:
+            return TaskDone(problem=self.problem)
+        return TaskDone(payload().SerializeToString(), 10.0, 10, 0.5)
+
+
+class Coordinator(Server):
+    """Says what it is told to, sends the model, and takes answers."""
+
+    def __init__(self, says: Callable[["Coordinator", int], Iterator[ToNode]]) -> None:
+        super().__init__(lambda _: iter(()), ())
+        self.script = says
+        self.connections = 0
+        self.received = threading.Event()
+
+    def Attend(self, request_iterator: Iterator[Any], context: Any) -> Iterator[ToNode]:  # noqa: N802
+        self.connections += 1
+        threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
+        yield from self.script(self, self.connections)
+
+    def Download(self, request: Wanted, context: Any) -> Iterator[Chunk]:  # noqa: N802
+        yield Chunk(data=MODEL, crc32=zlib.crc32(MODEL))
+
+    def Deliver(self, request_iterator: Iterator[Part], context: Any) -> Receipt:  # noqa: N802
+        self.delivered.append(list(request_iterator))
+        self.received.set()
+        return Receipt(accepted=True)
+
+
+def attended(
+    folder: Path, says: Callable[[Coordinator, int], Iterator[ToNode]], training: Any
+) -> tuple[str, Coordinator]:
+    """What a node says last that dials such a server."""
+    server, coordinator = grpc.server(futures.ThreadPoolExecutor(8)), Coordinator(says)
+    add_CoordinationServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    patience = NodePatience(backoff_s=0.001, most_backoff_s=0.002)
+    node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience)
+    try:
+        return node.run(), coordinator
+    except FedError as error:
+        return str(error), coordinator
+    finally:
+        server.stop(0).wait()
+
+
+def test_a_node_that_trains_on_stays_however_often_its_connection_breaks(tmp_path: Path) -> None:
+    training = Trained()
+    training.goes_on.clear()
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        if connection == 1:
+            yield assignment(payload=payload())
+            assert training.begun.wait(BOUND_S)
+        elif connection > 120:
+            training.goes_on.set()
+            assert server.received.wait(BOUND_S)
+            yield OVER
+
+    words, server = attended(tmp_path, says, training)
+    assert words == "enough"
+    assert len(training.trained) == len(server.delivered) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_nobody_waits_for_fails_in_silence(tmp_path: Path) -> None:
+    training = Trained()
+    training.goes_on.clear()
+    training.problem = "there is no room"
+    failed: list[int] = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        assert training.begun.wait(BOUND_S)
+        yield ToNode(withdrawal=Withdrawal(task=TASK))
+        yield assignment(2, payload=payload())
+        while server.heard.get(timeout=BOUND_S).accepted.number != 2:
+            continue
+        training.goes_on.set()
+        while not (message := server.heard.get(timeout=BOUND_S)).HasField("failed"):
+            continue
+        failed.append(message.failed.task.number)
+        yield OVER
+
+    words, _ = attended(tmp_path, says, training)
+    assert (words, failed) == ("enough", [2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def _held(node: EdgeNode) -> Any:
+    node._accept(assignment().assignment)
+    (held,) = node._held.values()
+    return held
+
+
+def test_a_connection_begins_with_a_joining_whatever_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = EdgeNode("127.0.0.1:1", None, "0", 0, cast(Any, Trained()), tmp_path)
+    node._described = Training().describe()
+    held = _held(node)
+
+    class Lock:
+        """Has the task fail when somebody is about to look at the tasks."""
+
+        def __enter__(self) -> None:
+            node._lock = threading.Lock()
+            node._give_up(held, "the disk is full")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    said: list[FromNode] = []
+
+    class Call:
+        """A connection that ends when something was said on it."""
+
+        def __init__(self, channel: Any) -> None: ...
+
+        def Attend(self, outbox: Iterator[FromNode]) -> Self:  # noqa: N802
+            said.append(next(outbox))
+            return self
+
+        def __iter__(self) -> Iterator[ToNode]:
+            return iter(())
+
+        def cancel(self) -> None: ...
+
+    monkeypatch.setattr("fed.clients.node.CoordinationStub", Call)
+    node._lock = cast(Any, Lock())
+    node._attend(threading.Event())
+    assert said[0].HasField("joining")
+    assert list(said[0].joining.held) == []
+
+
+def test_a_task_whose_failure_is_on_its_way_is_not_named_as_held(tmp_path: Path) -> None:
+    """Else a connection that is begun meanwhile would name it, and the server wait for as long as its lease."""
+    node = EdgeNode("127.0.0.1:1", None, "0", 0, cast(Any, Trained()), tmp_path)
+    held, named = _held(node), list[list[Any]]()
+
+    def join() -> None:
+        with node._lock:
+            named.append([*node._held])
+
+    joining = threading.Thread(target=join)
+
+    class Outbox(queue.Queue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            joining.start()
+            joining.join(0.2)
+            super().put(item)
+
+    node._outbox = Outbox()
+    node._give_up(held, "the disk is full")
+    joining.join()
+    assert named == [[]]
