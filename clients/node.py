@@ -264,8 +264,12 @@ class EdgeNode:
                 self._held.pop(_key_of(message.withdrawal.task), None)
         elif message.HasField("examination"):
             self._work.put(_Asked(message.examination, self._outbox))
-        elif message.HasField("farewell") and message.farewell.is_final:
-            self._farewell = one_line(message.farewell.reason) or "the server needs no more"
+        elif message.HasField("farewell"):
+            reason = one_line(message.farewell.reason)
+            if message.farewell.is_final:
+                self._farewell = reason or "the server needs no more"
+            else:
+                _log.info("%s ends the connection: %s", self.server, reason)
 
     def _prepare(self, plan: Plan) -> None:
         described = self._described
@@ -431,6 +435,7 @@ class EdgeNode:
                 samples=done.samples,
                 train_loss=done.train_loss,
             )
+            held.path.stat()  # of a file that is gone gRPC would not say so, but break off again and again
             try:
                 assert self._stub is not None
                 receipt = self._stub.Deliver(_parts(answer, held.path), timeout=self.patience.call_s)
@@ -507,6 +512,8 @@ def _name_of(task: TaskId) -> str:
 def _sentence(error: FedError | OSError, folder: Path) -> str:
     if isinstance(error, FedError):
         return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"a file of the node's is gone from {folder}: leave what is there to the node"
     return f"the node cannot write to {folder} ({error.strerror or error}): make room there"
 
 

@@ -1,5 +1,6 @@
 """A node whose connection breaks at the worst moments, and what it says to whoever looks after it."""
 
+import logging
 import queue
 import threading
 import zlib
@@ -75,11 +76,15 @@ def attended(
     server.start()
     patience = NodePatience(backoff_s=0.001, most_backoff_s=0.002)
     node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience)
+    stopped = threading.Event()
+    limit = threading.Timer(BOUND_S, stopped.set)
+    limit.start()
     try:
-        return node.run(), coordinator
+        return node.run(stopped=stopped), coordinator
     except FedError as error:
         return str(error), coordinator
     finally:
+        limit.cancel()
         server.stop(0).wait()
 
 
@@ -194,3 +199,37 @@ def test_a_task_whose_failure_is_on_its_way_is_not_named_as_held(tmp_path: Path)
     node._give_up(held, "the disk is full")
     joining.join()
     assert named == [[]]
+
+
+def test_an_answer_whose_file_is_gone_has_failed(tmp_path: Path) -> None:
+    class Forgetful(Trained):
+        def train(self, order: Order) -> TaskDone:
+            order.path.unlink()
+            return super().train(order)
+
+    reasons = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        reasons.append(server.failure())
+        yield OVER
+
+    words, server = attended(tmp_path, says, Forgetful())
+    assert words == "enough"
+    assert "a file of the node's is gone" in reasons[0]
+    assert not server.delivered
+
+
+def test_a_node_says_why_its_connection_was_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        if connection == 1:
+            yield ToNode(farewell=Farewell(reason="another connection came\nin your name"))
+        else:
+            yield OVER
+
+    words, _ = attended(tmp_path, says, Trained())
+    assert words == "enough"
+    assert any("another connection came?in your name" in record.getMessage() for record in caplog.records)
