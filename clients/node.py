@@ -17,6 +17,7 @@ from fed import __version__
 from fed.clients.data import ClientId
 from fed.clients.node_training import Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
+from fed.credentials import hold_to_loopback
 from fed.errors import DamagedPayload, FedError, InvalidInput, InvalidPayload, RunFailed
 from fed.messages import one_line
 from fed.payloads import Incoming, chunks
@@ -51,6 +52,9 @@ _TIMES_DAMAGED = 3
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
 _OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.initial_reconnect_backoff_ms", 200))
+
+
+_NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,8 @@ class EdgeNode:
             stopped: ends it from another thread.
 
         Raises:
-            InvalidInput: if the node's data cannot be used, or it does not accept what it is to run.
+            InvalidInput: if the node's data cannot be used, it does not accept what it is to run, or goes without
+                credentials to another machine.
             RunFailed: if the server refuses it for good.
         """
         stopped = stopped or threading.Event()
@@ -220,7 +225,8 @@ class EdgeNode:
 
     def _channel(self) -> grpc.Channel:
         if self.credentials is None:
-            return grpc.insecure_channel(self.server, _OPTIONS)
+            hold_to_loopback(self.server)
+            return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
         return grpc.secure_channel(self.server, self.credentials, _OPTIONS)
 
     def _watch(

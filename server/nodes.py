@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 from torch import Tensor
 
+from fed.credentials import hold_to_loopback
 from fed.errors import InvalidInput, RunFailed
 from fed.messages import Task
 from fed.payloads import read, spec_of, written
@@ -50,7 +51,7 @@ class NodeFleet(RealFleet):
         patience: how long to wait for nodes.
 
     Raises:
-        InvalidInput: if it cannot listen there.
+        InvalidInput: if it cannot listen there, or must not.
     """
 
     def __init__(
@@ -63,11 +64,10 @@ class NodeFleet(RealFleet):
         accepts: Callable[[Joining], str | None],
         patience: Patience | None = None,
     ) -> None:
+        if credentials is None:
+            hold_to_loopback(listen)
         super().__init__()
         self._spool = spool
-        spool.mkdir(parents=True, exist_ok=True)
-        for left in spool.iterdir():
-            left.unlink()
         self._arrivals: SimpleQueue[Arrival | Scores] = SimpleQueue()
         self._changed = threading.Condition()
         self._ready: deque[Arrival] = deque()
@@ -81,6 +81,9 @@ class NodeFleet(RealFleet):
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
         self._thread.start()
         self.port = self._within_loop(self._serve(listen, credentials))
+        spool.mkdir(parents=True, exist_ok=True)
+        for left in spool.iterdir():
+            left.unlink()
 
     @property
     def refused(self) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import queue
+import socket
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ import pytest
 from fed.clients.node import EdgeNode, NodePatience
 from fed.clients.node_training import Order, TaskDone
 from fed.errors import FedError
-from fed.payloads import written
 from fed.protocol_pb2 import Chunk, Farewell, FromNode, Part, Receipt, TaskId, ToNode, Wanted, Withdrawal
 from fed.protocol_pb2_grpc import add_CoordinationServicer_to_server
 from tests.clients.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
@@ -233,3 +233,17 @@ def test_a_node_says_why_its_connection_was_ended(tmp_path: Path, caplog: pytest
     words, _ = attended(tmp_path, says, Trained())
     assert words == "enough"
     assert any("another connection came?in your name" in record.getMessage() for record in caplog.records)
+
+
+def test_what_stays_on_this_machine_goes_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield OVER
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        words, _ = attended(tmp_path, says, Trained())
+        assert words == "enough"
+        proxy.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            proxy.accept()
