@@ -338,13 +338,15 @@ class NodeService:
         path = self.spool / f"{wanted.sha256}.out"
         if not SHA256.fullmatch(wanted.sha256):
             raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
-        if not path.is_file():
+        try:
+            if wanted.offset > (size_bytes := path.stat().st_size):
+                reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
+                raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
+            ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
+            chunk = next(ready, None)
+        except FileNotFoundError:  # another thread removes it
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
-        if wanted.offset > (size_bytes := path.stat().st_size):
-            reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
-            raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
-        ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
-        chunk = next(ready, None)
+            raise AssertionError("an aborted call goes on") from None
         while chunk is not None:
             coming = loop.run_in_executor(None, next, ready, None) if chunk.ByteSize() > CHUNK_BYTES else None
             self._hold_to_roster(caller)

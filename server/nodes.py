@@ -72,7 +72,7 @@ class NodeFleet(RealFleet):
         self._changed = threading.Condition()
         self._ready: deque[Arrival] = deque()
         self._is_closed = False
-        self._payloads: dict[str, tuple[tuple[Tensor, ...], Payload]] = {}
+        self._payloads: list[tuple[tuple[Tensor, ...], Payload]] = []
         self._examinations = 0
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
@@ -212,14 +212,14 @@ class NodeFleet(RealFleet):
 
     def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:
         """The file of these tensors, of which all tasks of a version have one; others go when nobody needs them."""
-        for known, payload in self._payloads.values():
+        for known, payload in self._payloads:
             if [*map(id, known)] == [*map(id, tensors)]:
                 return payload
         needed = {id(task.vector_V) for task in self._open.values()}
-        for digest, (known, _) in [*self._payloads.items()]:
-            if id(known[0]) not in needed:
-                del self._payloads[digest]
-                (self._spool / f"{digest}.out").unlink(missing_ok=True)
+        before = {payload.sha256 for _, payload in self._payloads}
+        self._payloads = [(known, payload) for known, payload in self._payloads if id(known[0]) in needed]
+        for digest in before - {payload.sha256 for _, payload in self._payloads}:
+            (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"
         try:
             payload = written(writing, tensors)
@@ -230,7 +230,7 @@ class NodeFleet(RealFleet):
                 "may write to, then resume the run"
             ) from None
         writing.replace(self._spool / f"{payload.sha256}.out")
-        self._payloads[payload.sha256] = tensors, payload
+        self._payloads.append((tensors, payload))
         return payload
 
     def _attending(self) -> list[int | str]:

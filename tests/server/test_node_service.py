@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import struct
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from fed.payloads import CHUNK_BYTES
-from fed.protocol_pb2 import Answer, Assignment, FromNode, Part, Payload, Plan, Receipt, TaskId, ToNode
+from fed.payloads import CHUNK_BYTES, chunks
+from fed.protocol_pb2 import Answer, Assignment, Chunk, FromNode, Part, Payload, Plan, Receipt, TaskId, ToNode, Wanted
 from fed.server.node_service import Arrival, NodeService, Patience
 from tests.server.hostile_wire import Wire, chunk, tensors
 
@@ -343,5 +343,24 @@ def test_who_comes_back_is_told_what_it_has_not_and_what_nobody_waits_for(tmp_pa
         assert not any(call.told[-1].farewell.is_final for call in calls[:2])
         assert [stream.done() for stream in streams] == [True, True, False]
         streams[-1].cancel()
+
+    during(steps)
+
+
+def test_a_payload_that_goes_while_it_is_asked_for_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def going(path: Path, offset: int) -> Iterator[Chunk]:
+        path.unlink()
+        yield from chunks(path, offset)
+
+    async def steps() -> None:
+        monkeypatch.setattr("fed.server.node_service.chunks", going)
+        server = Server(tmp_path)
+        (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
+        for _ in range(2):
+            with pytest.raises(Aborted, match="no such payload any more"):
+                await server.service.Download(Wanted(sha256="0" * 64), Call())
+        assert server.service.refused == 0
 
     during(steps)
