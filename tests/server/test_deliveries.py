@@ -1,24 +1,25 @@
 """A fleet and its nodes over real connections: what is sent, taken, called off and lost on the way."""
 
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
+from torch import nn
 
 from fed.aggregators.fedavg import FedAvg
 from fed.layout import Layout
-from fed.messages import Failure, Reply, Task
-from fed.protocol_pb2 import FromNode, Part, Plan, Scores, TaskId, ToNode
+from fed.messages import Task
+from fed.protocol_pb2 import Part, Plan
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.server.node_service import Patience
 from fed.server.nodes import NodeFleet
+from tests.server.deployed import wait_for
 from tests.server.hostile_wire import BOUND_S, Wire, answer, chunk
 
 MODEL = torch.arange(6, dtype=torch.float32), torch.zeros(0, dtype=torch.int64)
@@ -88,3 +89,112 @@ def test_what_a_task_needs_stays_though_another_of_the_same_bits_is_over(
     fleet.dispatch([task(3, "bob", MODEL[0] + 2)])
     with pytest.raises(grpc.RpcError, match="no such payload any more"):
         nodes[0].wire.download(wanted)
+
+
+def coordinator_of(fleet: NodeFleet) -> Coordinator:
+    module = nn.Linear(2, 2)
+    layout = Layout.of(module)
+    return Coordinator(FedAvg(), fleet, layout, *layout.pack(module), Streams(0))
+
+
+def test_an_answer_that_its_node_knows_to_be_there_counts_at_the_deadline(
+    fleet: NodeFleet, nodes: list[Attending], tmp_path: Path
+) -> None:
+    ann, bob = nodes
+    coordinator = coordinator_of(fleet)
+    gathering = coordinator.begin()
+    coordinator.ask(gathering, 1, CLIENTS)
+    assert deliver(ann, ann.next("assignment"))
+    assigned = bob.next("assignment")
+    coordinator.dismiss(gathering, are_late=True)
+    assert (gathering.replied, gathering.late, gathering.failed) == (1, 1, 0)
+    assert bob.next("withdrawal").task == assigned.task
+    assert not deliver(bob, assigned)
+    coordinator.move(gathering, 1)
+    assert fleet.nodes() == ["ann", "bob"]
+    assert [path.suffix for path in (tmp_path / "spool").iterdir()] == [".out"]
+
+
+def test_a_failure_that_is_there_at_the_deadline_is_no_lateness(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    ann, _ = nodes
+    coordinator = coordinator_of(fleet)
+    gathering = coordinator.begin()
+    coordinator.ask(gathering, 1, CLIENTS)
+    ann.wire.say(failed={"task": ann.next("assignment").task, "reason": "no"})
+    wait_for(lambda: not fleet._arrivals.empty(), "the failure")
+    coordinator.dismiss(gathering, are_late=True)
+    assert (gathering.replied, gathering.late, gathering.failed) == (0, 1, 1)
+
+
+def test_answers_that_come_while_clients_score_count(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    ann, bob = nodes
+    coordinator = coordinator_of(fleet)
+    gathering = coordinator.begin()
+    coordinator.ask(gathering, 1, CLIENTS[:1])
+    assigned = ann.next("assignment")
+
+    def answer_and_score() -> None:
+        asked = bob.next("examination")
+        assert deliver(ann, assigned)
+        ann.wire.say(scores={"id": ann.next("examination").id, "samples": 2, "loss": 0.5})
+        bob.wire.say(scores={"id": asked.id, "samples": 3, "loss": 0.25, "metric": 1.0})
+
+    answering = threading.Thread(target=answer_and_score)
+    answering.start()
+    scores = fleet.scores(MODEL, BOUND_S)
+    answering.join(BOUND_S)
+    assert sorted((one.samples, one.loss) for one in scores) == [(2, 0.5), (3, 0.25)]
+    coordinator.gather(gathering)
+    assert gathering.replied == 1
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_who_is_lost_while_it_scores_is_not_waited_for(
+    fleet: NodeFleet, nodes: list[Attending], comes_back: bool
+) -> None:
+    ann, bob = nodes
+
+    def score_and_leave() -> None:
+        ann.wire.say(scores={"id": ann.next("examination").id, "samples": 2, "loss": 0.5})
+        bob.next("examination")
+        if comes_back:
+            nodes.append(Attending(fleet, "bob"))
+        else:
+            bob.leave()
+
+    leaving = threading.Thread(target=score_and_leave)
+    leaving.start()
+    began_s = time.monotonic()
+    scores = fleet.scores(MODEL, BOUND_S)
+    assert time.monotonic() < began_s + BOUND_S / 2
+    leaving.join(BOUND_S)
+    assert sorted((one.samples, one.problem) for one in scores) == [(0, "its connection was lost"), (2, "")]
+    if comes_back:
+        heard = nodes[-1].next("heartbeat")
+        assert heard is not None
+        nodes[-1].wire.say(scores={"id": 1, "samples": 9, "loss": 0.1})
+        wait_for(lambda: fleet.refused == 1, "scores that nobody asked for on that connection")
+
+
+def test_scores_of_an_earlier_model_do_not_count(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    ann, bob = nodes
+    first: list[Any] = []
+
+    def score(late: bool) -> None:
+        first.extend([ann.next("examination"), bob.next("examination")])
+        bob.wire.say(scores={"id": first[1].id, "samples": 1, "loss": 0.5})
+        if late:
+            ann.wire.say(scores={"id": first[0].id, "samples": 2, "loss": 0.5})
+
+    scoring = threading.Thread(target=score, args=(False,))
+    scoring.start()
+    assert [one.samples for one in fleet.scores(MODEL, 1.0)] == [1]
+    scoring.join(BOUND_S)
+    ann.wire.say(scores={"id": first[0].id, "samples": 7, "loss": 0.5})
+    scoring = threading.Thread(target=score, args=(True,))
+    wait_for(lambda: not fleet._arrivals.empty(), "late scores")
+    first.clear()
+    scoring.start()
+    scores = fleet.scores((MODEL[0] + 1, MODEL[1]), BOUND_S)
+    scoring.join(BOUND_S)
+    assert sorted(one.samples for one in scores) == [1, 2]
