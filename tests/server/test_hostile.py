@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fed.experiment import Experiment
 from fed.keys import Authority
 from fed.protocol_pb2 import (
     Assignment,
@@ -23,6 +24,7 @@ from fed.protocol_pb2 import (
     Examination,
     FromNode,
     Heartbeat,
+    Joining,
     Part,
     Payload,
     Scores,
@@ -30,6 +32,7 @@ from fed.protocol_pb2 import (
     TaskId,
 )
 from fed.server.node_service import NodeService
+from fed.simulations.deployment import Deployment
 from tests.server.hostile_wire import (
     BOUND_S,
     PATIENCE,
@@ -288,7 +291,8 @@ def _joins(**changed: Any) -> Any:
         ({"signature": Signature(input_shape=[2**40, 2**40], input_dtype="float32")}, "a sample must have"),
         ({"signature": Signature(input_shape=[1] * 10_000, input_dtype="float32")}, "a sample must have"),
         ({"signature": Signature(input_shape=[64], input_dtype="float32", classes=2**60)}, "classes at most"),
-        ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "made for float32 inputs"),
+        ({"signature": Signature(input_shape=[64], input_dtype="float64")}, "made for float32 inputs"),
+        ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "inputs must be of one of float32"),
     ],
 )
 def test_an_absurd_joining_is_refused(
@@ -302,6 +306,15 @@ def test_an_absurd_joining_is_refused(
         assert any(re.search(reason, line) for line in _refusals(caplog)), _refusals(caplog)
     assert bits(run) == untouched
     assert all(len(line) < 1000 and line.isprintable() for line in _refusals(caplog))
+
+
+@pytest.mark.parametrize("dtype", ["load", "complex64", "qint8", "__class__", ""])
+def test_the_first_node_to_join_cannot_say_what_no_model_is_made_for(dtype: str) -> None:
+    deployment = Deployment(Experiment(model={"kind": "logistic"}, data=None, evaluation="clients"))
+    said = Signature(input_shape=[64], input_dtype=dtype, classes=10)
+    assert "inputs must be of one of float32" in (deployment.accepts(Joining(signature=said)) or "")
+    said.input_dtype = "float32"
+    assert deployment.accepts(Joining(signature=said)) is None
 
 
 def _is_cut_off(port: int) -> None:
