@@ -80,7 +80,11 @@ class NodeFleet(RealFleet):
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
         self._thread.start()
-        self.port = self._within_loop(self._serve(listen, credentials))
+        try:
+            self.port = self._within_loop(self._serve(listen, credentials))
+        except InvalidInput:
+            self._end_loop()
+            raise
         spool.mkdir(parents=True, exist_ok=True)
         for left in spool.iterdir():
             left.unlink()
@@ -156,12 +160,15 @@ class NodeFleet(RealFleet):
         self._is_closed = True
         self._call(self._service.dismiss, reason, is_final=is_final)
         self._within_loop(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._end_loop()
         for left in self._spool.iterdir():
             left.unlink(missing_ok=True)
         self._spool.rmdir()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
         self._call(self._service.make_known, plan, spec_of(answer))
