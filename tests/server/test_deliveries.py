@@ -1,8 +1,10 @@
 """A fleet and its nodes over real connections: what is sent, taken, called off and lost on the way."""
 
+import math
+import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +29,27 @@ CLIENTS = ("ann", "bob")
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[NodeFleet]:
-    patience = Patience(heartbeat_s=0.1)
-    fleet = NodeFleet(
-        "127.0.0.1:0",
-        tmp_path / "spool",
-        credentials=None,
-        admits=None,
-        accepts=lambda joining: None,
-        patience=patience,
-    )
-    fleet.begin(Plan(), MODEL, reports_models=True)
-    yield fleet
-    fleet.close("the run is over", is_final=True)
+def begun() -> Iterator[Callable[[Path], NodeFleet]]:
+    """Makes fleets with such a spool, which are closed at last."""
+    made: list[NodeFleet] = []
+
+    def begin(spool: Path) -> NodeFleet:
+        patience = Patience(heartbeat_s=0.1)
+        fleet = NodeFleet(
+            "127.0.0.1:0", spool, credentials=None, admits=None, accepts=lambda joining: None, patience=patience
+        )
+        fleet.begin(Plan(), MODEL, reports_models=True)
+        made.append(fleet)
+        return fleet
+
+    yield begin
+    for fleet in made:
+        fleet.close("the run is over", is_final=True)
+
+
+@pytest.fixture
+def fleet(begun: Callable[[Path], NodeFleet], tmp_path: Path) -> NodeFleet:
+    return begun(tmp_path / "spool")
 
 
 class Attending:
@@ -198,3 +208,96 @@ def test_scores_of_an_earlier_model_do_not_count(fleet: NodeFleet, nodes: list[A
     scores = fleet.scores((MODEL[0] + 1, MODEL[1]), BOUND_S)
     scoring.join(BOUND_S)
     assert sorted(one.samples for one in scores) == [1, 2]
+
+
+def answered(fleet: NodeFleet, node: Attending, number: int, content: bytes = bytes(24)) -> Any:
+    """A task for ann, answered and taken; what was assigned."""
+    fleet.dispatch([task(number, "ann")])
+    assigned = node.next("assignment")
+    assert node.wire.deliver([Part(answer=answer(assigned, content)), chunk(content)]).accepted
+    assert len(list(fleet.collect())) == 1
+    return assigned
+
+
+def test_a_node_is_told_after_which_task_it_goes_on(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    ann, bob = nodes
+    first = answered(fleet, ann, 0)
+    assert not first.HasField("kept_after")
+    second = answered(fleet, ann, 1, struct.pack("<6f", *[math.nan] * 6))
+    assert second.kept_after == first.task
+    third = answered(fleet, ann, 2)
+    assert third.kept_after == first.task  # what was refused does not count
+    fleet.dispatch([task(3, "bob")])
+    assert not bob.next("assignment").HasField("kept_after")
+    fleet.scores(MODEL, 0.01)
+    assert ann.next("examination").kept_after == third.task
+    assert not bob.next("examination").HasField("kept_after")
+
+
+def test_what_checkpoints_may_go_back_to_stays(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    ann, _ = nodes
+    assigned = []
+    for number in range(12):
+        assigned.append(answered(fleet, ann, number))
+        fleet.state()
+    durable = [one.durable_after.number if one.HasField("durable_after") else None for one in assigned]
+    assert durable == [None] * 10 + [0, 1]
+    assert [one.kept_after.number for one in assigned[1:]] == list(range(11))
+
+
+def test_without_checkpoints_nothing_is_gone_back_to(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    fleet.begin(Plan(), MODEL, reports_models=True, keeps_checkpoints=False)
+    ann, _ = nodes
+    first = answered(fleet, ann, 0)
+    second = answered(fleet, ann, 1)
+    assert second.durable_after == second.kept_after == first.task
+
+
+def test_a_fleet_goes_on_as_a_checkpoint_says(
+    fleet: NodeFleet, nodes: list[Attending], begun: Callable[[Path], NodeFleet], tmp_path: Path
+) -> None:
+    ann, _ = nodes
+    first = answered(fleet, ann, 0)
+    state = fleet.state()
+    answered(fleet, ann, 1)
+    again = begun(tmp_path / "again")
+    again.restore({**state, "clock": 1000.0})
+    assert again.clock == pytest.approx(1000.0, abs=10.0)
+    assert list(again.members()) == ["ann", "bob"]
+    assert list(again.nodes()) == []
+    assert again.size_of("bob") == 10
+    assert not again.wait(1000.0)
+    node = Attending(again, "ann")
+    again.await_nodes(1)
+    assigned = answered(again, node, 1)
+    assert assigned.kept_after == first.task
+    assert assigned.task.start != first.task.start
+    assert assigned.population == 2
+    node.leave()
+
+
+def test_a_node_gets_a_task_as_it_was_made(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    fleet.begin(Plan(), MODEL, reports_models=True, asks_place=True)
+    broadcast = (torch.ones(3), torch.ones(1))
+    fleet.dispatch([Task(4, 7, "bob", *MODEL, broadcast, 0.25, 12, repeats=3)])
+    said = nodes[1].next("assignment")
+    assert (said.task.number, said.round, said.repeats, said.lr, said.steps) == (4, 7, 3, 0.25, 12)
+    assert (said.broadcast_count, said.population, said.place) == (2, 2, 1)
+    assert [(part.dtype, part.numbers) for part in said.payload.tensors] == [
+        ("float32", 6),
+        ("int64", 0),
+        ("float32", 3),
+        ("float32", 1),
+    ]
+    assert nodes[1].wire.download(said.payload.sha256) == b"".join(
+        part.numpy().tobytes() for part in (*MODEL, *broadcast)
+    )
+    assert list(fleet.nodes()) == ["ann"]
+
+
+def test_a_fleet_begins_with_an_empty_spool(begun: Callable[[Path], NodeFleet], tmp_path: Path) -> None:
+    spool = tmp_path / "again"
+    spool.mkdir()
+    (spool / "3.in").write_bytes(bytes(9))
+    begun(spool)
+    assert list(spool.iterdir()) == []
