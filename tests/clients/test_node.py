@@ -3,9 +3,11 @@
 import logging
 import queue
 import socket
+import struct
 import threading
+import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Self, cast
@@ -16,7 +18,20 @@ import pytest
 from fed.clients.node import EdgeNode, NodePatience
 from fed.clients.node_training import Order, TaskDone
 from fed.errors import FedError
-from fed.protocol_pb2 import Chunk, Farewell, FromNode, Part, Receipt, TaskId, ToNode, Wanted, Withdrawal
+from fed.protocol_pb2 import (
+    Chunk,
+    Examination,
+    Farewell,
+    FromNode,
+    Part,
+    Payload,
+    Receipt,
+    TaskId,
+    ToNode,
+    Wanted,
+    Withdrawal,
+)
+from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.protocol_pb2_grpc import add_CoordinationServicer_to_server
 from tests.clients.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
 
@@ -67,14 +82,18 @@ class Coordinator(Server):
 
 
 def attended(
-    folder: Path, says: Callable[[Coordinator, int], Iterator[ToNode]], training: Any
-) -> tuple[str, Coordinator]:
+    folder: Path,
+    says: Callable[[Any, int], Iterator[ToNode]],
+    training: Any,
+    kind: type[Coordinator] = Coordinator,
+    silence_s: float = 20.0,
+) -> tuple[str, Any]:
     """What a node says last that dials such a server."""
-    server, coordinator = grpc.server(futures.ThreadPoolExecutor(8)), Coordinator(says)
+    server, coordinator = grpc.server(futures.ThreadPoolExecutor(8)), kind(says)
     add_CoordinationServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    patience = NodePatience(backoff_s=0.001, most_backoff_s=0.002)
+    patience = NodePatience(silence_s=silence_s, backoff_s=0.001, most_backoff_s=0.002)
     node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience)
     stopped = threading.Event()
     limit = threading.Timer(BOUND_S, stopped.set)
@@ -247,3 +266,180 @@ def test_what_stays_on_this_machine_goes_through_no_proxy(tmp_path: Path, monkey
         proxy.settimeout(0.1)
         with pytest.raises(TimeoutError):
             proxy.accept()
+
+
+LARGE = struct.pack("<100000f", *range(100_000))
+PIECE = 1 << 17
+
+
+class Large(Trained):
+    """Has a model of several chunks."""
+
+    spec: Sequence[TensorMessage] = (TensorMessage(dtype="float32", numbers=100_000), TensorMessage(dtype="int64"))
+
+    def train(self, order: Order) -> TaskDone:
+        assert order.path.read_bytes() == LARGE
+        super().train(order)
+        return TaskDone(large().SerializeToString(), 10.0, 10, 0.5)
+
+
+def large() -> Payload:
+    return payload(LARGE, tensors=Large.spec)
+
+
+class Breaking(Coordinator):
+    """Ends each transfer after a chunk."""
+
+    asked: list[int]
+
+    def Download(self, request: Wanted, context: Any) -> Iterator[Chunk]:  # noqa: N802
+        self.asked = [*getattr(self, "asked", []), request.offset]
+        data = LARGE[request.offset : request.offset + PIECE]
+        yield Chunk(data=data, crc32=zlib.crc32(data))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+
+    def Deliver(self, request_iterator: Iterator[Part], context: Any) -> Receipt:  # noqa: N802
+        parts = list(request_iterator)
+        offset = parts[0].answer.offset
+        self.delivered.append(offset)
+        assert b"".join(part.chunk.data for part in parts[1:]) == LARGE[offset:]
+        if offset + PIECE < len(LARGE):
+            return Receipt(received_bytes=offset + PIECE)
+        return Receipt(accepted=True)
+
+
+def test_transfers_go_on_where_they_broke_off(tmp_path: Path) -> None:
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=large())
+        while len(server.delivered) < 4:
+            time.sleep(0.01)
+        yield OVER
+
+    words, server = attended(tmp_path, says, Large(), Breaking)
+    assert words == "enough"
+    assert server.asked == server.delivered == [0, PIECE, 2 * PIECE, 3 * PIECE]
+
+
+def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
+    forgotten, scored = [], []
+
+    class Keeping(Trained):
+        def forget_before(self, name: str) -> None:
+            forgotten.append(name)
+
+        def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+            scored.append(kept_after)
+            return 3, 0.5, None
+
+    kept, durable = TaskId(start=8, number=4), TaskId(start=8, number=2)
+    found = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        said = {"repeats": 3, "lr": 0.25, "steps": 5, "population": 9, "place": 0}
+        yield assignment(2, payload=payload(), kept_after=kept, durable_after=durable, **said)
+        for number, after in enumerate((None, kept)):
+            yield ToNode(examination=Examination(id=number, payload=payload(), kept_after=after))
+        while len(found) < 2:
+            message = server.heard.get(timeout=BOUND_S)
+            found.extend([message.scores] if message.HasField("scores") else [])
+        yield OVER
+
+    training = Keeping()
+    words, server = attended(tmp_path, says, training)
+    assert words == "enough"
+    plain, changed = training.trained
+    assert (plain.name, plain.kept_after, plain.train.lr, plain.train.steps) == ("1-1", None, None, (None,))
+    assert (plain.train.places, plain.train.keys) == ((), ((1,),))
+    assert (changed.name, changed.kept_after, changed.train.lr, changed.train.steps) == ("1-2", "8-4", 0.25, (5,))
+    assert (changed.train.places, changed.train.keys, changed.train.population) == ((0,), ((1, 3),), 9)
+    assert forgotten == ["8-2"]
+    assert scored == [None, "8-4"]
+    assert [(one.id, one.samples, one.loss, one.HasField("metric")) for one in found] == [
+        (0, 3, 0.5, False),
+        (1, 3, 0.5, False),
+    ]
+    assert [delivered[0].answer.task.number for delivered in server.delivered] == [1, 2]
+
+
+def test_a_node_names_what_it_holds_until_it_has_delivered_it(tmp_path: Path) -> None:
+    training = Trained()
+    training.goes_on.clear()
+    named: list[list[int]] = []
+
+    def heard(server: Coordinator, kind: str) -> list[int]:
+        while not (message := server.heard.get(timeout=BOUND_S)).HasField(kind):
+            continue
+        return [task.number for task in getattr(message, kind).held]
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        named.append(heard(server, "joining"))
+        yield plan(heartbeat_s=0.01)
+        yield assignment(payload=payload())
+        yield assignment(payload=payload())
+        assert training.begun.wait(BOUND_S)
+        named.append(heard(server, "heartbeat"))
+        if connection == 2:
+            training.goes_on.set()
+            assert server.received.wait(BOUND_S)
+            while heard(server, "heartbeat"):
+                continue
+            yield OVER
+
+    words, server = attended(tmp_path, says, training)
+    assert words == "enough"
+    assert named == [[], [1], [1], [1]]
+    assert len(training.trained) == len(server.delivered) == 1
+
+
+def test_a_server_that_says_nothing_is_dialled_again(tmp_path: Path) -> None:
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        if connection > 1:
+            yield OVER
+        while not server.received.wait(0.05):
+            if server.connections > 1:
+                return
+
+    words, server = attended(tmp_path, says, Trained(), silence_s=0.5)
+    assert (words, server.connections) == ("enough", 2)
+
+
+@pytest.mark.parametrize(("deaths", "reason"), [(1, ""), (2, "the training process has died")])
+def test_a_training_process_may_die_of_a_task_once(tmp_path: Path, deaths: int, reason: str) -> None:
+    class Dying(Trained):
+        def train(self, order: Order) -> TaskDone:
+            done = super().train(order)
+            if len(self.trained) <= deaths:
+                order.path.write_bytes(b"half")
+                return TaskDone(problem="the training process has died", died=True)
+            assert order.path.read_bytes() == MODEL
+            return done
+
+    reasons = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        if reason:
+            reasons.append(server.failure())
+        else:
+            assert server.received.wait(BOUND_S)
+        yield OVER
+
+    training = Dying()
+    words, server = attended(tmp_path, says, training)
+    assert (words, reasons) == ("enough", [reason] if reason else [])
+    assert len(training.trained) == 2
+    assert len(server.delivered) == (0 if reason else 1)
+
+
+def test_a_node_begins_with_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "left").write_bytes(b"by an earlier start")
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield OVER
+
+    assert attended(tmp_path, says, Trained())[0] == "enough"
+    assert list(tmp_path.iterdir()) == []

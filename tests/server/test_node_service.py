@@ -364,3 +364,157 @@ def test_a_payload_that_goes_while_it_is_asked_for_is_not_there(
         assert server.service.refused == 0
 
     during(steps)
+
+
+def test_what_came_damaged_is_asked_for_again_and_refused_the_third_time(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        broken = Part(chunk=Chunk(data=CONTENT[:CHUNK_BYTES], crc32=1))
+        receipts = []
+        for parts in ([pieces()[0], *pieces(OTHER)[1:]], [pieces()[0], broken]):
+            call = Call()
+            begun = server.begin(call)
+            await call.say(header(), *parts)
+            receipts.append(await begun)
+        call = Call()
+        begun = server.begin(call)
+        await call.say(header(offset=CHUNK_BYTES), *pieces(OTHER)[1:])
+        receipts.append(await begun)
+        assert not any(receipt.accepted for receipt in receipts)
+        assert [receipt.received_bytes for receipt in receipts[:2]] == [0, CHUNK_BYTES]
+        assert "came damaged 3 times" in receipts[2].reason
+        assert "its answer was refused" in server.arrived()[0].problem
+        assert list(tmp_path.iterdir()) == []
+
+    during(steps)
+
+
+def test_each_message_is_held_to_the_roster(tmp_path: Path) -> None:
+    async def steps() -> None:
+        revoked: list[str] = []
+        server = Server(tmp_path, admits=lambda name, _: "it was revoked" if name in revoked else None)
+        (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
+
+        class Fetching(Call):
+            async def write(self, message: Any) -> None:
+                await super().write(message)
+                revoked.append("ann")
+
+        fetching = Fetching("ann")
+        with pytest.raises(Aborted, match="it was revoked"):
+            await server.service.Download(Wanted(sha256="0" * 64), fetching)
+        assert len(fetching.told) == 1
+        revoked.clear()
+        call = Call("ann")
+        begun = server.begin(call)
+        await call.say(header(), *pieces()[:2])
+        revoked.append("ann")
+        await call.say(pieces()[2])
+        with pytest.raises(Aborted, match="it was revoked"):
+            await begun
+        assert server.arrived() == []
+        with pytest.raises(Aborted, match="it was revoked"):
+            await server.service.Deliver(None, Call("ann"))
+        with pytest.raises(Aborted, match="must show its certificate"):
+            await server.service.Deliver(None, Call())
+
+    during(steps)
+
+
+@pytest.mark.parametrize("offset", [0, CHUNK_BYTES // 2, 2 * CHUNK_BYTES, 2**63])
+def test_a_delivery_goes_on_from_where_the_server_is(tmp_path: Path, offset: int) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        for said, receives in ((header(), CHUNK_BYTES), (header(offset=offset), CHUNK_BYTES)):
+            call = Call()
+            begun = server.begin(call)
+            await call.say(said, pieces()[0], None)
+            assert (await begun).received_bytes == receives
+        call = Call()
+        begun = server.begin(call)
+        await call.say(header(offset=CHUNK_BYTES), *pieces()[1:])
+        assert (await begun).accepted
+        (arrived,) = server.arrived()
+        assert arrived.path is not None
+        assert arrived.path.read_bytes() == CONTENT
+
+    during(steps)
+
+
+def test_what_was_begun_anew_takes_nothing_from_an_earlier_delivery(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        stale, new = Call(), Call()
+        late = server.begin(stale)
+        await stale.say(header(), *pieces()[:2])
+        begun = server.begin(new)
+        await new.say(header(OTHER, offset=5))
+        assert (await begun).received_bytes == 0
+        await stale.say(pieces()[2])
+        assert not (await late).accepted
+        assert server.arrived() == []
+
+    during(steps)
+
+
+def test_nobody_answers_or_fails_anothers_task(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path, admits=lambda name, certificate_pem: None)
+        delivering, attending = Call("eve"), Call("eve")
+        begun = server.begin(delivering)
+        await delivering.say(header(), *pieces())
+        assert "not in flight for it" in (await begun).reason
+        stream = asyncio.create_task(server.service.Attend(None, attending))
+        await attending.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
+        await attending.say(FromNode(failed={"task": TASK, "reason": "made up"}), FromNode(accepted=TASK))
+        assert server.service.refused == 3
+        assert server.arrived() == []
+        stream.cancel()
+
+    during(steps)
+
+
+def test_a_heartbeat_that_names_a_task_has_it_waited_for(tmp_path: Path) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path, patience=_patience(0.6))
+        watching = asyncio.create_task(server.service.watch())
+        call = Call()
+        stream = asyncio.create_task(server.service.Attend(None, call))
+        await call.say(FromNode(joining=Wire(1, "ann").joining()))
+        for _ in range(6):
+            await asyncio.sleep(0.2)
+            await call.say(FromNode(heartbeat={"held": [TASK]}))
+        assert server.arrived() == []
+        for _ in range(6):
+            await asyncio.sleep(0.2)
+            await call.say(FromNode(heartbeat={"held": [TaskId(start=9, number=TASK.number)]}))
+        assert "no sign of life" in server.arrived()[0].problem
+        stream.cancel()
+        watching.cancel()
+
+    during(steps)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_task_of_another_start_is_another(tmp_path: Path, start: int) -> None:
+    async def steps() -> None:
+        server = Server(tmp_path)
+        said = header()
+        said.answer.task.start = start
+        for parts, tasks in (([said, *pieces()], 0), ([header(), *pieces()], 1), ([said, *pieces()], 1)):
+            call = Call()
+            begun = server.begin(call)
+            await call.say(*parts)
+            assert (await begun).accepted == (parts[0] is not said)
+            assert server.arrivals.qsize() == tasks
+        server.service.assign([("ann", Assignment(task=TASK))])
+        call = Call()
+        stream = asyncio.create_task(server.service.Attend(None, call))
+        other = TaskId(start=start, number=TASK.number)
+        await call.say(FromNode(joining=Wire(1, "ann").joining(held=[other])))
+        await call.say(FromNode(failed={"task": other, "reason": "made up"}))
+        assert server.arrivals.qsize() == 1
+        assert [message.assignment.task for message in call.told if message.HasField("assignment")] == [TASK]
+        stream.cancel()
+
+    during(steps)
