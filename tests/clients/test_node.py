@@ -26,6 +26,7 @@ from fed.protocol_pb2 import (
     Part,
     Payload,
     Receipt,
+    Scores,
     TaskId,
     ToNode,
     Wanted,
@@ -333,7 +334,7 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
             return 3, 0.5, None
 
     kept, durable = TaskId(start=8, number=4), TaskId(start=8, number=2)
-    found = []
+    found: list[Scores] = []
 
     def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
         yield plan()
