@@ -17,6 +17,7 @@ from fed import __version__
 from fed.clients.data import ClientId
 from fed.clients.node_training import BEGAN_ANEW, Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
+from fed.credentials import hold_to_loopback
 from fed.errors import DamagedPayload, FedError, InvalidInput, InvalidPayload, RunFailed
 from fed.messages import one_line
 from fed.payloads import Incoming, chunks
@@ -51,6 +52,9 @@ _TIMES_DAMAGED = 3
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
 _OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.initial_reconnect_backoff_ms", 200))
+
+
+_NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class EdgeNode:
         self._heard_s = 0.0
         self._heartbeat_s = 1.0
         self._described: Described | None = None
+        self._plan: Plan | None = None
         self._farewell = ""
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
@@ -133,7 +138,8 @@ class EdgeNode:
             stopped: ends it from another thread.
 
         Raises:
-            InvalidInput: if the node's data cannot be used, or it does not accept what it is to run.
+            InvalidInput: if the node's data cannot be used, it does not accept what it is to run, or goes without
+                credentials to another machine.
             RunFailed: if the server refuses it for good.
         """
         stopped = stopped or threading.Event()
@@ -181,23 +187,22 @@ class EdgeNode:
     def _attend(self, stopped: threading.Event) -> None:
         """One connection, for as long as it lasts."""
         outbox: queue.Queue[FromNode | None] = queue.Queue()
-        self._outbox = outbox
-        with self._lock:
-            held = [item.assignment.task for item in self._held.values()]
         described = self._described
         assert described is not None
         signature = Signature(
             input_shape=described.input_shape, input_dtype=described.input_dtype, classes=described.classes
         )
-        joining = Joining(
-            protocol=_PROTOCOL,
-            software=f"fed {__version__}",
-            name=self.name,
-            samples=described.samples,
-            signature=signature,
-            held=held,
-        )
-        outbox.put(FromNode(joining=joining))
+        with self._lock:
+            joining = Joining(
+                protocol=_PROTOCOL,
+                software=f"fed {__version__}",
+                name=self.name,
+                samples=described.samples,
+                signature=signature,
+                held=[item.assignment.task for item in self._held.values()],
+            )
+            outbox.put(FromNode(joining=joining))
+            self._outbox = outbox
         with self._channel() as channel:
             self._stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
             self._heard_s = time.monotonic()
@@ -220,7 +225,8 @@ class EdgeNode:
 
     def _channel(self) -> grpc.Channel:
         if self.credentials is None:
-            return grpc.insecure_channel(self.server, _OPTIONS)
+            hold_to_loopback(self.server)
+            return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
         return grpc.secure_channel(self.server, self.credentials, _OPTIONS)
 
     def _watch(
@@ -252,10 +258,12 @@ class EdgeNode:
                     f"{_SHORTEST_S} to {_LONGEST_S} s"
                 )
                 return
-            self._heartbeat_s = message.plan.heartbeat_s
+            is_known = not self._connected.is_set() and message.plan == self._plan  # each connection begins with one
+            self._heartbeat_s, self._plan = message.plan.heartbeat_s, message.plan
             _log.info("connected to %s, as %r", self.server, self.client)
             self._connected.set()
-            self._work.put(message.plan)
+            if not is_known:
+                self._work.put(message.plan)
         elif message.HasField("assignment"):
             self._accept(message.assignment)
         elif message.HasField("withdrawal"):
@@ -263,8 +271,12 @@ class EdgeNode:
                 self._held.pop(_key_of(message.withdrawal.task), None)
         elif message.HasField("examination"):
             self._work.put(_Asked(message.examination, self._outbox))
-        elif message.HasField("farewell") and message.farewell.is_final:
-            self._farewell = one_line(message.farewell.reason) or "the server needs no more"
+        elif message.HasField("farewell"):
+            reason = one_line(message.farewell.reason)
+            if message.farewell.is_final:
+                self._farewell = reason or "the server needs no more"
+            else:
+                _log.info("%s ends the connection: %s", self.server, reason)
 
     def _prepare(self, plan: Plan) -> None:
         described = self._described
@@ -433,6 +445,7 @@ class EdgeNode:
                 train_loss=done.train_loss,
                 began_anew=done.began_anew,
             )
+            held.path.stat()  # of a file that is gone gRPC would not say so, but break off again and again
             try:
                 assert self._stub is not None
                 receipt = self._stub.Deliver(_parts(answer, held.path), timeout=self.patience.call_s)
@@ -465,8 +478,12 @@ class EdgeNode:
         if self._over.is_set():  # it may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
-        self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
-        self._let_go(held)
+        key = _key_of(held.assignment.task)
+        with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
+            if self._held.get(key) is held:
+                del self._held[key]
+                self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
+        held.path.unlink(missing_ok=True)
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:
@@ -506,6 +523,8 @@ def _name_of(task: TaskId) -> str:
 def _sentence(error: FedError | OSError, folder: Path) -> str:
     if isinstance(error, FedError):
         return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"a file of the node's is gone from {folder}: leave what is there to the node"
     return f"the node cannot write to {folder} ({error.strerror or error}): make room there"
 
 

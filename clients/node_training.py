@@ -191,6 +191,7 @@ class NodeTraining:
         states.keep([self._client], left)
         if left:
             Checkpoints(self._folder / order.name, 1).write(0, states.state())
+            _make_newest(self._folder / order.name)
         payload = written(order.path, [messages[0], integers[0]])
         weight = trained.weights[0] if trained.weights else float(trained.samples[0])
         return TaskDone(
@@ -287,6 +288,13 @@ def forget_before(folder: Path, name: str) -> None:
         for other in folder.iterdir():
             if other.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
                 shutil.rmtree(other, ignore_errors=True)
+
+
+def _make_newest(folder: Path) -> None:
+    """Give a folder a later time than those beside it have, though the clock was set back."""
+    newest_ns = max([other.stat().st_mtime_ns for other in folder.parent.iterdir() if other != folder], default=0)
+    if folder.stat().st_mtime_ns <= newest_ns:
+        os.utime(folder, ns=(newest_ns + 1, newest_ns + 1))
 
 
 class TrainingProcess:

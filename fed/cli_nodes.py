@@ -1,6 +1,5 @@
 """``fed server`` and ``fed client``: an experiment on real nodes."""
 
-import ipaddress
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -50,7 +49,7 @@ def server(
     if resume and output is not None and state_of(output) is RunState.FINISHED:
         tell(output, summary_in(output), as_json)
         return 0
-    _hold_to_loopback(listen, credentials, insecure, "--listen")
+    _hold_to_certificates(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     shown = display()
     say_all(shown)
@@ -115,7 +114,7 @@ def client(
     if address is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
     if address is not None:
-        _hold_to_loopback(address, credentials, insecure, "--server")
+        _hold_to_certificates(address, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     name = loaded.name if loaded else name
     if name is None:
@@ -152,8 +151,9 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         f"samples of {shape} ({described.input_dtype}), and that its labels go up to {described.classes} classes.\n"
         "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
         "was trained on; the mean training loss. With evaluation by clients: how many samples it holds out, their "
-        "mean loss and accuracy.\nNothing else leaves, no sample among it. What a trained model tells of the samples "
-        "is another matter: see docs/security.md."
+        "mean loss and accuracy. All the while: the ids of the tasks that it holds. Where a task fails: a sentence of "
+        "why, which may name a folder of this node or a label that was out of range.\nNothing else leaves, no sample "
+        "among it. What a trained model tells of the samples is another matter: see docs/security.md."
     )
 
 
@@ -169,8 +169,10 @@ def _patience(patience: _Patience, changes: Sequence[str]) -> _Patience:
     return patience
 
 
-def _hold_to_loopback(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
-    """Without certificates nothing leaves this machine."""
+def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
+    """Whoever wants to go without them says so, and stays on this machine."""
+    from fed.credentials import hold_to_loopback
+
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidInput(f"{option} must be HOST:PORT, got {address!r}")
@@ -180,15 +182,8 @@ def _hold_to_loopback(address: str, credentials: Path | None, insecure: bool, op
         raise InvalidInput(
             "servers and nodes know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
         )
-    if insecure and not _is_loopback(host.strip("[]")):
-        raise InvalidInput(f"--insecure is for loopback alone, got {host}: write 127.0.0.1, or give --credentials DIR")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    if insecure:
+        hold_to_loopback(address)
 
 
 def _interrupt(*_: object) -> None:

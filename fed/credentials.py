@@ -3,6 +3,7 @@
 A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them.
 """
 
+import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
 from fed.certificates import CertificateFacts, Pair, Role, is_issued_by, now, read_facts, read_pair, read_pem
-from fed.errors import InvalidCredentials
+from fed.errors import InvalidCredentials, InvalidInput
 from fed.roster import Roster
 
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["NodeCredentials", "ServerCredentials", "peer_of"]
+__all__ = ["NodeCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
 
 _WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.AUTHORITY: "an authority's"}
 
@@ -136,6 +137,26 @@ def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
     if len(names) != 1 or len(certificates) != 1:
         return None
     return names[0].decode(errors="replace"), certificates[0]
+
+
+def hold_to_loopback(address: str) -> None:
+    """Without certificates nothing leaves this machine.
+
+    Args:
+        address: HOST:PORT.
+
+    Raises:
+        InvalidInput: if it is of another machine, or of all that this one has.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise InvalidInput(
+            f"without credentials loopback alone will do (--insecure), got {host}: write 127.0.0.1, or give credentials"
+        )
 
 
 def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> tuple[bytes, Pair, CertificateFacts]:

@@ -4,7 +4,6 @@ Shapes: V, a model's floating-point state; I, its integers (see :mod:`fed.layout
 client's message.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from fed.reduction import WeightedMean
 
 __all__ = [
+    "LARGEST",
     "MOST_SAMPLES",
     "EdgeReply",
     "Failure",
@@ -26,9 +26,11 @@ __all__ = [
     "refusal_of_numbers",
 ]
 
-# Far above what any model holds, and so low that their product fits into a mean of replies.
-_LARGEST = 1e200
+_HEAVIEST = 1e40
 _MOST_WORDS = 500
+
+LARGEST = 1e200
+"""Of a number that a client says: far above what any holds, and so low that a weighted mean of them can be found."""
 
 MOST_SAMPLES = 2**53
 """That a client may hold: beyond it float64 does not count one by one."""
@@ -186,8 +188,8 @@ def refusal(reply: Reply, task: Task | None, weight: float = 1.0, *, message_siz
         return None
     lowest, highest = torch.aminmax(reply.vector_V)  # both are NaN where one number is
     largest = max(-float(lowest), float(highest))
-    if not largest <= _LARGEST:
-        return f"the vector must be finite and within ±{_LARGEST:.0e}, got {largest}"
+    if not largest <= LARGEST:
+        return f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}"
     return None
 
 
@@ -201,10 +203,10 @@ def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | 
     """
     if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
         return f"samples must be a whole number from 1 to 2^53, got {samples!r}"
-    if not 0 < weight <= _LARGEST:
-        return f"the weight must be positive and at most {_LARGEST:.0e}, got {weight}"
-    if not math.isfinite(train_loss):
-        return f"the training loss must be finite, got {train_loss}"
+    if not 0 < weight <= _HEAVIEST:
+        return f"the weight must be positive and at most {_HEAVIEST:.0e}, got {weight}"
+    if not abs(train_loss) <= LARGEST:
+        return f"the training loss must be finite and within ±{LARGEST:.0e}, got {train_loss}"
     return None
 
 

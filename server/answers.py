@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from fed.messages import MOST_SAMPLES, Failure, GroupReply, Reply, Task, refusal
+from fed.messages import LARGEST, MOST_SAMPLES, Failure, GroupReply, Reply, Task, refusal
 from fed.protocol_pb2 import Joining, Scores
 
 __all__ = ["BEGAN_ANEW", "MISSING_SCORES", "checked", "failure_of", "refusal_of_joining", "refusal_of_scores"]
@@ -80,6 +80,7 @@ def refusal_of_scores(scores: Scores) -> str | None:
     """Why a node cannot have found this."""
     if scores.samples > MOST_SAMPLES:
         return f"scores must be of at most 2^53 samples, got {scores.samples}"
-    if not math.isfinite(scores.loss) or not math.isfinite(scores.metric):
-        return f"scores must be finite, got a loss of {scores.loss} and a metric of {scores.metric}"
+    if not (abs(scores.loss) <= LARGEST and abs(scores.metric) <= LARGEST):
+        said = f"a loss of {scores.loss} and a metric of {scores.metric}"
+        return f"scores must be finite and within ±{LARGEST:.0e}, got {said}"
     return None

@@ -338,7 +338,7 @@ class NodeService:
                 self.on_change()
         for problem in ended:
             if isinstance(problem, _TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                if problem.code is grpc.StatusCode.PERMISSION_DENIED:
+                if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
                     self._fail_all(client, problem.reason)
                 raise problem
             if isinstance(problem, Exception) and not isinstance(problem, _TurnedAway):
@@ -348,13 +348,15 @@ class NodeService:
         path = self.spool / f"{wanted.sha256}.out"
         if not SHA256.fullmatch(wanted.sha256):
             raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
-        if not path.is_file():
+        try:
+            if wanted.offset > (size_bytes := path.stat().st_size):
+                reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
+                raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
+            ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
+            chunk = next(ready, None)
+        except FileNotFoundError:  # another thread removes it
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
-        if wanted.offset > (size_bytes := path.stat().st_size):
-            reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
-            raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
-        ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
-        chunk = next(ready, None)
+            raise AssertionError("an aborted call goes on") from None
         while chunk is not None:
             coming = loop.run_in_executor(None, next, ready, None) if chunk.ByteSize() > CHUNK_BYTES else None
             self._hold_to_roster(caller)
@@ -371,7 +373,10 @@ class NodeService:
         client = order.client if caller.client is None and order is not None else caller.client
         if order is None or order.client != client:
             delivered = self._delivered.get(task) if answer.task.start == self.start else None
-            if delivered is not None and delivered == (client or delivered[0], answer.payload.sha256):
+            if delivered is not None and delivered == (
+                delivered[0] if client is None else client,
+                answer.payload.sha256,
+            ):
                 return Receipt(accepted=True)
             return self._refusal(caller.name or context.peer(), f"task {task} is not in flight for it")
         try:
@@ -587,7 +592,7 @@ class NodeService:
         return refusal_of_joining(joining) or self.accepts(joining)
 
     def _incoming(self, order: _Order, answer: Answer) -> Incoming:
-        if order.incoming is None or order.incoming.payload.sha256 != answer.payload.sha256:
+        if order.incoming is None or order.incoming.payload != answer.payload:
             path = self.spool / f"{answer.task.number}.in"
             order.incoming = Incoming(path, answer.payload, self.answer_spec)
         return order.incoming

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 from torch import Tensor
 
+from fed.credentials import hold_to_loopback
 from fed.errors import InvalidInput, RunFailed
 from fed.messages import Task
 from fed.payloads import read, spec_of, written
@@ -50,7 +51,7 @@ class NodeFleet(RealFleet):
         patience: how long to wait for nodes.
 
     Raises:
-        InvalidInput: if it cannot listen there.
+        InvalidInput: if it cannot listen there, or must not.
     """
 
     def __init__(
@@ -63,16 +64,15 @@ class NodeFleet(RealFleet):
         accepts: Callable[[Joining], str | None],
         patience: Patience | None = None,
     ) -> None:
+        if credentials is None:
+            hold_to_loopback(listen)
         super().__init__()
         self._spool = spool
-        spool.mkdir(parents=True, exist_ok=True)
-        for left in spool.iterdir():
-            left.unlink()
         self._arrivals: SimpleQueue[Arrival | Scored] = SimpleQueue()
         self._changed = threading.Condition()
         self._ready: deque[Arrival] = deque()
         self._is_closed = False
-        self._payloads: dict[str, tuple[tuple[Tensor, ...], Payload]] = {}
+        self._payloads: list[tuple[tuple[Tensor, ...], Payload]] = []
         self._examinations = 0
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
@@ -80,7 +80,14 @@ class NodeFleet(RealFleet):
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
         self._thread.start()
-        self.port = self._within_loop(self._serve(listen, credentials))
+        try:
+            self.port = self._within_loop(self._serve(listen, credentials))
+        except InvalidInput:
+            self._end_loop()
+            raise
+        spool.mkdir(parents=True, exist_ok=True)
+        for left in spool.iterdir():
+            left.unlink()
 
     @property
     def refused(self) -> int:
@@ -159,12 +166,15 @@ class NodeFleet(RealFleet):
         self._is_closed = True
         self._call(self._service.dismiss, reason, is_final=is_final)
         self._within_loop(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._end_loop()
         for left in self._spool.iterdir():
             left.unlink(missing_ok=True)
         self._spool.rmdir()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
         self._call(self._service.make_known, plan, spec_of(answer))
@@ -217,14 +227,14 @@ class NodeFleet(RealFleet):
 
     def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:
         """The file of these tensors, of which all tasks of a version have one; others go when nobody needs them."""
-        for known, payload in self._payloads.values():
+        for known, payload in self._payloads:
             if [*map(id, known)] == [*map(id, tensors)]:
                 return payload
         needed = {id(task.vector_V) for task in self._open.values()}
-        for digest, (known, _) in [*self._payloads.items()]:
-            if id(known[0]) not in needed:
-                del self._payloads[digest]
-                (self._spool / f"{digest}.out").unlink(missing_ok=True)
+        before = {payload.sha256 for _, payload in self._payloads}
+        self._payloads = [(known, payload) for known, payload in self._payloads if id(known[0]) in needed]
+        for digest in before - {payload.sha256 for _, payload in self._payloads}:
+            (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"
         try:
             payload = written(writing, tensors)
@@ -235,7 +245,7 @@ class NodeFleet(RealFleet):
                 "may write to, then resume the run"
             ) from None
         writing.replace(self._spool / f"{payload.sha256}.out")
-        self._payloads[payload.sha256] = tensors, payload
+        self._payloads.append((tensors, payload))
         return payload
 
     def _attending(self) -> list[int | str]:

@@ -17,7 +17,7 @@ from fed.aggregators.reporting import sends_models
 from fed.clients.data import FederatedData, load
 from fed.clients.preparation import Preparation
 from fed.clients.work import Work
-from fed.errors import InvalidData, InvalidExperiment
+from fed.errors import InvalidExperiment
 from fed.evaluation import ByClients
 from fed.experiment import Experiment
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 _SIMULATED = ("adversaries", "hierarchy", "topology")
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _MESSAGE = torch.float64
+_TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
+_INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
 
 
 def serve(
@@ -133,6 +135,8 @@ class Deployment:
     def accepts(self, joining: Joining) -> str | None:
         """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
         said = joining.signature
+        if said.input_dtype not in _INPUTS:
+            return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
         if self._signature is None:
             self._signature = said
         asked = self._signature
@@ -295,11 +299,8 @@ def _signature_of(data: FederatedData) -> Signature:
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:
     """Samples of zeros, for a server without data, by which the model is made; enough to hold a share of them out."""
-    dtype = getattr(torch, signature.input_dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidData(f"a node's inputs must be of a type of PyTorch's, got {signature.input_dtype!r}")
     samples = math.ceil(2 / min(held_out, 1 - held_out))
-    inputs = torch.zeros(samples, *signature.input_shape, dtype=dtype)
+    inputs = torch.zeros(samples, *signature.input_shape, dtype=_INPUTS[signature.input_dtype])
     return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
 
 

@@ -170,8 +170,8 @@ def _measured(metrics: Sequence[float | None]) -> list[float]:
 
 
 def _mean_metric(metrics: Sequence[float | None], sizes: Sequence[int]) -> float | None:
-    measured = _measured(metrics)
-    return _mean(measured, sizes) if measured else None
+    sized = [(metric, size) for metric, size in zip(metrics, sizes, strict=True) if metric is not None]
+    return _mean(*zip(*sized, strict=True)) if sized else None
 
 
 def _over_clients(accuracies: Sequence[float | None]) -> dict[str, float | None]:

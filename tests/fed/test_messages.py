@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from fed.messages import Reply, Task, refusal
+from fed.messages import Reply, Task, refusal, refusal_of_numbers
+from fed.protocol_pb2 import Scores
 from fed.reduction import WeightedMean
+from fed.server.answers import refusal_of_scores
+from fed.server.gathering import Gathering
+from fed.simulations.scoring import scores_over_clients
 
 TASK = Task(id=5, round=3, client="ann", vector_V=torch.zeros(4), integers_I=torch.zeros(2, dtype=torch.int64))
 REPLY = Reply(5, 3, "ann", torch.ones(4), torch.ones(2, dtype=torch.int64), samples=7, train_loss=0.5)
@@ -42,8 +46,8 @@ def test_a_good_reply_passes() -> None:
         ({"samples": 2.0}, "samples must be a whole number from 1 to 2^53, got 2.0"),
         ({"samples": math.nan}, "samples must be a whole number from 1 to 2^53, got nan"),
         ({"samples": True}, "samples must be a whole number from 1 to 2^53, got True"),
-        ({"train_loss": math.nan}, "the training loss must be finite, got nan"),
-        ({"train_loss": -math.inf}, "the training loss must be finite, got -inf"),
+        ({"train_loss": math.nan}, "the training loss must be finite and within ±1e+200, got nan"),
+        ({"train_loss": -math.inf}, "the training loss must be finite and within ±1e+200, got -inf"),
         (vector(math.nan), "the vector must be finite and within ±1e+200, got nan"),
         (vector(math.inf), "the vector must be finite and within ±1e+200, got inf"),
         (vector(-math.inf), "the vector must be finite and within ±1e+200, got inf"),
@@ -67,6 +71,37 @@ def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None
     if passes:
         mean.add(reply.vector_V - task.vector_V, reply.samples)
         assert float(mean.finish()[0]) == pytest.approx(2 * number)
+
+
+@pytest.mark.parametrize(("weight", "passes"), [(1e40, True), (1.1e40, False)])
+def test_whatever_weight_passes_fits_into_the_mean(weight: float, passes: bool) -> None:
+    assert (refusal_of_numbers(1, weight, 0.5) is None) == passes
+    mean = WeightedMean(1)
+    if passes:
+        mean.add(torch.tensor([1e200], dtype=torch.float64), weight)
+        assert float(mean.finish()) == pytest.approx(1e200)
+
+
+@pytest.mark.parametrize(("loss", "passes"), [(1e200, True), (-1e200, True), (1.1e200, False), (-1.1e200, False)])
+def test_whatever_losses_pass_have_a_mean(loss: float, passes: bool) -> None:
+    samples = 2**53
+    assert (refusal_of_numbers(samples, 1.0, loss) is None) == passes
+    gathering = Gathering(4, torch.zeros(0), 0, True)
+    if passes:
+        gathering.losses = [(loss, samples), (loss, samples), (-loss, samples), (0.5, 1)]
+        assert gathering.train_loss() == pytest.approx(loss / 3)
+
+
+@pytest.mark.parametrize("number", [1e200, -1e200, 1.1e200, math.inf, math.nan])
+def test_whatever_scores_pass_have_a_mean_and_a_spread(number: float) -> None:
+    passes, samples = abs(number) <= 1e200, 2**53
+    assert (refusal_of_scores(Scores(samples=samples, loss=number)) is None) == passes
+    assert (refusal_of_scores(Scores(samples=samples, metric=number)) is None) == passes
+    if passes:
+        line = scores_over_clients([number, 0.5, 0.5], [number, None, number], [samples, 1, samples])
+        assert line["test_loss"] == pytest.approx(number / 2)
+        assert line["test_accuracy"] == line["client_accuracy_mean"] == pytest.approx(number)
+        assert line["client_accuracy_std"] == 0.0
 
 
 def test_bytes_are_those_of_the_tensors() -> None:

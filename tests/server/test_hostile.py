@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fed.experiment import Experiment
 from fed.keys import Authority
 from fed.protocol_pb2 import (
     Assignment,
@@ -23,6 +24,7 @@ from fed.protocol_pb2 import (
     Examination,
     FromNode,
     Heartbeat,
+    Joining,
     Part,
     Payload,
     Scores,
@@ -30,6 +32,7 @@ from fed.protocol_pb2 import (
     TaskId,
 )
 from fed.server.node_service import NodeService
+from fed.simulations.deployment import Deployment
 from tests.server.hostile_wire import (
     BOUND_S,
     PATIENCE,
@@ -137,6 +140,14 @@ def _another_hash(wire: Wire, assignment: Assignment) -> None:
     assert [receipt.reason == "" for receipt in receipts] == [True, True, False]
 
 
+def _other_tensors(wire: Wire, assignment: Assignment) -> None:
+    content = _content()
+    wire.deliver([Part(answer=answer(assignment, content))])
+    said = answer(assignment, content)
+    said.payload.tensors[0].dtype = "object"
+    assert "tensors must be" in wire.deliver([Part(answer=said), chunk(content)]).reason
+
+
 def _stalls(wire: Wire, assignment: Assignment) -> None:
     def parts() -> Iterator[Part]:
         yield Part(answer=answer(assignment, _content()))
@@ -184,6 +195,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "too many tensors": (_shaped(*[("float32", 1)] * 20_000), "tensors must be"),
     "a wrong size": (_shaped(("float32", MODEL), ("int64", 0), size_bytes=9), "take 2600 bytes, got 9"),
     "10 GB": (_shaped(("float32", 2_500_000_000), ("int64", 0), size_bytes=10**10), "tensors must be"),
+    "other tensors when it is sent again": (_other_tensors, "tensors must be"),
     "a hash that is none": (sends(payload=Payload(sha256="../" * 30, size_bytes=2600)), "tensors must be"),
     "NaN in the vector": (sends(_content(math.nan)), "vector must be finite"),
     "infinity in the vector": (sends(_content(-math.inf)), "vector must be finite"),
@@ -193,6 +205,8 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "a negative weight": (sends(weight=-1.0), "weight must be positive"),
     "NaN for a loss": (sends(train_loss=math.nan), "loss must be finite"),
     "infinity for a loss": (sends(train_loss=math.inf), "loss must be finite"),
+    "a loss beyond all means": (sends(train_loss=1.7e308, samples=10**6), "loss must be finite and within"),
+    "a weight beyond all means": (sends(weight=1e100), "weight must be positive and at most"),
     "no samples": (sends(samples=0), "samples must be"),
     "2^63 samples": (sends(samples=2**63), "samples must be"),
     "another task": (_with_task(number=1000), "task 100. is not in flight"),
@@ -277,7 +291,8 @@ def _joins(**changed: Any) -> Any:
         ({"signature": Signature(input_shape=[2**40, 2**40], input_dtype="float32")}, "a sample must have"),
         ({"signature": Signature(input_shape=[1] * 10_000, input_dtype="float32")}, "a sample must have"),
         ({"signature": Signature(input_shape=[64], input_dtype="float32", classes=2**60)}, "classes at most"),
-        ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "made for float32 inputs"),
+        ({"signature": Signature(input_shape=[64], input_dtype="float64")}, "made for float32 inputs"),
+        ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "inputs must be of one of float32"),
     ],
 )
 def test_an_absurd_joining_is_refused(
@@ -324,6 +339,15 @@ def test_a_message_longer_than_any_is_refused_wherever_a_stream_begins(
 def _varint(number: int) -> bytes:
     """As protobuf writes numbers."""
     return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14 & 127 | 128, number >> 21])
+
+
+@pytest.mark.parametrize("dtype", ["load", "complex64", "qint8", "__class__", ""])
+def test_the_first_node_to_join_cannot_say_what_no_model_is_made_for(dtype: str) -> None:
+    deployment = Deployment(Experiment(model={"kind": "logistic"}, data=None, evaluation="clients"))
+    said = Signature(input_shape=[64], input_dtype=dtype, classes=10)
+    assert "inputs must be of one of float32" in (deployment.accepts(Joining(signature=said)) or "")
+    said.input_dtype = "float32"
+    assert deployment.accepts(Joining(signature=said)) is None
 
 
 def test_a_stream_that_does_not_begin_with_a_joining_is_refused(
@@ -472,10 +496,10 @@ def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> No
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), "ann") is None
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "ann") == "it was not asked for scores 3"
     assert arrivals.qsize() == 1
-    for said in ({"loss": math.nan}, {"metric": math.inf}, {"samples": 2**63}):
+    for said in ({"loss": math.nan}, {"metric": math.inf}, {"metric": 1e300}, {"samples": 2**63}):
         assert service.examine("ann", Examination(id=4))
         assert service._problem_with(FromNode(scores=Scores(id=4, **said)), "ann")
-    assert [arrivals.get().scores.problem == "" for _ in range(4)] == [True, False, False, False]
+    assert [arrivals.get().scores.problem == "" for _ in range(5)] == [True, False, False, False, False]
 
 
 def test_a_node_that_never_scores_holds_up_one_evaluation_and_no_other(
