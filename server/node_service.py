@@ -216,7 +216,6 @@ class NodeService:
     _full_since_s: float = -math.inf
     _calls: Counter[str] = field(default_factory=Counter)
     _lines: dict[object, _Allowance] = field(default_factory=dict)
-    _planned: asyncio.Event = field(default_factory=asyncio.Event)
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
         """Give tasks to nodes; to those that do not attend, when they do."""
@@ -242,9 +241,10 @@ class NodeService:
         return withdrawn
 
     def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
-        """From now on nodes that join get this plan."""
+        """Tell the plan to all that attend, and from now on to all that join."""
         self.plan, self.answer_spec = plan, answer_spec
-        self._planned.set()
+        for client in self.nodes:
+            self._tell(client, ToNode(plan=plan))
 
     def dismiss(self, reason: str, *, is_final: bool) -> None:
         """Send everybody home."""
@@ -316,6 +316,7 @@ class NodeService:
         outbox = node.outbox
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
+        self.on_change()
         teller = asyncio.create_task(self._tell_all(context, caller, outbox))
         listener = asyncio.create_task(self._listen(context, caller, node))
         try:
@@ -415,10 +416,6 @@ class NodeService:
         return Receipt(accepted=True)
 
     async def _tell_all(self, context: Any, caller: _Caller, outbox: "asyncio.Queue[ToNode]") -> None:
-        await self._planned.wait()
-        assert self.plan is not None
-        await self._within(self.patience.silence_s, context.write(ToNode(plan=self.plan)))
-        self.on_change()
         while True:
             try:
                 message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
@@ -543,6 +540,8 @@ class NodeService:
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
             self._examine_no_more(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()
+        if self.plan is not None:
+            node.outbox.put_nowait(ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
