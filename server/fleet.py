@@ -103,6 +103,10 @@ class RealFleet(Fleet, Protocol):
         """Wait until so many attend."""
         ...
 
+    def fix_members(self) -> None:
+        """From now on nobody becomes one; who is none attends, and is asked nothing."""
+        ...
+
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list["Scores"]:
         """What nodes find of a model (vector [V], integers [I]), or of their own, on samples that they hold out."""
         ...

@@ -21,6 +21,7 @@ from fed.messages import Failure, GroupReply, Reply, Task
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
 from fed.server.answers import checked, update_of
 from fed.server.kept_states import KeptStates, TaskName
+from fed.server.members import Members
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
 
@@ -91,7 +92,7 @@ class FlowerFleet:
         self._look_s = -math.inf
         self._changes = self._seen = 0
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
-        self._members: dict[int | str, int] = {}
+        self._members = Members()
         self._sent: dict[str, _Sent] = {}
         self._open: dict[int, Task] = {}
         self._due_s: dict[int, float] = {}
@@ -145,8 +146,15 @@ class FlowerFleet:
             self._step()
 
     def members(self) -> Sequence[int | str]:
-        """All that have ever been there, in the order of their ids: numbers, then names."""
-        return sorted(self._members, key=lambda client: (isinstance(client, str), client))
+        """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
+        for who in reversed(self._present.values()):  # of several that say the same the first counts
+            if who is not None:
+                self._members.come(*who)
+        return self._members.ids()
+
+    def fix_members(self) -> None:
+        """From now on nobody becomes one; who is none is there, and is asked nothing."""
+        self._members.close()
 
     def nodes(self) -> Sequence[int | str]:
         """Those that are there and have no message."""
@@ -157,7 +165,7 @@ class FlowerFleet:
 
     def size_of(self, client: int | str) -> int:
         """How many samples a client said it trains on."""
-        return self._members[client]
+        return self._members.size_of(client)
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to nodes that have none, and the others when they have."""
@@ -227,12 +235,12 @@ class FlowerFleet:
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state(), "run": self._run}
+        return {"clock": self.clock, "members": self._members.state(), "kept": self._kept.state(), "run": self._run}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said; open tasks are asked for again."""
         self._began_s = time.monotonic() - state["clock"]
-        self._members = {**state["members"], **self._members}
+        self._members.restore(state["members"])
         self._kept.restore(state["kept"])
         self._run = state["run"]
 
@@ -240,7 +248,7 @@ class FlowerFleet:
         """The node of each client that is there."""
         attending: dict[int | str, int] = {}
         for node, who in self._present.items():
-            if who is not None:
+            if who is not None and self._members.take(who[0]):
                 attending.setdefault(who[0], node)
         return attending
 
@@ -384,7 +392,7 @@ class FlowerFleet:
                 _log.warning("another node says that it is client %r; it waits until the first is gone", client)
             else:
                 _log.info("client %r is there with %d samples", client, samples)
-                self._members[client] = samples
+                self._members.come(client, samples)
             self._present[node] = client, samples
 
     def _take_answer(self, sent: _Sent, fields: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:

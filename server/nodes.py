@@ -23,6 +23,7 @@ from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
 from fed.server.answers import checked
 from fed.server.kept_states import KeptStates, TaskName
+from fed.server.members import Members
 from fed.server.node_service import Arrival, NodeService, Patience, handler_of
 
 __all__ = ["NodeFleet"]
@@ -75,7 +76,7 @@ class NodeFleet:
         self._changed = threading.Condition()
         self._changes = self._seen = 0
         self._began_s = time.monotonic()
-        self._members: dict[int | str, int] = {}
+        self._members = Members()
         self._open: dict[int, Task] = {}
         self._kept = KeptStates()
         self._ready: deque[Arrival] = deque()
@@ -89,7 +90,8 @@ class NodeFleet:
         self._service = NodeService(
             self._start, spool, self._arrivals, admits, accepts, self._notice, patience or Patience()
         )
-        threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
+        self._thread.start()
         self.port = self._within_loop(self._serve(listen, credentials))
 
     @property
@@ -135,9 +137,14 @@ class NodeFleet:
             self._await_change(time.monotonic() + _SAYS_EVERY_S)
 
     def members(self) -> Sequence[int | str]:
-        """All that have ever joined, in the order of their ids: numbers, then names."""
-        self._members.update(self._call(lambda: {node.client: node.samples for node in self._service.nodes.values()}))
-        return sorted(self._members, key=lambda client: (isinstance(client, str), client))
+        """All that have ever joined, those left out that came after the members were fixed; numbers, then names."""
+        for client, samples in self._call(lambda: [(one.client, one.samples) for one in self._service.nodes.values()]):
+            self._members.come(client, samples)
+        return self._members.ids()
+
+    def fix_members(self) -> None:
+        """From now on nobody becomes one; who is none attends, and is asked nothing."""
+        self._members.close()
 
     def nodes(self) -> Sequence[int | str]:
         """Those that attend and have no task."""
@@ -149,7 +156,7 @@ class NodeFleet:
 
     def size_of(self, client: int | str) -> int:
         """How many samples a client said it trains on."""
-        return self._members[client]
+        return self._members.size_of(client)
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks out; the nodes fetch what belongs to them."""
@@ -236,12 +243,12 @@ class NodeFleet:
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state()}
+        return {"clock": self.clock, "members": self._members.state(), "kept": self._kept.state()}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said; open tasks are asked for again."""
         self._began_s = time.monotonic() - state["clock"]
-        self._members = dict(state["members"])
+        self._members.restore(state["members"])
         self._kept.restore(state["kept"])
 
     def close(self, reason: str, *, is_final: bool) -> None:
@@ -252,6 +259,8 @@ class NodeFleet:
         self._call(self._service.dismiss, reason, is_final=is_final)
         self._within_loop(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         for left in self._spool.iterdir():
             left.unlink(missing_ok=True)
         self._spool.rmdir()
@@ -320,7 +329,8 @@ class NodeFleet:
         return payload
 
     def _attending(self) -> list[int | str]:
-        return self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
+        there = self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
+        return [client for client in there if self._members.take(client)]
 
     def _notice(self) -> None:
         with self._changed:

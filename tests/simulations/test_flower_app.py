@@ -143,9 +143,10 @@ def test_what_cannot_be_deployed_becomes_no_app(tmp_path: Path) -> None:
         {},
         {"algorithm": {"kind": "scaffold"}},
         {"algorithm": {"kind": "ditto"}},
+        {"algorithm": {"kind": "afl"}},
         {"evaluation": {"kind": "clients"}},
     ],
-    ids=["fedavg", "scaffold", "ditto", "by clients"],
+    ids=["fedavg", "scaffold", "ditto", "afl", "by clients"],
 )
 def test_what_is_simulated_is_what_flower_runs(changed: Mapping[str, Any], tmp_path: Path) -> None:
     given = experiment(**changed)
@@ -179,8 +180,9 @@ def test_rounds_may_be_asynchronous(rounds: Mapping[str, Any], tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_flower")
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    given = experiment(algorithm={"kind": "scaffold"}, checkpoints={"every": 1})
+@pytest.mark.parametrize("algorithm", ["scaffold", "afl"])
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+    given = experiment(algorithm={"kind": algorithm}, checkpoints={"every": 1})
     path = written(given, tmp_path / "app")
     with pytest.raises(KeyboardInterrupt):
         deploy(path, Federation(path, partitions(tmp_path), dies_after=2 * CLIENTS + 1), tmp_path / "run")
