@@ -71,7 +71,7 @@ class Plan(_message.Message):
     def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,8 @@ class Assignment(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     KEPT_AFTER_FIELD_NUMBER: _ClassVar[int]
     DURABLE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PARTS_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     round: int
     repeats: int
@@ -94,7 +96,9 @@ class Assignment(_message.Message):
     payload: Payload
     kept_after: TaskId
     durable_after: TaskId
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
+    deadline_s: float
+    takes_parts: bool
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: _Optional[bool] = ...) -> None: ...
 
 class Examination(_message.Message):
     __slots__ = ("id", "payload", "kept_after")

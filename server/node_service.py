@@ -151,11 +151,20 @@ class _Order:
 
     assignment: Assignment
     client: int | str
+    given_s: float
     lease_until_s: float
     is_accepted: bool = False
     incoming: Incoming | None = None
     deliveries: int = 0  # that were begun; one that was before the last, of a connection that was cut, has no say
     times_damaged: int = 0
+
+    def told(self) -> ToNode:
+        """The assignment as it is told now: with as many seconds as are left."""
+        message = ToNode(assignment=self.assignment)
+        if self.assignment.HasField("deadline_s"):
+            left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
+            message.assignment.deadline_s = max(left_s, 0.0)
+        return message
 
 
 @dataclass(frozen=True)
@@ -221,8 +230,9 @@ class NodeService:
         """Give tasks to nodes; to those that do not attend, when they do."""
         now_s = time.monotonic()
         for client, assignment in assignments:
-            self._orders[assignment.task.number] = _Order(assignment, client, now_s + self.patience.lease_s)
-            self._tell(client, ToNode(assignment=assignment))
+            order = _Order(assignment, client, now_s, now_s + self.patience.lease_s)
+            self._orders[assignment.task.number] = order
+            self._tell(client, order.told())
 
     def examine(self, client: int | str, examination: Examination) -> bool:
         """Have a node score a model; False if it does not attend."""
@@ -549,7 +559,7 @@ class NodeService:
                 node.outbox.put_nowait(ToNode(withdrawal=Withdrawal(task=task)))
         for number, order in self._orders.items():
             if order.client == client and number not in held:
-                node.outbox.put_nowait(ToNode(assignment=order.assignment))
+                node.outbox.put_nowait(order.told())
         return node
 
     def _examine_no_more(self, client: int | str) -> None:

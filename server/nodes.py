@@ -176,6 +176,8 @@ class NodeFleet:
                 payload=self._payload((task.vector_V, task.integers_I, *task.broadcast)),
                 kept_after=_task_id(self._kept.after(task.client)),
                 durable_after=_task_id(self._kept.durable_after(task.client)),
+                deadline_s=task.deadline_s,
+                takes_parts=task.takes_parts,
             )
             assignments.append((task.client, assignment))
         self._call(self._service.assign, assignments)

@@ -59,6 +59,7 @@ VALID: list[Message] = [
     FromNode(scores=Scores(id=1, samples=2, loss=0.5, metric=0.25)),
     ToNode(plan=Plan(run="r", experiment='{"seed": 1}', signature=SIGNATURE, heartbeat_s=1.0)),
     ToNode(assignment=Assignment(task=TASK, round=1, lr=0.5, steps=3, payload=PAYLOAD, kept_after=TASK)),
+    ToNode(assignment=Assignment(task=TASK, round=1, payload=PAYLOAD, deadline_s=0.5, takes_parts=True)),
     ToNode(withdrawal=protocol_pb2.Withdrawal(task=TASK)),
     ToNode(examination=Examination(id=1, payload=PAYLOAD)),
     ToNode(farewell=protocol_pb2.Farewell(reason="bye", is_final=True)),

@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fed.clients.data import FederatedData, Pair
 from fed.clients.node import EdgeNode, NodePatience
 from fed.clients.node_training import Described, NodeTraining, Order, TaskDone, described
+from fed.clients.tasks import Train
 from fed.experiment import Experiment
 from fed.protocol_pb2 import Signature
 from fed.protocol_pb2 import Tensor as TensorMessage
@@ -23,6 +26,7 @@ class ThreadedTraining:
     Attributes:
         orders: the tasks, as they were given.
         answers: the bytes of their answers, with what else is said of them.
+        worked: what was done for them, trials among it.
     """
 
     def __init__(self, client: int | str, pair: Pair, folder: Path) -> None:
@@ -31,17 +35,28 @@ class ThreadedTraining:
         self.spec: Sequence[TensorMessage] = ()
         self.orders: list[tuple[Order, bytes]] = []
         self.answers: list[tuple[TaskDone, bytes]] = []
+        self.worked: list[Train] = []
 
     def describe(self) -> Described:
         return described(self._pair)
 
     def prepare(self, experiment: Experiment, signature: Signature) -> None:
         if self.training is None:
-            self.training = self.made_anew(experiment, signature)
+            self._prepared = experiment, signature
+            self.training = self.made_anew()
+            self.training._work = self._noting(self.training._work)
             self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self.training.spec()]
 
-    def made_anew(self, experiment: Experiment, signature: Signature) -> NodeTraining:
-        return NodeTraining(self._client, self._pair, experiment, signature, self._folder)
+    def made_anew(self) -> NodeTraining:
+        """As a process that has done nothing yet."""
+        return NodeTraining(self._client, self._pair, *self._prepared, self._folder)
+
+    def _noting(self, work: Any) -> Any:
+        def note(train: Train, tensors: Sequence[Tensor]) -> Any:
+            self.worked.append(train)
+            return work(train, tensors)
+
+        return note
 
     def train(self, order: Order) -> TaskDone:
         assert self.training is not None
@@ -49,6 +64,10 @@ class ThreadedTraining:
         done = self.training.train(order)
         self.answers.append((done, order.path.read_bytes()))
         return done
+
+    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+        assert self.training is not None
+        return self.training.score(payload, path, kept_after)
 
     def forget_before(self, name: str) -> None: ...
 

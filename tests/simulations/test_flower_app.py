@@ -133,6 +133,8 @@ def test_an_app_takes_no_others_place(tmp_path: Path) -> None:
 def test_what_cannot_be_deployed_becomes_no_app(tmp_path: Path) -> None:
     with pytest.raises(InvalidExperiment, match="over mean"):
         write_app(experiment(algorithm={"kind": "centralized"}), tmp_path / "app")
+    with pytest.raises(InvalidExperiment, match="write partial_work: drop"):
+        write_app(experiment(rounds={"deadline_s": 60}), tmp_path / "app")
     assert not (tmp_path / "app").exists()
 
 
