@@ -76,10 +76,11 @@ class NodePatience:
 
 @dataclass
 class _Held:
-    """A task, until its answer is delivered or nobody wants it."""
+    """A task, until its answer is delivered or nobody wants it; with when it must be there, by our clock."""
 
     assignment: Assignment
     path: Path
+    due_s: float
     done: TaskDone | None = None
 
 
@@ -126,6 +127,7 @@ class EdgeNode:
         self._stub: CoordinationStub | None = None
         self._problem: Exception | None = None
         self._heard_s = 0.0
+        self._delivery_s: float | None = None  # that the last one took
         self._heartbeat_s = 1.0
         self._described: Described | None = None
         self._plan: Plan | None = None
@@ -291,9 +293,10 @@ class EdgeNode:
 
     def _accept(self, assignment: Assignment) -> None:
         key = _key_of(assignment.task)
+        due_s = time.monotonic() + assignment.deadline_s
         with self._lock:
             if key not in self._held:
-                self._held[key] = _Held(assignment, self.folder / f"{self._mark}-{key[0]}-{key[1]}")
+                self._held[key] = _Held(assignment, self.folder / f"{self._mark}-{key[0]}-{key[1]}", due_s)
                 self._work.put(self._held[key])
         self._outbox.put(FromNode(accepted=assignment.task))
 
@@ -340,11 +343,15 @@ class EdgeNode:
     def _train(self, held: _Held) -> TaskDone | None:
         """What came of it; None if nobody wants it any more."""
         assignment = held.assignment
+        began_s = time.monotonic()
         if not self._download(
             assignment.payload, held.path, self._spec_of(assignment.payload), lambda: self._is_wanted(held)
         ):
             held.path.unlink(missing_ok=True)
             return None
+        until_s = None
+        if assignment.HasField("deadline_s") and assignment.takes_parts:  # the way back may be as long as the way here
+            until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         if assignment.durable_after.start:
             self.training.forget_before(_name_of(assignment.durable_after))
         train = Train(
@@ -360,7 +367,7 @@ class EdgeNode:
         )
         kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
         payload = assignment.payload.SerializeToString()
-        return self.training.train(Order(_name_of(assignment.task), train, payload, held.path, kept_after))
+        return self.training.train(Order(_name_of(assignment.task), train, payload, held.path, kept_after, until_s))
 
     def _score(self, asked: _Asked) -> None:
         examination, outbox = asked
@@ -435,6 +442,7 @@ class EdgeNode:
         """Send an answer until the server has it, or says that it wants none."""
         payload = Payload.FromString(done.payload)
         offset = failures = 0
+        began_s = time.monotonic()
         while self._is_wanted(held) and not self._over.is_set():
             answer = Answer(
                 task=held.assignment.task,
@@ -458,6 +466,7 @@ class EdgeNode:
                 _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
                 self._let_go(held)
                 self.tasks_done += 1
+                self._delivery_s = time.monotonic() - began_s
                 return
             if receipt.reason:
                 reason = one_line(receipt.reason)

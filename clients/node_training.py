@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fed.aggregators.reporting import sends_models
 from fed.checkpoints import Checkpoints
 from fed.child_processes import start_deaf, stop
+from fed.clients.batches import Batches, normalises_batches
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.preparation import Preparation
@@ -51,6 +54,7 @@ BEGAN_ANEW = (
 """What a node logs then."""
 
 _MOST_LETTERS = 1 << 20
+_SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 _OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
 
 
@@ -73,6 +77,7 @@ class Order:
         payload: what the file holds, serialized.
         path: of the file.
         kept_after: the task whose state is gone on from; None: the first one.
+        until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Order:
     payload: bytes
     path: Path
     kept_after: str | None
+    until_s: float | None = None
 
 
 class TaskDone(NamedTuple):
@@ -165,6 +171,7 @@ class NodeTraining:
         self._prepared = Preparation(experiment, data)
         self._recipe = self._prepared.recipe(self._prepared.data, is_batched=False)
         self._work = Work(self._recipe, 0)
+        self._step_s: float | None = None
 
     @property
     def keeps_states(self) -> bool:
@@ -183,7 +190,10 @@ class NodeTraining:
         states, are_lost = self._states(order.kept_after)
         train = replace(order.train, wants="models") if sends_models(aggregator) else order.train
         kept = states.stacked([self._client], [(vector_V, integers_I)])
-        trained, tensors = self._work(train, (vector_V, integers_I, *broadcast, *kept))
+        given = vector_V, integers_I, *broadcast, *kept
+        train = self._in_time(train, given, order.until_s) if order.until_s is not None else train
+        began_s = time.monotonic()
+        trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         if trained.diverged is not None:
             return TaskDone(problem=trained.diverged[1], diverged=True)
@@ -193,6 +203,7 @@ class NodeTraining:
             Checkpoints(self._folder / order.name, 1).write(0, states.state())
             _make_newest(self._folder / order.name)
         payload = written(order.path, [messages[0], integers[0]])
+        self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         weight = trained.weights[0] if trained.weights else float(trained.samples[0])
         return TaskDone(
             payload.SerializeToString(),
@@ -220,6 +231,29 @@ class NodeTraining:
         found, _ = self._work(EvaluateByClients((self._client,)), rows)
         assert isinstance(found, Evaluated)
         return (found.samples[0], found.losses[0], found.metrics[0]) if found.samples else (0, 0.0, None)
+
+    def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
+        """With as many steps as fit at the pace of the last task; for a first one a step is tried out before.
+
+        Several phases go together, and are done whatever time they take.
+        """
+        if len(self._recipe.phases) > 1:
+            return train
+        if self._step_s is None:
+            began_s = time.monotonic()
+            self._work(replace(train, steps=(1,)), tensors)
+            self._step_s = time.monotonic() - began_s
+        most, left_s = self._steps_of(train), until_s - time.monotonic()
+        steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
+        return replace(train, steps=(steps,)) if steps < most else train
+
+    def _steps_of(self, train: Train) -> int:
+        """Optimizer steps of all phases."""
+        samples, never_single = self._prepared.data.size_of(self._client), normalises_batches(self._recipe.module)
+        return sum(
+            Batches(phase.local(self._recipe.local), samples, never_single, phase.steps(train.steps[0])).steps
+            for phase in self._recipe.phases
+        )
 
     def _states(self, kept_after: str | None) -> tuple[ClientStates, bool]:
         """What the client goes on from; and whether what it was to go on from is lost, so that it is the first."""

@@ -150,10 +150,11 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {described.samples} "
         f"samples of {shape} ({described.input_dtype}), and that its labels go up to {described.classes} classes.\n"
         "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
-        "was trained on; the mean training loss. With evaluation by clients: how many samples it holds out, their "
-        "mean loss and accuracy. All the while: the ids of the tasks that it holds. Where a task fails: a sentence of "
-        "why, which may name a folder of this node or a label that was out of range.\nNothing else leaves, no sample "
-        "among it. What a trained model tells of the samples is another matter: see docs/security.md."
+        "was trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by "
+        "clients: how many samples it holds out, their mean loss and accuracy. All the while: the ids of the tasks "
+        "that it holds. Where a task fails: a sentence of why, which may name a folder of this node or a label that "
+        "was out of range.\nNothing else leaves, no sample among it. What a trained model tells of the samples is "
+        "another matter: see docs/security.md."
     )
 
 

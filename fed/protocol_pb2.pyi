@@ -71,7 +71,7 @@ class Plan(_message.Message):
     def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,8 @@ class Assignment(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     KEPT_AFTER_FIELD_NUMBER: _ClassVar[int]
     DURABLE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TAKES_PARTS_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     round: int
     repeats: int
@@ -94,7 +96,9 @@ class Assignment(_message.Message):
     payload: Payload
     kept_after: TaskId
     durable_after: TaskId
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
+    deadline_s: float
+    takes_parts: bool
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ...) -> None: ...
 
 class Examination(_message.Message):
     __slots__ = ("id", "payload", "kept_after")
@@ -118,7 +122,7 @@ class Farewell(_message.Message):
     IS_FINAL_FIELD_NUMBER: _ClassVar[int]
     reason: str
     is_final: bool
-    def __init__(self, reason: _Optional[str] = ..., is_final: _Optional[bool] = ...) -> None: ...
+    def __init__(self, reason: _Optional[str] = ..., is_final: bool = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("held",)
@@ -134,7 +138,7 @@ class Failed(_message.Message):
     task: TaskId
     reason: str
     diverged: bool
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: _Optional[bool] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: bool = ...) -> None: ...
 
 class Scores(_message.Message):
     __slots__ = ("id", "samples", "loss", "metric", "problem")
@@ -212,7 +216,7 @@ class Answer(_message.Message):
     samples: int
     train_loss: float
     began_anew: bool
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ..., began_anew: _Optional[bool] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., offset: _Optional[int] = ..., weight: _Optional[float] = ..., samples: _Optional[int] = ..., train_loss: _Optional[float] = ..., began_anew: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("answer", "chunk")
@@ -230,4 +234,4 @@ class Receipt(_message.Message):
     accepted: bool
     received_bytes: int
     reason: str
-    def __init__(self, accepted: _Optional[bool] = ..., received_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., received_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

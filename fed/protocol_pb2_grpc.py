@@ -5,7 +5,7 @@ import warnings
 
 from fed import protocol_pb2 as fed_dot_protocol__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.80.1'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class CoordinationStub:
+class CoordinationStub(object):
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -51,7 +51,7 @@ class CoordinationStub:
                 _registered_method=True)
 
 
-class CoordinationServicer:
+class CoordinationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Attend(self, request_iterator, context):
@@ -101,7 +101,7 @@ def add_CoordinationServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Coordination:
+class Coordination(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod

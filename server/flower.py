@@ -87,7 +87,7 @@ class FlowerFleet(RealFleet):
         self._run = secrets.token_hex(8)
         self._refused = 0
         self._look_s = -math.inf
-        self._present: dict[int, int | str | None] = {}  # node → client; None: not known (yet)
+        self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
         self._sent: dict[str, _Sent] = {}
         self._due_s: dict[int, float] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -102,6 +102,13 @@ class FlowerFleet(RealFleet):
     def refused(self) -> int:
         """How often something was refused."""
         return self._refused
+
+    def members(self) -> Sequence[int | str]:
+        """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
+        for who in reversed(self._present.values()):  # of several that say the same the first counts
+            if who is not None:
+                self._members.come(*who)
+        return super().members()
 
     def nodes(self) -> Sequence[int | str]:
         """Those that are there and have no message."""
@@ -169,9 +176,9 @@ class FlowerFleet(RealFleet):
     def _attending(self) -> dict[int | str, int]:
         """The node of each client that is there."""
         attending: dict[int | str, int] = {}
-        for node, client in self._present.items():
-            if client is not None:
-                attending.setdefault(client, node)
+        for node, who in self._present.items():
+            if who is not None and self._members.take(who[0]):
+                attending.setdefault(who[0], node)
         return attending
 
     def _free(self) -> dict[int | str, int]:
@@ -304,8 +311,8 @@ class FlowerFleet(RealFleet):
                 _log.warning("another node says that it is client %r; it waits until the first is gone", client)
             else:
                 _log.info("client %r is there with %d samples", client, joining.samples)
-                self._members[client] = joining.samples
-            self._present[node] = client
+                self._members.come(client, joining.samples)
+            self._present[node] = client, joining.samples
 
     def _take_answer(self, sent: _Sent, fields: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
         task = self._open.get(sent.number)

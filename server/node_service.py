@@ -151,11 +151,20 @@ class _Order:
 
     assignment: Assignment
     client: int | str
+    given_s: float
     lease_until_s: float
     is_accepted: bool = False
     incoming: Incoming | None = None
     deliveries: int = 0  # that were begun; one that was before the last, of a connection that was cut, has no say
     times_damaged: int = 0
+
+    def told(self) -> ToNode:
+        """The assignment as it is told now: with as many seconds as are left."""
+        message = ToNode(assignment=self.assignment)
+        if self.assignment.HasField("deadline_s"):
+            left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
+            message.assignment.deadline_s = max(left_s, 0.0)
+        return message
 
 
 @dataclass(frozen=True)
@@ -223,14 +232,14 @@ class NodeService:
     _full_since_s: float = -math.inf
     _calls: Counter[str] = field(default_factory=Counter)
     _lines: dict[object, _Allowance] = field(default_factory=dict)
-    _planned: asyncio.Event = field(default_factory=asyncio.Event)
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
         """Give tasks to nodes; to those that do not attend, when they do."""
         now_s = time.monotonic()
         for client, assignment in assignments:
-            self._orders[assignment.task.number] = _Order(assignment, client, now_s + self.patience.lease_s)
-            self._tell(client, ToNode(assignment=assignment))
+            order = _Order(assignment, client, now_s, now_s + self.patience.lease_s)
+            self._orders[assignment.task.number] = order
+            self._tell(client, order.told())
 
     def examine(self, client: int | str, examination: Examination) -> bool:
         """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
@@ -249,9 +258,10 @@ class NodeService:
         return withdrawn
 
     def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
-        """From now on nodes that join get this plan."""
+        """Tell the plan to all that attend, and from now on to all that join."""
         self.plan, self.answer_spec = plan, answer_spec
-        self._planned.set()
+        for client in self.nodes:
+            self._tell(client, ToNode(plan=plan))
 
     def dismiss(self, reason: str, *, is_final: bool) -> None:
         """Send everybody home."""
@@ -323,6 +333,7 @@ class NodeService:
         outbox = node.outbox
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
+        self.on_change()
         teller = asyncio.create_task(self._tell_all(context, caller, outbox))
         listener = asyncio.create_task(self._listen(context, caller, node))
         try:
@@ -427,10 +438,6 @@ class NodeService:
         return Receipt(accepted=True)
 
     async def _tell_all(self, context: Any, caller: _Caller, outbox: "asyncio.Queue[ToNode]") -> None:
-        await self._planned.wait()
-        assert self.plan is not None
-        await self._within(self.patience.silence_s, context.write(ToNode(plan=self.plan)))
-        self.on_change()
         while True:
             try:
                 message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
@@ -565,6 +572,8 @@ class NodeService:
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
             self._examine_no_more(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()
+        if self.plan is not None:
+            node.outbox.put_nowait(ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
@@ -572,7 +581,7 @@ class NodeService:
                 node.outbox.put_nowait(ToNode(withdrawal=Withdrawal(task=task)))
         for number, order in self._orders.items():
             if order.client == client and number not in held:
-                node.outbox.put_nowait(ToNode(assignment=order.assignment))
+                node.outbox.put_nowait(order.told())
         return node
 
     def _examine_no_more(self, client: int | str) -> None:

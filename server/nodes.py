@@ -95,8 +95,9 @@ class NodeFleet(RealFleet):
         return self._service.refused
 
     def members(self) -> Sequence[int | str]:
-        """All that have ever joined, in the order of their ids: numbers, then names."""
-        self._members.update(self._call(lambda: {node.client: node.samples for node in self._service.nodes.values()}))
+        """All that have ever joined, those left out that came after the members were fixed; numbers, then names."""
+        for client, samples in self._call(lambda: [(one.client, one.samples) for one in self._service.nodes.values()]):
+            self._members.come(client, samples)
         return super().members()
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
@@ -117,6 +118,8 @@ class NodeFleet(RealFleet):
                 payload=self._payload((task.vector_V, task.integers_I, *task.broadcast)),
                 kept_after=_task_id(self._kept.after(task.client)),
                 durable_after=_task_id(self._kept.durable_after(task.client)),
+                deadline_s=task.deadline_s,
+                takes_parts=task.takes_parts,
             )
             assignments.append((task.client, assignment))
         self._call(self._service.assign, assignments)
@@ -249,7 +252,8 @@ class NodeFleet(RealFleet):
         return payload
 
     def _attending(self) -> list[int | str]:
-        return self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
+        there = self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
+        return [client for client in there if self._members.take(client)]
 
     _free = _attending  # a task that was called off is in nobody's way
 

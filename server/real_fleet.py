@@ -13,6 +13,7 @@ from fed.checkpoints import Tree
 from fed.messages import Failure, GroupReply, Reply, Task
 from fed.protocol_pb2 import Plan, Scores
 from fed.server.kept_states import KeptStates
+from fed.server.members import Members
 
 __all__ = ["Answer", "RealFleet"]
 
@@ -35,7 +36,7 @@ class RealFleet(ABC):
         self._start = secrets.randbits(63)
         self._began_s = time.monotonic()
         self._changes = self._seen = 0
-        self._members: dict[int | str, int] = {}
+        self._members = Members()
         self._open: dict[int, Task] = {}  # until their answers are collected
         self._kept = KeptStates()
         self._keeps_checkpoints = True
@@ -86,8 +87,12 @@ class RealFleet(ABC):
             self._seen = self._changes
 
     def members(self) -> Sequence[int | str]:
-        """All that have ever been there, in the order of their ids: numbers, then names."""
-        return sorted(self._members, key=lambda client: (isinstance(client, str), client))
+        """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
+        return self._members.ids()
+
+    def fix_members(self) -> None:
+        """From now on nobody becomes one; who is none is there, and is asked nothing."""
+        self._members.close()
 
     def nodes(self) -> Sequence[int | str]:
         """Those that are there and have no task."""
@@ -97,7 +102,7 @@ class RealFleet(ABC):
 
     def size_of(self, client: int | str) -> int:
         """How many samples a client said it trains on."""
-        return self._members[client]
+        return self._members.size_of(client)
 
     @abstractmethod
     def dispatch(self, tasks: Iterable[Task]) -> None:
@@ -148,12 +153,12 @@ class RealFleet(ABC):
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": dict(self._members), "kept": self._kept.state()}
+        return {"clock": self.clock, "members": self._members.state(), "kept": self._kept.state()}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
         self._began_s = time.monotonic() - state["clock"]
-        self._members = {**state["members"], **self._members}
+        self._members.restore(state["members"])
         self._kept.restore(state["kept"])
 
     def _close(self, answer: Answer) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.contracts import Aggregator
-from fed.aggregators.reporting import sends_models
+from fed.aggregators.reporting import message_sizes, sends_models
 from fed.clients.data import FederatedData, load
 from fed.clients.preparation import Preparation
 from fed.clients.work import Work
@@ -168,9 +168,24 @@ class Deployment:
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
-        coordinator = Coordinator(
-            algorithm, fleet, shared, *shared.pack(prepared.module), prepared.streams, self._lr_in
-        )
+        policy, asks_place = self.experiment.rounds.make(), "place" in algorithm.asks
+        first_P = shared.pack(prepared.module)[0][: shared.parameters].double()
+        policy.check_algorithm(algorithm, len(message_sizes(algorithm, first_P, population=1)))
+        del first_P  # as large as the model
+        if kept is None:
+            folder.begin(self.experiment)
+        else:
+            fleet.restore(kept[1]["federation"]["fleet"])
+        if kept is not None and asks_place:
+            fleet.fix_members()
+            min_nodes = min(min_nodes, len(fleet.members()))
+        fleet.await_nodes(min_nodes)
+        policy.check(len(fleet.members()))
+        if asks_place:  # how long a message is depends on how many they are
+            fleet.fix_members()
+        model = shared.pack(prepared.module)
+        coordinator = Coordinator(algorithm, fleet, shared, *model, prepared.streams, self._lr_in)
+        del model
         numbers, dtype = (
             (shared.size, shared.dtype) if sends_models(algorithm) else (coordinator.message_size, _MESSAGE)
         )
@@ -185,20 +200,15 @@ class Deployment:
             plan,
             (example, coordinator.model()[1]),
             reports_models=sends_models(algorithm),
-            asks_place="place" in algorithm.asks,
+            asks_place=asks_place,
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
-        policy = self.experiment.rounds.make()
-        policy.check_algorithm(algorithm, coordinator.parts)
         federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
         recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
-        if kept is None:
-            folder.begin(self.experiment)
-        else:
+        if kept is not None:
             recording.restore(*kept)
-        fleet.await_nodes(min_nodes)
         _log.info("%d clients are there: round %d begins", len(fleet.nodes()), 1 + (kept[0] if kept else 0))
-        policy.check(len(fleet.members()))
+        del kept  # its tensors are large
         fleet.dispatch([found.task for found in coordinator.open.values()])
         return recording.run()
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fed import yaml
-from fed.errors import InvalidInput, OutputExists
+from fed.errors import InvalidExperiment, InvalidInput, OutputExists
 from fed.experiment import Experiment
 from fed.flower_records import flower
 from fed.run import RunFolder
 from fed.server.flower import FlowerFleet
+from fed.server.synchronous import Synchronous
 from fed.simulations.deployment import Deployment
 
 __all__ = ["server_app", "write_app"]
@@ -77,7 +78,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
         InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
         OutputExists: if it holds anything.
     """
-    Deployment(experiment)
+    _deployment(experiment)
     name = _name_of(experiment)
     package = f"fed_{name.replace('-', '_')}"
     policy = experiment.rounds.make()
@@ -126,13 +127,25 @@ def server_app(path: Path) -> Any:
 def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: int) -> None:
     resume = bool(config.get("resume", False))
     output = Path(str(config.get("output") or f"runs/{_name_of(experiment)}-{run}")).expanduser().absolute()
-    deployment = Deployment(experiment)
+    deployment = _deployment(experiment)
     folder = RunFolder.existing(output) if resume else RunFolder(output)
     fleet = FlowerFleet(grid, accepts=deployment.accepts)
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
     with folder.held():
         deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, on_round=_say)
+
+
+def _deployment(experiment: Experiment) -> Deployment:
+    """What Flower's nodes can do."""
+    policy = experiment.rounds.make()
+    if isinstance(policy, Synchronous) and policy.deadline_s is not None and policy.partial_work == "accept":
+        raise InvalidExperiment(
+            "rounds.partial_work must be drop where Flower's nodes have a deadline, for they cannot tell how much of "
+            f"their work fits before it, got accept with a deadline of {policy.deadline_s:g} s: write "
+            "partial_work: drop, or use fed server"
+        )
+    return Deployment(experiment)
 
 
 def _name_of(experiment: Experiment) -> str:

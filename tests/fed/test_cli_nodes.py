@@ -91,6 +91,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "weight": "how many samples it was trained on",
             "samples": "how many samples it was trained on",
             "train_loss": "the mean training loss",
+            "began_anew": "whether what it kept between tasks was lost",
         },
     }
     for name, fields in words.items():

@@ -264,7 +264,7 @@ def test_a_client_may_join_late_leave_and_come_back(deployed: _Start) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "afl"])
 def test_a_server_killed_anywhere_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path, algorithm: str) -> None:
     points = random.Random(7)
     rounds = {"count": 8, "cohort": "all"}

@@ -355,6 +355,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {"algorithm": {"kind": "scaffold"}},
     "ditto": {"algorithm": {"kind": "ditto"}},
+    "afl": {"algorithm": {"kind": "afl"}},
     "scores by clients": {"evaluation": {"kind": "clients"}},
 }
 

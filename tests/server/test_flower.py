@@ -1,6 +1,7 @@
 """A fleet over a scripted grid of Flower's: what is sent when, what is sent again, and what may count."""
 
 import itertools
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -347,6 +348,24 @@ def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
         again.state()
     assert "durable_after" not in repeated
     assert train(again, 3)["durable_after"] == repeated["name"]
+
+
+def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    grid = Grid({5: 7, 6: "ann"}, {5: trained, 6: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(2)
+    kept = fleet.state()
+    fleet.fix_members()
+    grid.names |= {8: 3}
+    for _ in range(5):
+        assert (fleet.members(), fleet.nodes()) == ([7, "ann"], [7, "ann"])
+    assert caplog.text.count("client 3 is not asked in this run") == 1
+    again = fleet_over(grid)
+    again.await_nodes(3)
+    again.restore(kept)
+    again.fix_members()
+    assert (again.members(), again.nodes()) == ([7, "ann"], [7, "ann"])
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,8 @@ def test_an_app_takes_no_others_place(tmp_path: Path) -> None:
 def test_what_cannot_be_deployed_becomes_no_app(tmp_path: Path) -> None:
     with pytest.raises(InvalidExperiment, match="over mean"):
         write_app(experiment(algorithm={"kind": "centralized"}), tmp_path / "app")
+    with pytest.raises(InvalidExperiment, match="write partial_work: drop"):
+        write_app(experiment(rounds={"deadline_s": 60}), tmp_path / "app")
     assert not (tmp_path / "app").exists()
 
 
@@ -150,8 +152,9 @@ def test_a_message_is_one_flat_array_and_one_record_of_settings_either_way(tmp_p
 
 
 @pytest.mark.usefixtures("_flower")
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    given = experiment(algorithm={"kind": "scaffold"}, checkpoints={"every": 1})
+@pytest.mark.parametrize("algorithm", ["scaffold", "afl"])
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+    given = experiment(algorithm={"kind": algorithm}, checkpoints={"every": 1})
     path = written(given, tmp_path / "app")
     with pytest.raises(KeyboardInterrupt):
         deploy(
