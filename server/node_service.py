@@ -364,12 +364,13 @@ class NodeService:
                 reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
                 raise _TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
             ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
-            chunk = next(ready, None)
+            chunk, read_bytes = next(ready, None), wanted.offset
         except FileNotFoundError:  # another thread removes it
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
             raise AssertionError("an aborted call goes on") from None
         while chunk is not None:
-            coming = loop.run_in_executor(None, next, ready, None) if chunk.ByteSize() > CHUNK_BYTES else None
+            read_bytes += CHUNK_BYTES
+            coming = loop.run_in_executor(None, next, ready, None) if read_bytes < size_bytes else None
             self._hold_to_roster(caller)
             await self._within(self.patience.stall_s, context.write(chunk))
             chunk = await coming if coming is not None else None
@@ -493,9 +494,6 @@ class NodeService:
         self._hold_to_roster(caller)
         if not isinstance(message, kind):
             return None
-        if (size_bytes := message.ByteSize()) > (most_bytes := _MOST_BYTES[kind]):
-            reason = f"a message must have at most {most_bytes} bytes, got {size_bytes}"
-            raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
         return message
 
     async def _within(self, limit_s: float, step: Awaitable[_Result]) -> _Result:
@@ -638,6 +636,14 @@ class NodeService:
         return Receipt(reason=reason)
 
 
+def _parsed(kind: type[_Message], data: bytes) -> _Message:
+    """A message of a stream, if it is no longer than any has to be."""
+    if len(data) > (most_bytes := _MOST_BYTES[kind]):
+        reason = f"a message must have at most {most_bytes} bytes, got {len(data)}"
+        raise _TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
+    return kind.FromString(data)
+
+
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
     """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
 
@@ -651,11 +657,11 @@ def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
         "fed.v1.Coordination",
         {
             "Attend": grpc.stream_stream_rpc_method_handler(
-                service.Attend, FromNode.FromString, ToNode.SerializeToString
+                service.Attend, partial(_parsed, FromNode), ToNode.SerializeToString
             ),
             "Download": grpc.unary_stream_rpc_method_handler(service.Download, wanted, Chunk.SerializeToString),
             "Deliver": grpc.stream_unary_rpc_method_handler(
-                service.Deliver, Part.FromString, Receipt.SerializeToString
+                service.Deliver, partial(_parsed, Part), Receipt.SerializeToString
             ),
         },
     )
