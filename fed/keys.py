@@ -29,11 +29,11 @@ from fed.certificates import CertificateFacts, Pair, Role, fingerprint, issue, n
 from fed.credentials import NodeCredentials, ServerCredentials, peer_of
 from fed.errors import InvalidCredentials, OutputExists
 from fed.files import replaced
+from fed.protocol import NODE_NAME
 from fed.roster import Entry, Roster, keep
 
 __all__ = ["Authority", "Entry", "NodeCredentials", "Roster", "ServerCredentials", "default_hosts", "peer_of"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
 )
@@ -144,7 +144,7 @@ class Authority:
         One that was revoked or has expired gets another; what it had before is not admitted any more.
 
         Args:
-            name: the node's: up to 64 letters, digits, dots, hyphens and underscores, the first no sign.
+            name: the node's: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
             days: how long it is valid; never longer than the authority's certificate.
 
         Returns:
@@ -155,7 +155,7 @@ class Authority:
             InvalidCredentials: if the name or the lifetime is out of range, the authority has expired, or its folder
                 cannot be read and written.
         """
-        if not _NAME.fullmatch(name):
+        if not NODE_NAME.fullmatch(name):
             raise InvalidCredentials(
                 "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter or "
                 f"a digit, got {name!r}"

@@ -5,6 +5,7 @@ import math
 from torch import Tensor
 
 from fed.messages import LARGEST, MOST_SAMPLES, Failure, GroupReply, Reply, Task, refusal
+from fed.protocol import MOST_CLASSES
 from fed.protocol_pb2 import Joining, Scores
 
 __all__ = ["BEGAN_ANEW", "MISSING_SCORES", "checked", "failure_of", "refusal_of_joining", "refusal_of_scores"]
@@ -20,7 +21,6 @@ MISSING_SCORES = "%d clients have not scored the model within %g s, and are not 
 
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
-_MOST_CLASSES = 1 << 24
 
 
 def checked(
@@ -71,8 +71,8 @@ def refusal_of_joining(joining: Joining) -> str | None:
             f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
             f"{tuple(shape[:8])}"
         )
-    if classes > _MOST_CLASSES:
-        return f"there may be {_MOST_CLASSES} classes at most, got {classes}"
+    if classes > MOST_CLASSES:
+        return f"there may be {MOST_CLASSES} classes at most, got {classes}"
     return None
 
 

@@ -18,10 +18,13 @@ from fed.credentials import hold_to_loopback
 from fed.errors import InvalidInput, RunFailed
 from fed.messages import Task
 from fed.payloads import read, spec_of, written
+from fed.protocol import MOST_MESSAGE_BYTES
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
 from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, checked, failure_of
 from fed.server.kept_states import TaskName
-from fed.server.node_service import MOST_TAKEN_BYTES, Arrival, NodeService, Patience, Scored, handler_of
+from fed.server.node_calls import Admission
+from fed.server.node_service import NodeService, Patience, Scored, handler_of
+from fed.server.orders import Arrival
 from fed.server.real_fleet import Answer, RealFleet
 
 __all__ = ["NodeFleet"]
@@ -30,7 +33,7 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MOST_TAKEN_BYTES),
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", 10_000),
     # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
@@ -60,7 +63,7 @@ class NodeFleet(RealFleet):
         spool: Path,
         *,
         credentials: grpc.ServerCredentials | None,
-        admits: Callable[[str, bytes], str | None] | None,
+        admits: Admission | None,
         accepts: Callable[[Joining], str | None],
         patience: Patience | None = None,
     ) -> None:
@@ -92,7 +95,7 @@ class NodeFleet(RealFleet):
     @property
     def refused(self) -> int:
         """How often something was refused."""
-        return self._service.refused
+        return self._service.refusals.count
 
     def members(self) -> Sequence[int | str]:
         """All that have ever joined, those left out that came after the members were fixed; numbers, then names."""
@@ -221,8 +224,7 @@ class NodeFleet(RealFleet):
             message_size=self._message_size,
         )
         if isinstance(reply, str):
-            self._service.refused += 1
-            _log.warning("refused %r: %s", task.client, reply)
+            self._call(self._service.refusals.note, task.client, reply)
             return failure_of(task, f"its answer was refused: {reply}")
         if answer.began_anew:
             _log.warning(BEGAN_ANEW, task.client)

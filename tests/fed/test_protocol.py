@@ -41,7 +41,8 @@ from fed.protocol_pb2 import (
     Wanted,
 )
 from fed.protocol_pb2 import Tensor as TensorMessage
-from fed.server.node_service import NodeService, _TurnedAway
+from fed.server.node_calls import TurnedAway
+from fed.server.node_service import NodeService
 from fed.simulations.deployment import _part_of_nodes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +130,7 @@ class Reader:
         try:
             self._take(message)
             self._note("taken")
-        except (FedError, _TurnedAway) as error:
+        except (FedError, TurnedAway) as error:
             self._note(type(error).__name__)
         if sum(self.counts.values()) % 1000 == 0:
             self._begin()
@@ -160,14 +161,15 @@ class Reader:
 
     def _answered(self, answer: Answer) -> None:
         task = Task(2, 1, "ann", torch.zeros(4), torch.zeros(1, dtype=torch.int64))
-        order = self._service._own("ann", answer.task)
+        orders = self._service._orders
+        order = orders.own("ann", answer.task)
         reply = Reply(
             answer.task.number, 1, "ann", torch.ones(4), torch.ones(1).long(), answer.samples, answer.train_loss
         )
         reason = refusal(reply, task, answer.weight)
         assert reason is None or len(reason) < 1000
         if order is not None:
-            self._service._incoming(order, answer)
+            orders.incoming(order, answer, SPEC)
 
 
 def mutated(draw: random.Random) -> tuple[type[Message], bytes]:

@@ -32,6 +32,7 @@ from fed.protocol_pb2 import (
     TaskId,
 )
 from fed.server.node_service import NodeService
+from fed.server.refusals import Refusals
 from fed.simulations.deployment import Deployment
 from tests.server.hostile_wire import (
     BOUND_S,
@@ -521,15 +522,15 @@ def test_a_node_that_never_scores_holds_up_one_evaluation_and_no_other(
     ]
 
 
-def test_one_sender_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    service = NodeService(1, tmp_path, SimpleQueue(), None, lambda _: None, lambda: None)
+def test_one_sender_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals()
     for _ in range(10_000):
-        service._refusal("eve", "no")
+        refusals.note("eve", "no")
     for number in range(10_000):
-        service._refusal(f"eve {number}", "no")
-    assert service.refused == 20_000
+        refusals.note(f"eve {number}", "no")
+    assert refusals.count == 20_000
     assert len(_refusals(caplog)) < 1200
-    assert len(service._lines) <= 1001
+    assert len(refusals._lines) <= 1001
 
 
 @pytest.mark.long

@@ -14,7 +14,8 @@ import pytest
 
 from fed.payloads import CHUNK_BYTES, chunks
 from fed.protocol_pb2 import Answer, Assignment, Chunk, FromNode, Part, Payload, Plan, Receipt, TaskId, ToNode, Wanted
-from fed.server.node_service import Arrival, NodeService, Patience
+from fed.server.node_service import NodeService, Patience
+from fed.server.orders import Arrival
 from tests.server.hostile_wire import Wire, chunk, tensors
 
 NUMBERS = 3 * CHUNK_BYTES // 4
@@ -361,7 +362,7 @@ def test_a_payload_that_goes_while_it_is_asked_for_is_not_there(
         for _ in range(2):
             with pytest.raises(Aborted, match="no such payload any more"):
                 await server.service.Download(Wanted(sha256="0" * 64), Call())
-        assert server.service.refused == 0
+        assert server.service.refusals.count == 0
 
     during(steps)
 
@@ -467,7 +468,7 @@ def test_nobody_answers_or_fails_anothers_task(tmp_path: Path) -> None:
         stream = asyncio.create_task(server.service.Attend(None, attending))
         await attending.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
         await attending.say(FromNode(failed={"task": TASK, "reason": "made up"}), FromNode(accepted=TASK))
-        assert server.service.refused == 3
+        assert server.service.refusals.count == 3
         assert server.arrived() == []
         stream.cancel()
 

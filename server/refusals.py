@@ -1,0 +1,52 @@
+"""How often something was refused, of whom and why: counted always, and logged in few lines of one sender."""
+
+import logging
+import time
+
+__all__ = ["Allowance", "Refusals"]
+
+_log = logging.getLogger(__name__)
+_LINES = 20  # of the log for a sender at once, and then one in ten seconds
+_MOST_SENDERS = 1000  # that are told apart in that
+
+
+class Allowance:
+    """How often something may be done: so many times at once, and again as time passes."""
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most = self._left = most
+        self._per_s = per_s
+        self._since_s = time.monotonic()
+        self.denied = 0
+
+    def spend(self) -> bool:
+        """Whether it may be done once more; if not, how often is in ``denied`` until somebody resets it."""
+        now_s = time.monotonic()
+        self._left = min(self._most, self._left + self._per_s * (now_s - self._since_s))
+        self._since_s = now_s
+        if self._left < 1:
+            self.denied += 1
+            return False
+        self._left -= 1
+        return True
+
+
+class Refusals:
+    """What was refused.
+
+    Attributes:
+        count: how often.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lines: dict[object, Allowance] = {}
+
+    def note(self, sender: object, reason: str) -> None:
+        """Something was refused; it is logged unless the same sender fills the log."""
+        self.count += 1
+        known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None
+        lines = self._lines.setdefault(known, Allowance(_LINES, 0.1))
+        if lines.spend():
+            more, lines.denied = lines.denied, 0
+            _log.warning("refused %r: %s%s", sender, reason, f" ({more} more were not logged)" if more else "")
