@@ -2,11 +2,10 @@
 
 import logging
 import queue
-import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +16,11 @@ from fed import __version__
 from fed.clients.data import ClientId
 from fed.clients.node_training import BEGAN_ANEW, Described, Order, TaskDone, TrainingProcess, as_experiment
 from fed.clients.tasks import Train
+from fed.clients.transfers import NodePatience, Transfers, words_of
 from fed.credentials import hold_to_loopback
-from fed.errors import DamagedPayload, FedError, InvalidInput, InvalidPayload, RunFailed
+from fed.errors import FedError, InvalidInput, RunFailed
 from fed.messages import one_line
-from fed.payloads import Incoming, chunks
+from fed.protocol import MOST_CLASSES, MOST_MESSAGE_BYTES, PROTOCOL
 from fed.protocol_pb2 import (
     Answer,
     Assignment,
@@ -29,59 +29,38 @@ from fed.protocol_pb2 import (
     FromNode,
     Heartbeat,
     Joining,
-    Part,
     Payload,
     Plan,
     Scores,
     Signature,
     TaskId,
     ToNode,
-    Wanted,
 )
 from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.protocol_pb2_grpc import CoordinationStub
 
-__all__ = ["EdgeNode", "NodePatience"]
+__all__ = ["EdgeNode"]
 
 _log = logging.getLogger(__name__)
-_PROTOCOL = 1
 _MOST_WAITING = 100  # things that a server asks for before they are done
-_MOST_CLASSES = 1 << 24
 _MOST_CLIENTS = 1 << 20
-_TIMES_DAMAGED = 3
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
-_OPTIONS = (("grpc.max_receive_message_length", 4 << 20), ("grpc.initial_reconnect_backoff_ms", 200))
-
-
+_OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
 _NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 
 
 @dataclass(frozen=True)
-class NodePatience:
-    """How long a node waits.
-
-    Args:
-        silence_s: without a sign of life from the server, after which the connection counts as lost.
-        call_s: for one transfer; a longer one goes on in the next.
-        backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
-        most_backoff_s: the longest pause.
-    """
-
-    silence_s: float = 20.0
-    call_s: float = 60.0
-    backoff_s: float = 0.2
-    most_backoff_s: float = 15.0
-
-
-@dataclass
 class _Held:
     """A task, until its answer is delivered or nobody wants it; with when it must be there, by our clock."""
 
     assignment: Assignment
     path: Path
     due_s: float
-    done: TaskDone | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return _key_of(self.assignment.task)
 
 
 class _Asked(NamedTuple):
@@ -104,6 +83,7 @@ class EdgeNode:
         folder: for files on their way.
         allowed: ``python:`` names that it accepts.
         patience: how long it waits.
+        tasks_done: whose answers the server has accepted.
     """
 
     server: str
@@ -120,11 +100,9 @@ class EdgeNode:
         self._held: dict[tuple[int, int], _Held] = {}
         self._work: queue.Queue[_Held | Plan | _Asked] = queue.Queue()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
-        self._connected = threading.Event()
-        self._over = threading.Event()
+        self._transfers = Transfers(self.patience)
         self._outbox: queue.Queue[FromNode | None] = queue.Queue()
         self._lock = threading.Lock()
-        self._stub: CoordinationStub | None = None
         self._problem: Exception | None = None
         self._heard_s = 0.0
         self._delivery_s: float | None = None  # that the last one took
@@ -151,7 +129,7 @@ class EdgeNode:
         try:
             self._attend_again_and_again(stopped)
         finally:
-            self._over.set()
+            self._transfers.over.set()
         return self._farewell
 
     def _attend_again_and_again(self, stopped: threading.Event) -> None:
@@ -162,7 +140,7 @@ class EdgeNode:
                 self._attend(stopped)
             except grpc.RpcError as error:
                 self._hold_to_authority(error)
-                words = _words_of(error)
+                words = words_of(error)
             if self._problem is not None:
                 raise self._problem
             if stopped.is_set() or self._farewell:
@@ -170,7 +148,7 @@ class EdgeNode:
             failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
             if failures in (0, 1, 5) or failures % 20 == 0:
                 _log.info("%s cannot be reached (%s); trying again", self.server, words)
-            stopped.wait(self._pause_s(failures))
+            stopped.wait(self.patience.pause_s(failures))
 
     def _clear_folder(self) -> None:
         """Remove what an earlier start left when it was killed."""
@@ -180,11 +158,6 @@ class EdgeNode:
                 left.unlink()
         except OSError as error:
             raise InvalidInput(f"{self.folder} cannot be written to ({error.strerror}): give another --state") from None
-
-    def _pause_s(self, failures: int) -> float:
-        """Longer after each failure, and not the same for all nodes."""
-        pause_s = self.patience.backoff_s * 2.0 ** min(failures, 20)
-        return min(pause_s, self.patience.most_backoff_s) * (0.5 + random.random())
 
     def _attend(self, stopped: threading.Event) -> None:
         """One connection, for as long as it lasts."""
@@ -196,7 +169,7 @@ class EdgeNode:
         )
         with self._lock:
             joining = Joining(
-                protocol=_PROTOCOL,
+                protocol=PROTOCOL,
                 software=f"fed {__version__}",
                 name=self.name,
                 samples=described.samples,
@@ -206,9 +179,9 @@ class EdgeNode:
             outbox.put(FromNode(joining=joining))
             self._outbox = outbox
         with self._channel() as channel:
-            self._stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
+            self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
             self._heard_s = time.monotonic()
-            call = self._stub.Attend(iter(outbox.get, None))
+            call = stub.Attend(iter(outbox.get, None))
             ended = threading.Event()
             watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
             watching.start()
@@ -220,7 +193,7 @@ class EdgeNode:
                         return
             finally:
                 ended.set()
-                self._connected.clear()
+                self._transfers.connected.clear()
                 outbox.put(None)
                 call.cancel()
                 watching.join()
@@ -254,18 +227,7 @@ class EdgeNode:
                 "that you trust?"
             )
         elif message.HasField("plan"):
-            if not _SHORTEST_S <= message.plan.heartbeat_s <= _LONGEST_S:
-                self._problem = RunFailed(
-                    f"{self.server} asks for a sign of life every {message.plan.heartbeat_s} s, which must be "
-                    f"{_SHORTEST_S} to {_LONGEST_S} s"
-                )
-                return
-            is_known = not self._connected.is_set() and message.plan == self._plan  # each connection begins with one
-            self._heartbeat_s, self._plan = message.plan.heartbeat_s, message.plan
-            _log.info("connected to %s, as %r", self.server, self.client)
-            self._connected.set()
-            if not is_known:
-                self._work.put(message.plan)
+            self._take_plan(message.plan)
         elif message.HasField("assignment"):
             self._accept(message.assignment)
         elif message.HasField("withdrawal"):
@@ -280,6 +242,20 @@ class EdgeNode:
             else:
                 _log.info("%s ends the connection: %s", self.server, reason)
 
+    def _take_plan(self, plan: Plan) -> None:
+        if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:
+            self._problem = RunFailed(
+                f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
+                f"{_LONGEST_S} s"
+            )
+            return
+        is_new = self._transfers.connected.is_set() or plan != self._plan  # each connection begins with one
+        self._heartbeat_s, self._plan = plan.heartbeat_s, plan
+        _log.info("connected to %s, as %r", self.server, self.client)
+        self._transfers.connected.set()
+        if is_new:
+            self._work.put(plan)
+
     def _prepare(self, plan: Plan) -> None:
         described = self._described
         assert described is not None
@@ -287,7 +263,7 @@ class EdgeNode:
         if (tuple(said.input_shape), said.input_dtype) != (
             described.input_shape,
             described.input_dtype,
-        ) or not described.classes <= said.classes <= _MOST_CLASSES:
+        ) or not described.classes <= said.classes <= MOST_CLASSES:
             raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
         self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
 
@@ -302,7 +278,7 @@ class EdgeNode:
 
     def _work_on(self) -> None:
         """Tasks, one after another."""
-        while not self._over.is_set():
+        while not self._transfers.over.is_set():
             item = self._work.get()
             try:
                 if isinstance(item, Plan):
@@ -329,7 +305,7 @@ class EdgeNode:
     def _do(self, held: _Held) -> None:
         """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
         done = self._train(held)
-        if done is not None and done.died and not self._over.is_set():
+        if done is not None and done.died and not self._transfers.over.is_set():
             _log.warning("%s; task %d begins anew", done.problem, held.assignment.task.number)
             done = self._train(held)  # from a new file: half an answer may be in it
         if done is not None and done.problem:
@@ -337,16 +313,14 @@ class EdgeNode:
         elif done is not None:
             if done.began_anew:
                 _log.warning("task %d: %s", held.assignment.task.number, BEGAN_ANEW)
-            held.done = done
             self._deliver(held, done)
 
     def _train(self, held: _Held) -> TaskDone | None:
         """What came of it; None if nobody wants it any more."""
         assignment = held.assignment
         began_s = time.monotonic()
-        if not self._download(
-            assignment.payload, held.path, self._spec_of(assignment.payload), lambda: self._is_wanted(held)
-        ):
+        payload, spec = assignment.payload, self._spec_of(assignment.payload)
+        if not self._transfers.download(payload, held.path, spec, lambda: self._is_wanted(held)):
             held.path.unlink(missing_ok=True)
             return None
         until_s = None
@@ -354,7 +328,12 @@ class EdgeNode:
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         if assignment.durable_after.start:
             self.training.forget_before(_name_of(assignment.durable_after))
-        train = Train(
+        kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
+        name, train, content = _name_of(assignment.task), self._train_of(assignment), payload.SerializeToString()
+        return self.training.train(Order(name, train, content, held.path, kept_after, until_s))
+
+    def _train_of(self, assignment: Assignment) -> Train:
+        return Train(
             (self.client,),
             assignment.round,
             "messages",
@@ -365,16 +344,14 @@ class EdgeNode:
             (assignment.place,) if assignment.HasField("place") else (),
             ((assignment.round, *filter(None, [assignment.repeats])),),
         )
-        kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
-        payload = assignment.payload.SerializeToString()
-        return self.training.train(Order(_name_of(assignment.task), train, payload, held.path, kept_after, until_s))
 
     def _score(self, asked: _Asked) -> None:
         examination, outbox = asked
         path = self.folder / f"{self._mark}-scores-{examination.id}"
         scores = Scores(id=examination.id, problem="it was asked for no longer")
         try:
-            if self._download(examination.payload, path, self.training.spec[:2], lambda: self._outbox is outbox):
+            spec = self.training.spec[:2]
+            if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
                 kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
                 found = self.training.score(examination.payload.SerializeToString(), path, kept_after)
                 scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
@@ -385,42 +362,6 @@ class EdgeNode:
             path.unlink(missing_ok=True)
         outbox.put(FromNode(scores=scores))
 
-    def _download(
-        self, payload: Payload, path: Path, spec: Sequence[TensorMessage], is_wanted: Callable[[], bool]
-    ) -> bool:
-        """Fetch a file, however often the connection breaks; False if nobody wants it any more."""
-        incoming, failures, times_damaged = Incoming(path, payload, spec), 0, 0
-        while is_wanted() and not self._over.is_set():
-            before_bytes = incoming.received_bytes
-            try:
-                if not incoming.is_complete:
-                    wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
-                    assert self._stub is not None
-                    for chunk in self._stub.Download(wanted, timeout=self.patience.call_s):
-                        incoming.add(chunk)
-                if incoming.is_complete:
-                    incoming.check()
-                    return True
-            except DamagedPayload as error:
-                times_damaged += 1
-                if times_damaged == _TIMES_DAMAGED:
-                    raise
-                _log.warning("a download was damaged (%s); it begins anew", error)
-                incoming = Incoming(path, payload, spec)
-            except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
-                if _is_gone(error):
-                    raise RunFailed("the server has no such payload any more") from None
-                _log.info(
-                    "a download broke off (%s); it will go on after %d bytes", _words_of(error), incoming.received_bytes
-                )
-                failures += 1
-                self._await_connection(failures, is_wanted)
-            else:
-                failures = failures + 1 if incoming.received_bytes == before_bytes else 0
-                if failures:
-                    self._await_connection(failures, is_wanted)
-        return False
-
     def _spec_of(self, payload: Payload) -> list[TensorMessage]:
         """What a task's tensors must be, as far as it can be known: what is broadcast may have a number a client."""
         model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
@@ -430,77 +371,47 @@ class EdgeNode:
         fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
         return [*model, *(said if all(fits) else broadcast)]
 
-    def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
-        """Before a transfer goes on: a pause, and until the server is there."""
-        until_s = time.monotonic() + self._pause_s(failures)
-        while is_wanted() and not self._over.is_set():
-            if time.monotonic() > until_s and self._connected.is_set():
-                return
-            time.sleep(_LOOKS_EVERY_S / 4)
-
     def _deliver(self, held: _Held, done: TaskDone) -> None:
-        """Send an answer until the server has it, or says that it wants none."""
-        payload = Payload.FromString(done.payload)
-        offset = failures = 0
+        """Send an answer, and hear what becomes of it."""
+        answer = Answer(
+            task=held.assignment.task,
+            payload=Payload.FromString(done.payload),
+            weight=done.weight,
+            samples=done.samples,
+            train_loss=done.train_loss,
+            began_anew=done.began_anew,
+        )
         began_s = time.monotonic()
-        while self._is_wanted(held) and not self._over.is_set():
-            answer = Answer(
-                task=held.assignment.task,
-                payload=payload,
-                offset=offset,
-                weight=done.weight,
-                samples=done.samples,
-                train_loss=done.train_loss,
-                began_anew=done.began_anew,
-            )
-            held.path.stat()  # of a file that is gone gRPC would not say so, but break off again and again
-            try:
-                assert self._stub is not None
-                receipt = self._stub.Deliver(_parts(answer, held.path), timeout=self.patience.call_s)
-            except (grpc.RpcError, ValueError) as error:
-                _log.info("a delivery broke off (%s); it will go on", _words_of(error))
-                failures += 1
-                self._await_connection(failures, lambda: self._is_wanted(held))
-                continue
-            if receipt.accepted:
-                _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
-                self._let_go(held)
-                self.tasks_done += 1
-                self._delivery_s = time.monotonic() - began_s
-                return
-            if receipt.reason:
-                reason = one_line(receipt.reason)
-                _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
-                self._let_go(held)
-                return
-            if receipt.received_bytes > payload.size_bytes:
-                raise InvalidPayload(
-                    f"the server has {receipt.received_bytes} of {payload.size_bytes} bytes of an answer, as it says"
-                )
-            failures = failures + 1 if receipt.received_bytes <= offset else 0
-            offset = receipt.received_bytes
-            if failures:
-                self._await_connection(failures, lambda: self._is_wanted(held))
-        held.path.unlink(missing_ok=True)
+        receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
+        if receipt is None:
+            held.path.unlink(missing_ok=True)
+            return
+        if receipt.accepted:
+            _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
+            self._delivery_s = time.monotonic() - began_s
+        else:
+            reason = one_line(receipt.reason)
+            _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
+        self._let_go(held)
+        self.tasks_done += receipt.accepted
 
     def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
-        if self._over.is_set():  # it may be done after another start
+        if self._transfers.over.is_set():  # it may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
-        key = _key_of(held.assignment.task)
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
-            if self._held.get(key) is held:
-                del self._held[key]
+            if self._held.get(held.key) is held:
+                del self._held[held.key]
                 self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
         held.path.unlink(missing_ok=True)
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:
-            return self._held.get(_key_of(held.assignment.task)) is held
+            return self._held.get(held.key) is held
 
     def _let_go(self, held: _Held) -> None:
         with self._lock:
-            self._held.pop(_key_of(held.assignment.task), None)
+            self._held.pop(held.key, None)
         held.path.unlink(missing_ok=True)
 
     def _hold_to_authority(self, error: grpc.RpcError) -> None:
@@ -513,12 +424,6 @@ class EdgeNode:
                 f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
                 "address, and are the credentials of the same authority?"
             )
-
-
-def _parts(answer: Answer, path: Path) -> Iterator[Part]:
-    yield Part(answer=answer)
-    for chunk in chunks(path, answer.offset):
-        yield Part(chunk=chunk)
 
 
 def _key_of(task: TaskId) -> tuple[int, int]:
@@ -535,13 +440,3 @@ def _sentence(error: FedError | OSError, folder: Path) -> str:
     if isinstance(error, FileNotFoundError):
         return f"a file of the node's is gone from {folder}: leave what is there to the node"
     return f"the node cannot write to {folder} ({error.strerror or error}): make room there"
-
-
-def _is_gone(error: Exception) -> bool:
-    return isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND
-
-
-def _words_of(error: Exception) -> str:
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower().replace('_', ' ')}: {one_line(error.details() or '')}"
-    return str(error)

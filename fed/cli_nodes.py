@@ -16,7 +16,7 @@ from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
-    from fed.clients.node import NodePatience
+    from fed.clients.transfers import NodePatience
     from fed.experiment import Experiment
     from fed.server.node_service import Patience
 
@@ -104,8 +104,9 @@ def client(
     patience: Sequence[str] = (),
 ) -> int:
     """Train what a server asks for on this node's data; the exit code."""
-    from fed.clients.node import EdgeNode, NodePatience
+    from fed.clients.node import EdgeNode
     from fed.clients.node_training import TrainingProcess
+    from fed.clients.transfers import NodePatience
     from fed.credentials import NodeCredentials
     from fed.files import held
     from fed.messages import client_id_of

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from fed.clients.data import FederatedData
-from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node import EdgeNode
 from fed.clients.node_training import Described, Order, TaskDone
 from fed.clients.preparation import Preparation
+from fed.clients.transfers import NodePatience
 from fed.credentials import NodeCredentials
 from fed.experiment import Experiment
 from fed.messages import client_id_of

@@ -16,8 +16,9 @@ import grpc
 import pytest
 import torch
 
-from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node import EdgeNode
 from fed.clients.node_training import Described, NodeTraining, Order, TaskDone, as_experiment
+from fed.clients.transfers import NodePatience
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.experiment import Experiment
 from fed.payloads import Incoming

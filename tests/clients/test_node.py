@@ -15,8 +15,9 @@ from typing import Any, Self, cast
 import grpc
 import pytest
 
-from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node import EdgeNode
 from fed.clients.node_training import Order, TaskDone
+from fed.clients.transfers import NodePatience
 from fed.errors import FedError
 from fed.protocol_pb2 import (
     Chunk,

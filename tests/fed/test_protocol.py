@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed import protocol_pb2
-from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node import EdgeNode
 from fed.clients.node_training import Described
+from fed.clients.transfers import NodePatience
 from fed.errors import FedError
 from fed.experiment import Experiment
 from fed.messages import Reply, Task, refusal

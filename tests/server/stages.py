@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fed.aggregators.reporting import message_sizes, sends_models
 from fed.checkpoints import Tree
-from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node import EdgeNode
 from fed.clients.node_training import (
     Described,
     NodeTraining,
@@ -25,6 +25,7 @@ from fed.clients.node_training import (
     forget_before,
     samples_of,
 )
+from fed.clients.transfers import NodePatience
 from fed.clients.work import Work
 from fed.experiment import Experiment
 from fed.messages import Task

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from fed.clients.data import FederatedData, Pair
-from fed.clients.node import EdgeNode, NodePatience
+from fed.clients.node import EdgeNode
 from fed.clients.node_training import Described, NodeTraining, Order, TaskDone, described
 from fed.clients.tasks import Train
+from fed.clients.transfers import NodePatience
 from fed.experiment import Experiment
 from fed.protocol_pb2 import Signature
 from fed.protocol_pb2 import Tensor as TensorMessage
