@@ -14,8 +14,10 @@ import grpc
 
 from fed import __version__
 from fed.clients.data import ClientId
-from fed.clients.node_training import BEGAN_ANEW, Described, Order, TaskDone, TrainingProcess, as_experiment
+from fed.clients.node_training import BEGAN_ANEW, Described, Order, TaskDone
+from fed.clients.plans import as_experiment
 from fed.clients.tasks import Train
+from fed.clients.training_process import TrainingProcess
 from fed.clients.transfers import NodePatience, Transfers, words_of
 from fed.credentials import hold_to_loopback
 from fed.errors import FedError, InvalidInput, RunFailed

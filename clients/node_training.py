@@ -1,36 +1,28 @@
-"""The process in which a node trains: it stays warm between tasks, and files are all that goes in and out."""
+"""What a node does of an experiment: tasks and scores, from files and into files, and what its client keeps between."""
 
-import contextlib
-import json
-import multiprocessing
 import os
 import shutil
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from fed.aggregators.reporting import sends_models
 from fed.checkpoints import Checkpoints
-from fed.child_processes import start_deaf, stop
 from fed.clients.batches import Batches, normalises_batches
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.preparation import Preparation
 from fed.clients.tasks import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.work import Work
-from fed.errors import FedError, InvalidCheckpoint, InvalidData, InvalidExperiment, RunFailed
+from fed.errors import InvalidCheckpoint, InvalidData, RunFailed
 from fed.experiment import Experiment
 from fed.node_data import NodeData
 from fed.payloads import read, spec_of, written
 from fed.protocol_pb2 import Payload, Signature
-from fed.protocol_pb2 import Tensor as TensorMessage
 from fed.randomness import Streams
 
 __all__ = [
@@ -39,11 +31,8 @@ __all__ = [
     "NodeTraining",
     "Order",
     "TaskDone",
-    "TrainingProcess",
-    "as_experiment",
     "described",
     "forget_before",
-    "hold_to_allowed",
     "samples_of",
 ]
 
@@ -53,9 +42,7 @@ BEGAN_ANEW = (
 )
 """What a node logs then."""
 
-_MOST_LETTERS = 1 << 20
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
-_OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
 
 
 class Described(NamedTuple):
@@ -69,10 +56,10 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """A task for the process.
+    """A task, as it comes to who trains.
 
     Args:
-        name: of the task, in a form that sorts nothing.
+        name: of the task, under which what the client keeps after it is stored.
         train: what to do.
         payload: what the file holds, serialized.
         path: of the file.
@@ -101,10 +88,6 @@ class TaskDone(NamedTuple):
     began_anew: bool = False  # because what the client kept is lost
 
 
-class _Died(RunFailed):
-    """The training process ended in the middle of something."""
-
-
 def samples_of(description: NodeData) -> Pair:
     """The node's own samples.
 
@@ -122,30 +105,6 @@ def samples_of(description: NodeData) -> Pair:
         some = ", ".join(map(repr, list(data.clients)[:3]))
         raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")
     return data.read(description.client)
-
-
-def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:
-    """Refuse an experiment that names code which this node does not accept; nothing is imported before.
-
-    Args:
-        experiment: its keys and values.
-        allowed: names such as ``python:package.module:Name``.
-
-    Raises:
-        InvalidExperiment: if it names others.
-    """
-    named: list[Any] = [experiment]
-    while named:
-        part = named.pop()
-        if isinstance(part, Mapping):
-            named += part.values()
-        elif isinstance(part, list | tuple):
-            named += part
-        elif isinstance(part, str) and part.startswith("python:") and part not in allowed:
-            raise InvalidExperiment(
-                f"this node runs no code that it does not know, got {part}: if you trust it, start fed client with "
-                f"--allow {part}"
-            )
 
 
 class NodeTraining:
@@ -268,46 +227,6 @@ class NodeTraining:
         return states, newest is None
 
 
-def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
-    """Answer what the node's other process asks, one thing after another, until it is gone."""
-    threading.Thread(target=_end_with_parent, name="watch", daemon=True).start()
-    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
-    training: NodeTraining | None = None
-    pair: Pair | None = None
-    while True:
-        try:
-            what, arguments = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            if what == "describe":
-                pair = samples_of(description)
-                answer: Any = described(pair)
-            elif what == "prepare":
-                assert pair is not None
-                experiment, signature = arguments
-                training = NodeTraining(client, pair, experiment, Signature.FromString(signature), folder)
-                answer = training.spec()
-            else:
-                assert training is not None
-                answer = getattr(training, what)(*arguments)
-        except Exception as error:
-            words = str(error) if isinstance(error, FedError) else f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError):
-                words = f"the node cannot write to its folders ({error.strerror or error}): make room there"
-            answer = error if isinstance(error, FedError) else RuntimeError(words)
-        with contextlib.suppress(OSError):
-            pipe.send(answer)
-
-
-def _end_with_parent() -> None:
-    """Not a task longer than the node, which may have been started again and have the same folder."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
 def described(pair: Pair) -> Described:
     """What there is to say of a node's samples."""
     inputs, targets = pair
@@ -329,119 +248,3 @@ def _make_newest(folder: Path) -> None:
     newest_ns = max([other.stat().st_mtime_ns for other in folder.parent.iterdir() if other != folder], default=0)
     if folder.stat().st_mtime_ns <= newest_ns:
         os.utime(folder, ns=(newest_ns + 1, newest_ns + 1))
-
-
-class TrainingProcess:
-    """The node's handle of its training process; if that dies, the next question starts another.
-
-    Attributes:
-        spec: what the tensors of a task must be, once it is prepared.
-
-    Args:
-        client: the node's id.
-        description: of its data.
-        folder: for what it keeps.
-    """
-
-    def __init__(self, client: ClientId, description: NodeData, folder: Path) -> None:
-        self._arguments = client, description, folder
-        self._folder = folder
-        self._process: Any = None
-        self._pipe: Connection | None = None
-        self._prepared: tuple[Any, bytes] | None = None
-        self.spec: list[TensorMessage] = []
-        self._is_closed = False
-
-    def describe(self) -> Described:
-        """What there is to say of the node's data."""
-        described: Described = self._ask("describe")
-        return described
-
-    def prepare(self, experiment: Experiment, signature: Signature) -> None:
-        """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, signature.SerializeToString()
-        if self._prepared != wanted:
-            self._prepared = None
-            spec = self._ask("prepare", *wanted)
-            self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in spec]
-            self._prepared = wanted
-
-    def train(self, order: Order) -> TaskDone:
-        """Do a task."""
-        try:
-            done: TaskDone = self._ask("train", order)
-        except _Died as error:
-            return TaskDone(problem=str(error), died=True)
-        except (FedError, RuntimeError) as error:
-            return TaskDone(problem=str(error))
-        return done
-
-    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
-        """Score a model on what the node holds out."""
-        scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after)
-        return scores
-
-    def forget_before(self, name: str) -> None:
-        """Remove what the client kept after tasks before this one."""
-        forget_before(self._folder, name)
-
-    def close(self) -> None:
-        """End it for good."""
-        self._is_closed = True
-        if self._process is not None:
-            self._process.kill()
-            self._process.join()
-
-    def _ask(self, what: str, *arguments: Any) -> Any:
-        if self._is_closed:
-            raise _Died("the node is about to end")
-        if self._process is None or not self._process.is_alive():
-            self._begin()
-            if what != "describe":
-                self._exchange("describe", ())
-            if what not in ("describe", "prepare") and self._prepared is not None:
-                self._exchange("prepare", self._prepared)
-        return self._exchange(what, arguments)
-
-    def _exchange(self, what: str, arguments: tuple[Any, ...]) -> Any:
-        assert self._pipe is not None
-        try:
-            self._pipe.send((what, arguments))
-            answer = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            stop(self._process, within_s=1.0)
-            self._pipe.close()
-            raise _Died(f"the training process has died (exit code {self._process.exitcode})") from error
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def _begin(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, its_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(its_end, *self._arguments), daemon=True, name="training")
-        start_deaf(self._process)
-        its_end.close()
-
-
-def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
-    """A plan's experiment, once it is known to name no code that is not accepted.
-
-    Raises:
-        InvalidExperiment: if it does, or is no experiment.
-    """
-    if len(plan) > _MOST_LETTERS:
-        raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
-    try:
-        keys = json.loads(plan)
-    except (ValueError, RecursionError) as error:
-        raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
-    if not isinstance(keys, dict):
-        raise InvalidExperiment("the server's plan must be a mapping")
-    if others := sorted(keys.keys() - _OF_NODES - {"data"}) or (["data"] if keys.get("data") is not None else []):
-        raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
-    hold_to_allowed(keys, allowed)
-    try:
-        return Experiment(**keys)
-    except RecursionError:
-        raise InvalidExperiment("the server's plan has too many levels") from None

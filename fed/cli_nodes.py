@@ -105,7 +105,7 @@ def client(
 ) -> int:
     """Train what a server asks for on this node's data; the exit code."""
     from fed.clients.node import EdgeNode
-    from fed.clients.node_training import TrainingProcess
+    from fed.clients.training_process import TrainingProcess
     from fed.clients.transfers import NodePatience
     from fed.credentials import NodeCredentials
     from fed.files import held

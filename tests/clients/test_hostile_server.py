@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from fed.clients.node import EdgeNode
-from fed.clients.node_training import Described, NodeTraining, Order, TaskDone, as_experiment
+from fed.clients.node_training import Described, NodeTraining, Order, TaskDone
+from fed.clients.plans import as_experiment
 from fed.clients.transfers import NodePatience
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.experiment import Experiment
