@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
-from fed.certificates import CertificateFacts, Pair, Role, is_issued_by, now, read_facts, read_pair, read_pem
+from fed.certificates import CertificateFacts, Role, is_issued_by, now, read_facts, read_pair, read_pem
 from fed.errors import InvalidCredentials, InvalidInput
 from fed.roster import Roster
 
@@ -23,16 +23,15 @@ _WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.AUTHORITY: "a
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerCredentials:
-    """What a server holds.
+class _Credentials:
+    """What both hold.
 
     Args:
         folder: where it was read from.
-        authority_pem: the certificate by which nodes are checked.
-        certificate_pem: the server's own.
+        authority_pem: the certificate by which the other side is checked.
+        certificate_pem: one's own.
         key_pem: its private key.
-        facts: what its certificate says.
-        roster: the nodes that are admitted.
+        facts: what one's own certificate says.
     """
 
     folder: Path
@@ -40,6 +39,16 @@ class ServerCredentials:
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)
     facts: CertificateFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCredentials(_Credentials):
+    """What a server holds.
+
+    Args:
+        roster: the nodes that are admitted.
+    """
+
     roster: Roster
 
     @classmethod
@@ -55,15 +64,8 @@ class ServerCredentials:
                 or the folder is a node's.
         """
         folder = folder / "server" if (folder / "server").is_dir() else folder
-        authority_pem, pair, facts = _load(folder, Role.SERVER, clock)
-        return cls(
-            folder=folder,
-            authority_pem=authority_pem,
-            certificate_pem=pair.certificate_pem,
-            key_pem=pair.key_pem,
-            facts=facts,
-            roster=Roster(folder / "roster.json", clock=clock),
-        )
+        own = _load(folder, Role.SERVER, clock)
+        return cls(**vars(own), roster=Roster(folder / "roster.json", clock=clock))
 
     def for_grpc(self) -> "grpc.ServerCredentials":
         """For ``server.add_secure_port``: a client without a certificate of this authority's for a node is refused.
@@ -77,22 +79,8 @@ class ServerCredentials:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeCredentials:
-    """What a node holds.
-
-    Args:
-        folder: where it was read from.
-        authority_pem: the certificate by which the server is checked.
-        certificate_pem: the node's own.
-        key_pem: its private key.
-        facts: what its certificate says.
-    """
-
-    folder: Path
-    authority_pem: bytes
-    certificate_pem: bytes
-    key_pem: bytes = field(repr=False)
-    facts: CertificateFacts
+class NodeCredentials(_Credentials):
+    """What a node holds."""
 
     @classmethod
     def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
@@ -106,14 +94,7 @@ class NodeCredentials:
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
                 or the folder is the server's or the authority's.
         """
-        authority_pem, pair, facts = _load(folder, Role.NODE, clock)
-        return cls(
-            folder=folder,
-            authority_pem=authority_pem,
-            certificate_pem=pair.certificate_pem,
-            key_pem=pair.key_pem,
-            facts=facts,
-        )
+        return cls(**vars(_load(folder, Role.NODE, clock)))
 
     @property
     def name(self) -> str:
@@ -159,8 +140,7 @@ def hold_to_loopback(address: str) -> None:
         )
 
 
-def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> tuple[bytes, Pair, CertificateFacts]:
-    """The authority's certificate, one's own with its key, and what one's own says."""
+def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentials:
     _check_folder(folder, role)
     authority, certificate = folder / "authority.pem", folder / "certificate.pem"
     authority_pem, facts = read_pem(authority), read_facts(certificate)
@@ -181,7 +161,7 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> tuple[byte
         raise InvalidCredentials(
             f"{certificate} expired on {facts.expires:%Y-%m-%d}: issue another with fed keys {command}"
         )
-    return authority_pem, pair, facts
+    return _Credentials(folder=folder, authority_pem=authority_pem, facts=facts, **pair._asdict())
 
 
 def _check_folder(folder: Path, role: Role) -> None:

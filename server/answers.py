@@ -8,16 +8,13 @@ from fed.messages import LARGEST, MOST_SAMPLES, Failure, GroupReply, Reply, Task
 from fed.protocol import MOST_CLASSES
 from fed.protocol_pb2 import Joining, Scores
 
-__all__ = ["BEGAN_ANEW", "MISSING_SCORES", "checked", "failure_of", "refusal_of_joining", "refusal_of_scores"]
+__all__ = ["BEGAN_ANEW", "checked", "failure_of", "refusal_of_joining", "refusal_of_scores"]
 
 BEGAN_ANEW = (
     "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
     "had at first"
 )
 """What is logged of a client whose answer says so."""
-
-MISSING_SCORES = "%d clients have not scored the model within %g s, and are not waited for until they have: %s"
-"""What is logged of clients that let an examination's time pass: their number, the time, and some of them."""
 
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28

@@ -19,7 +19,7 @@ from fed.errors import InvalidPayload
 from fed.flower_records import array_of, field, packed, unpacked
 from fed.messages import GroupReply, Task, one_line
 from fed.protocol_pb2 import Joining, Plan, Scores, Signature
-from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, failure_of
+from fed.server.answers import BEGAN_ANEW, failure_of
 from fed.server.flower_messages import Kind, answer_of, description_of, message_to, name_of, scores_of
 from fed.server.real_fleet import Answer, RealFleet
 
@@ -148,8 +148,7 @@ class FlowerFleet(RealFleet):
         until_s = time.monotonic() + limit_s
         while (missing := self._unscored()) and time.monotonic() < until_s:
             self._pass_time()
-        if missing:
-            _log.warning(MISSING_SCORES, len(missing), limit_s, ", ".join(sorted(map(repr, missing))[:5]))
+        self._say_missing_scores(missing, limit_s)
         return self._scores
 
     def state(self) -> Tree:

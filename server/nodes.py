@@ -20,7 +20,7 @@ from fed.messages import Task
 from fed.payloads import read, spec_of, written
 from fed.protocol import MOST_MESSAGE_BYTES
 from fed.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
-from fed.server.answers import BEGAN_ANEW, MISSING_SCORES, checked, failure_of
+from fed.server.answers import BEGAN_ANEW, checked, failure_of
 from fed.server.kept_states import TaskName
 from fed.server.node_calls import Admission
 from fed.server.node_service import NodeService, Patience, Scored, handler_of
@@ -161,8 +161,7 @@ class NodeFleet(RealFleet):
             elif arrival.scores.id == self._examinations:
                 missing.discard(arrival.client)
                 found.append(arrival.scores)
-        if missing:
-            _log.warning(MISSING_SCORES, len(missing), limit_s, ", ".join(sorted(map(repr, missing))[:5]))
+        self._say_missing_scores(missing, limit_s)
         return found
 
     def close(self, reason: str, *, is_final: bool) -> None:

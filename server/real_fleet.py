@@ -169,6 +169,15 @@ class RealFleet(ABC):
         task = self._open.pop(answer.tasks[0] if isinstance(answer, GroupReply) else answer.task)
         self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
 
+    def _say_missing_scores(self, clients: Collection[int | str | None], limit_s: float) -> None:
+        if clients:
+            _log.warning(
+                "%d clients have not scored the model within %g s, and are not waited for until they have: %s",
+                len(clients),
+                limit_s,
+                ", ".join(sorted(map(repr, clients))[:5]),
+            )
+
     @abstractmethod
     def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
         """What nodes are to be told before they work."""
