@@ -10,7 +10,7 @@ and with ``folder="…"`` where to keep what algorithms such as SCAFFOLD have a 
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def client_app(experiment: Path) -> Any:
     return app
 
 
-def _answering(path: Path, work: Any) -> Any:
+def _answering(path: Path, work: Callable[["FlowerNode", Any], tuple[Sequence[Tensor], dict[str, Any]]]) -> Any:
     def answer(message: Any, context: Any) -> Any:
         torch.set_num_threads(1)  # as in a simulation: the same bits
         try:

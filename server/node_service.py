@@ -135,7 +135,7 @@ class NodeService:
     _calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self._orders = Orders(self.start, self.spool, self.arrivals, self.patience.lease_s)
+        self._orders = Orders(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
         """Give tasks to nodes; to those that do not attend, when they do."""

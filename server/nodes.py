@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent import futures
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -275,10 +275,9 @@ class NodeFleet(RealFleet):
         async def call() -> _Result:
             return function(*arguments, **named)
 
-        result: _Result = self._within_loop(call())
-        return result
+        return self._within_loop(call())
 
-    def _within_loop(self, step: Any) -> Any:
+    def _within_loop(self, step: Coroutine[Any, Any, _Result]) -> _Result:
         try:
             return asyncio.run_coroutine_threadsafe(step, self._loop).result()
         except futures.CancelledError as error:

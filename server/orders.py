@@ -1,11 +1,9 @@
 """Tasks under way: who holds each, until when it is waited for, and what has come of its answer."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 from fed.payloads import Incoming
 from fed.protocol_pb2 import Answer, Assignment, TaskId, ToNode
@@ -87,14 +85,14 @@ class Orders:
     Args:
         start: of the server.
         spool: the folder of files on their way.
-        arrivals: takes what becomes of tasks.
+        arrived: takes what becomes of a task.
         lease_s: without a sign of life from who holds a task, after which the task has failed.
     """
 
-    def __init__(self, start: int, spool: Path, arrivals: SimpleQueue[Any], lease_s: float) -> None:
+    def __init__(self, start: int, spool: Path, arrived: Callable[[Arrival], object], lease_s: float) -> None:
         self._start = start
         self._spool = spool
-        self._arrivals = arrivals
+        self._arrived = arrived
         self._lease_s = lease_s
         self._open: dict[int, Order] = {}
         self._delivered: dict[int, tuple[int | str, str]] = {}
@@ -147,7 +145,7 @@ class Orders:
         self._delivered[order.number] = order.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]
-        self._arrivals.put(Arrival(order.number, order.client, answer, path))
+        self._arrived(Arrival(order.number, order.client, answer, path))
 
     def was_completed(self, client: int | str | None, answer: Answer) -> bool:
         """Whether this answer is there already.
@@ -173,4 +171,4 @@ class Orders:
         """No answer is waited for any more."""
         self._open.pop(order.number, None)
         order.drop()
-        self._arrivals.put(Arrival(order.number, order.client, problem=reason, diverged=diverged))
+        self._arrived(Arrival(order.number, order.client, problem=reason, diverged=diverged))
