@@ -1,4 +1,4 @@
-"""What simulated clients keep from task to task.
+"""What clients keep from task to task.
 
 Shapes: K, clients of a group; V, a model's floating-point state; I, its integers.
 """

@@ -1,4 +1,4 @@
-"""What there is to do for a process that works for a simulation, and what came of it.
+"""What there is to do for a process that works for clients, and what came of it.
 
 Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; M, numbers of a message.
 """

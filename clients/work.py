@@ -1,4 +1,4 @@
-"""What a process does for a simulation: train groups of clients, and evaluate models.
+"""What a process does for clients, simulated or real: train groups of them, and evaluate models.
 
 Shapes: K models; V, a model's floating-point state; I, its integers.
 """
