@@ -155,10 +155,10 @@ class Orders:
             answer: its header.
         """
         delivered = self._delivered.get(answer.task.number) if answer.task.start == self._start else None
-        return delivered is not None and delivered == (
-            delivered[0] if client is None else client,
-            answer.payload.sha256,
-        )
+        if delivered is None:
+            return False
+        whose, sha256 = delivered
+        return client in (None, whose) and answer.payload.sha256 == sha256
 
     def withdraw(self, number: int) -> Order | None:
         """Wait for a task no longer; None if it is not under way."""
