@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -236,12 +237,20 @@ def test_a_client_may_join_late_leave_and_come_back(deployed: _Start) -> None:
     deployment = deployed(
         clients=3,
         epochs=20,
-        rounds={"count": 12, "cohort": "all"},
+        rounds={"count": 30, "cohort": "all"},
         options={"patience": silence, "node_patience": silence},
     )
     server = deployment.server(min_nodes=2)
     pacemaker = deployment.client(0)
     deployment.client(1)
+
+    def take_part(replies: int) -> None:
+        """Let the round that is under way end, and wait for one with so many replies."""
+        rounds = len(deployment.metrics()) + 1
+        pacemaker.thaw()
+        wait_for(
+            lambda: any(line["replied"] == replies for line in deployment.metrics()[rounds:]), f"{replies} replies"
+        )
 
     def join(again: bool) -> Program:
         """While a round is under way, in the next of which it takes part."""
@@ -249,17 +258,26 @@ def test_a_client_may_join_late_leave_and_come_back(deployed: _Start) -> None:
         pacemaker.freeze()
         node = deployment.client(2)
         server.wait_to_say("(?s)client 2 has joined.*client 2 has joined" if again else "client 2 has joined")
-        rounds = len(deployment.metrics())
-        pacemaker.thaw()
-        wait_for(lambda: any(line["replied"] == 3 for line in deployment.metrics()[rounds:]), "client 2 to take part")
+        take_part(3)
         return node
 
+    def leave(node: Program) -> None:
+        """While a round is under way, of which it has done its part."""
+        _wait_until_it_trains(deployment, 0)
+        pacemaker.freeze()
+        for _ in range(2):  # the line of the round before may not be written yet
+            time.sleep(0.5)
+            wait_for(lambda: f"round {len(deployment.metrics()) + 1}: answered" in node.said, "client 2 to answer")
+        assert node.terminate() == 0, node.said
+        server.wait_to_say("client 2 is gone")
+        take_part(2)
+
     deployment.wait_for_round(1)
-    node = join(again=False)
-    assert node.terminate() == 0, node.said
+    leave(join(again=False))
     join(again=True)
     assert server.end() == 0, server.said
     assert all(line["replied"] == line["selected"] for line in deployment.metrics())
+    assert {line["replied"] for line in deployment.metrics()} == {2, 3}
     _hold_tidy(deployment)
 
 
