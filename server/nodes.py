@@ -32,6 +32,7 @@ __all__ = ["NodeFleet"]
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
+_ENDING_S = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
@@ -302,6 +303,8 @@ class NodeFleet(RealFleet):
     async def _stop(self) -> None:
         self._watching.cancel()
         await self._server.stop(grace=2.0)
+        if ending := asyncio.all_tasks() - {asyncio.current_task()}:  # gRPC's calls take some turns of the loop more
+            await asyncio.wait(ending, timeout=_ENDING_S)
 
 
 def _task_id(found: TaskName | None) -> TaskId | None:

@@ -1,5 +1,6 @@
 """The fleet of real nodes, from the server's side alone."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,12 @@ def test_a_fleet_that_is_closed_twice_is_closed(fleet: NodeFleet) -> None:
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
     assert not fleet._thread.is_alive()
+
+
+def test_a_fleet_is_closed_when_its_calls_have_ended(fleet: NodeFleet) -> None:
+    call = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), fleet._loop)
+    fleet.close("the run is over", is_final=True)
+    assert call.done()
 
 
 def test_a_node_hears_signs_of_life_before_anybody_knows_what_it_will_work_for(fleet: NodeFleet) -> None:
