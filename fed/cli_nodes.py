@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["client", "server"]
 
 _INTERRUPTED = 130
+_LAST_PORT = 65535
 _Patience = TypeVar("_Patience", "Patience", "NodePatience")
 
 
@@ -117,6 +118,8 @@ def client(
     if address is not None:
         _hold_to_certificates(address, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
+    if loaded and name not in {None, loaded.name}:
+        raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
     name = loaded.name if loaded else name
     if name is None:
         raise InvalidInput("without credentials a node needs a name, got none: give --name NAME")
@@ -176,8 +179,8 @@ def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool
     from fed.credentials import hold_to_loopback
 
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidInput(f"{option} must be HOST:PORT, got {address!r}")
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise InvalidInput(f"{option} must be HOST:PORT, the port at most {_LAST_PORT}, got {address!r}")
     if credentials is not None and insecure:
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:

@@ -44,11 +44,13 @@ def last_kept(begun: Mapping[str, Any], keep: int, folder: RunFolder) -> tuple[i
 
     Raises:
         InvalidExperiment: if another experiment was begun, or one on other clients or with another model.
+        InvalidInput: if it was begun on nodes and is to be simulated, or the other way round.
         InvalidCheckpoint: if there are checkpoints, and none is whole.
     """
     _hold_alike(begun["experiment"], folder.experiment().dump(), str(folder.path / "experiment.yaml"))
     kept = Checkpoints(folder.checkpoints, keep).newest()
     if kept is not None:
+        _hold_to_place(begun["shapes"]["clients"], kept[1]["begun"]["shapes"]["clients"], folder)
         where = f"the checkpoint of round {kept[0]}"
         _hold_alike(begun["experiment"], kept[1]["begun"]["experiment"], where)
         _hold_alike(begun["shapes"], kept[1]["begun"]["shapes"], where)
@@ -65,6 +67,14 @@ def begun_as(experiment: Experiment, layout: Layout, clients: int | None) -> dic
     """
     parts = {part.name: list(part.shape) for part in (*layout.trained, *layout.averaged, *layout.integers)}
     return {"experiment": experiment.dump(), "shapes": {"clients": clients, "model": parts}}
+
+
+def _hold_to_place(clients: int | None, clients_begun: int | None, folder: RunFolder) -> None:
+    """Whether clients are simulated, which is to say counted, or nodes, stays as it was."""
+    if clients_begun is None and clients is not None:
+        raise InvalidInput(f"{folder.path} is a run on real nodes: go on with it by fed server --resume {folder.path}")
+    if clients_begun is not None and clients is None:
+        raise InvalidInput(f"{folder.path} is a simulation: go on with it by fed simulate --resume {folder.path}")
 
 
 def _hold_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:

@@ -115,14 +115,14 @@ class Deployment:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        for name in _SIMULATED:
-            if (section := getattr(experiment, name)) is not None:
-                raise InvalidExperiment(f"{name}: is for simulations alone, got {section}: set it to null")
         algorithm = experiment.algorithm.make()
         if not isinstance(algorithm, Aggregator) or algorithm.pools_data:
             raise InvalidExperiment(
                 f"algorithm: a server needs one over mean, got {experiment.algorithm.kind}: choose one such as fedavg"
             )
+        for name in _SIMULATED:
+            if (section := getattr(experiment, name)) is not None:
+                raise InvalidExperiment(f"{name}: is for simulations alone, got {section}: set it to null")
         if experiment.model is None:
             raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
         self.experiment = experiment

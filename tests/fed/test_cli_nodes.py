@@ -108,3 +108,26 @@ def test_a_server_whose_port_is_taken_leaves_nothing(folder: Path, capsys: pytes
         assert main(["server", "experiment.yaml", "--listen", address, "--insecure", "--output", "run"]) == 2
     assert "is another program there" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:²", ":1"])
+def test_an_address_is_a_host_and_a_port(address: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["server", "experiment.yaml", "--listen", address, "--insecure"],
+        ["client", "--server", address, "--insecure", "--name", "ann", "--data", "data.yaml"],
+    ):
+        assert main(command) == 2
+        assert "must be HOST:PORT, the port at most 65535, got" in capsys.readouterr().err
+
+
+def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "init", "keys"]) == main(["keys", "issue", "keys", "ann"]) == 0
+    command = ["client", "--data", "data.yaml", "--credentials", "keys/nodes/ann", "--dry-run"]
+    assert main([*command, "--name", "ben"]) == 2
+    assert "holds the certificate of ann, got --name ben: leave it out" in capsys.readouterr().err
+    assert main([*command, "--name", "ann"]) == main(command) == 0
+
+
+def test_an_algorithm_that_needs_no_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "experiment.yaml", "--insecure", "--set", "algorithm=dpsgd", "--output", "run"]) == 2
+    assert "algorithm: a server needs one over mean, got dpsgd" in capsys.readouterr().err

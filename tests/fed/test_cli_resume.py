@@ -15,6 +15,7 @@ import torch
 
 import fed
 from fed.checkpoint_files import file_name
+from fed.checkpoints import Checkpoints
 from fed.cli import main
 from fed.cli_progress import SimulationProgress
 from fed.files import held
@@ -141,6 +142,20 @@ def test_a_run_that_goes_on_is_not_gone_on_with_by_another_process(
     assert {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()} == files
     assert run("--resume", "run").code == 0
     assert left_in(interrupted) == whole
+
+
+def test_a_run_goes_on_where_it_was_begun(run: Run, interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "--resume", "run", "--insecure", "--listen", "127.0.0.1:0"]) == 2
+    assert "run is a simulation: go on with it by fed simulate --resume run" in capsys.readouterr().err
+
+
+def test_nodes_are_not_simulated(run: Run, interrupted: Path) -> None:
+    checkpoints = Checkpoints(interrupted / "checkpoints", 2)
+    kept = checkpoints.newest()
+    assert kept is not None
+    shapes = {**kept[1]["begun"]["shapes"], "clients": None}
+    checkpoints.write(kept[0] + 1, {**kept[1], "begun": {**kept[1]["begun"], "shapes": shapes}})
+    refused(run("--resume", "run"), "run is a run on real nodes: go on with it by fed server --resume run")
 
 
 def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> None:
