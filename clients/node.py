@@ -109,6 +109,7 @@ class EdgeNode:
         self._heard_s = 0.0
         self._delivery_s: float | None = None  # that the last one took
         self._heartbeat_s = 1.0
+        self._says_it_waits = True
         self._described: Described | None = None
         self._plan: Plan | None = None
         self._farewell = ""
@@ -163,6 +164,7 @@ class EdgeNode:
 
     def _attend(self, stopped: threading.Event) -> None:
         """One connection, for as long as it lasts."""
+        self._says_it_waits = True
         outbox: queue.Queue[FromNode | None] = queue.Queue()
         described = self._described
         assert described is not None
@@ -228,6 +230,10 @@ class EdgeNode:
                 f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
                 "that you trust?"
             )
+        elif message.HasField("heartbeat"):
+            if self._says_it_waits and not self._transfers.connected.is_set():
+                self._says_it_waits = False
+                _log.info("%s is there, and the run has yet to begin", self.server)
         elif message.HasField("plan"):
             self._take_plan(message.plan)
         elif message.HasField("assignment"):

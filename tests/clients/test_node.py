@@ -24,6 +24,7 @@ from fed.protocol_pb2 import (
     Examination,
     Farewell,
     FromNode,
+    Heartbeat,
     Part,
     Payload,
     Receipt,
@@ -254,6 +255,18 @@ def test_a_node_says_why_its_connection_was_ended(tmp_path: Path, caplog: pytest
     words, _ = attended(tmp_path, says, Trained())
     assert words == "enough"
     assert any("another connection came?in your name" in record.getMessage() for record in caplog.records)
+
+
+def test_a_node_says_once_that_the_run_has_yet_to_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    alive = ToNode(heartbeat=Heartbeat())
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield from (alive, alive, plan(), alive, OVER)
+
+    assert attended(tmp_path, says, Trained())[0] == "enough"
+    said = [record.getMessage() for record in caplog.records if record.name == "fed.clients.node"]
+    assert ["yet to begin" in words for words in said] == [True] + [False] * (len(said) - 1)
 
 
 def test_what_stays_on_this_machine_goes_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
