@@ -1,16 +1,18 @@
 """What the command line prints, where, and the code it exits with; in this process."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import typer
 
 import fed
 from fed import yaml
-from fed.cli import main
+from fed.cli import app, main
 from fed.families import ALGORITHMS
 from fed.schema import schema_text
 
@@ -425,3 +427,11 @@ def test_show_prints_values_though_a_users_model_cannot_be_made(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["show", str(tmp_path / "e.yaml")]) == 0
     assert capsys.readouterr().out.endswith("is not known: RuntimeError: no model today\n")
+
+
+def test_every_command_that_the_documents_name_is_there() -> None:
+    root = Path(__file__).resolve().parents[2]
+    texts = [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "docs").glob("*.md"))]
+    named = {found for text in texts for found in re.findall(r"(?:^|`|/bin/)fed ([a-z-]+)", text, re.MULTILINE)}
+    assert named >= {"simulate", "server", "client", "keys"}
+    assert named - set(typer.main.get_command(app).commands) == set()  # type: ignore[attr-defined]
