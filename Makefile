@@ -45,8 +45,8 @@ format: $(LINKED)  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-protocol: $(LINKED)  ## generate the code of fed/protocol.proto
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. fed/protocol.proto
+protocol: $(LINKED)  ## generate the code of fed/wire/protocol.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. fed/wire/protocol.proto
 
 clean:  ## remove what was built and installed; runs stay
 	rm -rf .venv benchmarks/.venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

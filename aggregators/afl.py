@@ -12,7 +12,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 
 __all__ = ["AFL", "State", "onto_simplex"]
 

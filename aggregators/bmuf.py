@@ -12,8 +12,8 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Reduced
-from fed.hyperparameters import DecayRate
+from fed.aggregators.base import Aggregator, Reduced
+from fed.config.hyperparameters import DecayRate
 
 __all__ = ["BMUF", "State"]
 

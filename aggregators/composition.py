@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
+from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
-from fed.hyperparameters import Hyperparameters
 
 __all__ = ["Chain", "Composed", "Piece", "Reducer", "State", "chain"]
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from fed.aggregators.contracts import Phase
+from fed.aggregators.base import Phase
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedprox import FedProx
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fed.aggregators.contracts import Descend, Mix, PeerRule
+from fed.aggregators.base import Descend, Mix, PeerRule
 
 __all__ = ["DPSGD"]
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import ClientWork, Report
+from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.easgd import EASGD
-from fed.hyperparameters import DecayRate
+from fed.config.hyperparameters import DecayRate
 
 __all__ = ["EAMSGD", "ClientState"]
 

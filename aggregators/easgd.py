@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 
 __all__ = ["EASGD", "ClientState", "State"]
 

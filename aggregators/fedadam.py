@@ -9,7 +9,7 @@ from pydantic import PositiveFloat
 
 from fed.aggregators.composition import Composed, Piece
 from fed.aggregators.pieces import Adam, Scale
-from fed.hyperparameters import DecayRate
+from fed.config.hyperparameters import DecayRate
 
 __all__ = ["FedAdam"]
 

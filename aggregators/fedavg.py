@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Reduced
+from fed.aggregators.base import Aggregator, Reduced
 
 __all__ = ["FedAvg", "State"]
 

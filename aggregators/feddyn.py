@@ -11,7 +11,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 
 __all__ = ["ClientState", "FedDyn", "State"]
 

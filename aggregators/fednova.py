@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.fedavg import State
 
 __all__ = ["FedNova"]

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Broadcast
+from fed.aggregators.base import Broadcast
 from fed.aggregators.fedavg import FedAvg
 
 __all__ = ["FedProx"]

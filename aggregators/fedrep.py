@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveInt
 
-from fed.aggregators.contracts import Phase
+from fed.aggregators.base import Phase
 from fed.aggregators.fedper import FedPer
 
 __all__ = ["FedRep"]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fed.aggregators.contracts import Descend, Mix, PeerRule
+from fed.aggregators.base import Descend, Mix, PeerRule
 
 __all__ = ["Local"]
 

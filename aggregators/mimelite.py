@@ -10,10 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.config.experiment import Local
+from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidExperiment
-from fed.experiment import Local
-from fed.hyperparameters import DecayRate
 
 __all__ = ["MimeLite", "State"]
 

@@ -11,7 +11,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fed.aggregators.contracts import ClientWork, Report
+from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
 
 __all__ = ["MOON", "ClientState"]

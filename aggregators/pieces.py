@@ -11,9 +11,9 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
+from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.composition import Piece
-from fed.aggregators.contracts import ClientWork, Report
-from fed.hyperparameters import DecayRate
+from fed.config.hyperparameters import DecayRate
 
 __all__ = ["Adagrad", "Adam", "Clip", "Moments", "Momentum", "Nesterov", "Scale", "Velocity", "Weigh", "Yogi"]
 

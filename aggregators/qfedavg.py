@@ -11,10 +11,10 @@ import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.fedavg import State
+from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
-from fed.experiment import Local
 
 __all__ = ["QFedAvg"]
 

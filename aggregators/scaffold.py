@@ -12,9 +12,9 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
-from fed.experiment import Local
 
 __all__ = ["ClientState", "Scaffold", "State"]
 

@@ -42,7 +42,7 @@ from report import put_into
 from rich.console import Console
 from simulation import machine
 
-from fed.keys import Authority
+from fed.identity.authority import Authority
 
 HERE = Path(__file__).resolve().parent
 FED = (sys.executable, "-m", "fed")

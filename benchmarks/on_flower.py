@@ -18,8 +18,8 @@ from typing import Any
 from processes import ONE_THREAD, CommandFailed, run, started
 
 import fed
-from fed.experiment import Experiment
-from fed.simulations.flower import write_app
+from fed.config.experiment import Experiment
+from fed.server.flower.app import write_app
 
 HERE = Path(__file__).resolve().parent
 BIN = HERE / ".venv" / "bin"

@@ -27,8 +27,8 @@ from simulation import machine
 from torch import Tensor
 
 import fed
-from fed.clients.tasks import Trained
-from fed.simulations.executor import Executor, Item, Result
+from fed.clients.training.executor import Executor, Item, Result
+from fed.clients.training.work_items import Trained
 from fed.simulations.simulation import Simulation
 
 HERE = Path(__file__).resolve().parent

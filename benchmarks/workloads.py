@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from processes import ROOT
 from torch import nn
 
-from fed.clients.data.digits import digits
-from fed.clients.data.idx import idx
+from fed.clients.data.sources.digits import digits
+from fed.clients.data.sources.idx import idx
 from fed.clients.models import cnn, mlp
 from fed.randomness import seeded_torch
 

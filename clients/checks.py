@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.contracts import Aggregator, PeerRule
+from fed.aggregators.base import Aggregator, PeerRule
 from fed.clients.data import FederatedData
-from fed.clients.losses import Loss
+from fed.clients.training.losses import Loss
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
 __all__ = [
@@ -169,7 +169,7 @@ def check_algorithm(algorithm: Any, kind: str) -> Any:
     """
     if not isinstance(algorithm, (Aggregator, PeerRule)):
         raise InvalidExperiment(
-            f"algorithm {kind} must make a fed.aggregators.contracts.Aggregator or PeerRule, got "
+            f"algorithm {kind} must make a fed.aggregators.base.Aggregator or PeerRule, got "
             f"{type(algorithm).__name__}: derive it from one of them"
         )
     return algorithm

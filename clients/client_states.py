@@ -10,9 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fed.checkpoints import Tree
 from fed.clients.data import ClientId
 from fed.layout import Layout
+from fed.storage.checkpoints import Tree
 
 __all__ = ["ClientStates"]
 

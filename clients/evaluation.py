@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from fed.clients.data import Pair
-from fed.clients.losses import Loss
-from fed.clients.programs import record
+from fed.clients.training.losses import Loss
+from fed.clients.training.op_graphs import record
 from fed.layout import Layout
 
 __all__ = ["BatchedEvaluator", "Metric", "Score", "accuracy", "evaluate"]
@@ -64,7 +64,7 @@ class BatchedEvaluator:
     """Scores many models of one kind on the same samples, as :func:`evaluate` scores one.
 
     The forward pass, in evaluation mode, is recorded once a shape and replayed for all models at once, so it must be
-    one that :class:`fed.clients.batched.BatchedTrainer` could train.
+    one that :class:`fed.clients.training.batched_trainer.BatchedTrainer` could train.
 
     Args:
         module: the model; it is only read.

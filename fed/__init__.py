@@ -24,20 +24,20 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "aggregators" / "__
 if TYPE_CHECKING:
     from fed.clients.data import ClientsOnDemand as ClientsOnDemand
     from fed.clients.data import FederatedData as FederatedData
-    from fed.comparison import Comparison as Comparison
-    from fed.experiment import Experiment as Experiment
-    from fed.run import Run as Run
+    from fed.config.comparison import Comparison as Comparison
+    from fed.config.experiment import Experiment as Experiment
     from fed.server.parameter_store import ParameterStore as ParameterStore
     from fed.simulations.compare import compare as compare
     from fed.simulations.simulate import simulate as simulate
+    from fed.storage.run_folder import Run as Run
 
 _HOME_OF = {
     "ClientsOnDemand": "fed.clients.data",
-    "Comparison": "fed.comparison",
-    "Experiment": "fed.experiment",
+    "Comparison": "fed.config.comparison",
+    "Experiment": "fed.config.experiment",
     "FederatedData": "fed.clients.data",
     "ParameterStore": "fed.server.parameter_store",
-    "Run": "fed.run",
+    "Run": "fed.storage.run_folder",
     "compare": "fed.simulations.compare",
     "simulate": "fed.simulations.simulate",
 }

@@ -2,7 +2,7 @@
 
 import sys
 
-from fed.cli import main
+from fed.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

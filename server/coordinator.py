@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Reduced
-from fed.aggregators.reporting import message_sizes
-from fed.checkpoints import Tree, plain, refilled
+from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.client_side import message_sizes
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
-from fed.messages import Task
 from fed.randomness import Streams
+from fed.server.accumulator import OpenTask, RoundStats, Staleness, UpdateAccumulator
 from fed.server.fleet import Fleet
-from fed.server.gathering import Exchange, Gathering, OpenTask, Staleness
 from fed.server.parameter_store import ParameterStore
+from fed.storage.checkpoints import Tree, plain, refilled
+from fed.wire.messages import Task
 
 __all__ = ["Coordinator"]
 
@@ -93,7 +93,7 @@ class Coordinator:
             )
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
-        self._sizes = [*message_sizes(aggregator, params_P, len(fleet.members())), layout.size - layout.parameters]
+        self._sizes = [*message_sizes(aggregator, params_P, len(fleet.registered())), layout.size - layout.parameters]
         self.parts, self.message_size = len(self._sizes) - 1, sum(self._sizes)
         self._integers_I = integers_I
         self._answer_bytes = self.message_size * layout.dtype.itemsize + integers_I.nbytes
@@ -106,7 +106,7 @@ class Coordinator:
         """The model that users evaluate: (vector [V], integers [I])."""
         return self._vector(self._state.model_P), self._integers_I
 
-    def exchange(self, number: int, clients: Sequence[int | str]) -> Exchange:
+    def exchange(self, number: int, clients: Sequence[int | str]) -> RoundStats:
         """Send the model to clients, gather their models, and move ours by the mean of their updates.
 
         Replies may come in any order: the outcome is the same, to the bit. Where fewer come than the aggregator needs,
@@ -119,11 +119,11 @@ class Coordinator:
         Raises:
             Diverged: if a client's loss or model is no longer finite; the model stays as it was.
         """
-        gathering = self.begin()
-        self.ask(gathering, number, clients)
-        self.gather(gathering)
-        self.dismiss(gathering, are_late=False)
-        return self.move(gathering, number)
+        accumulator = self.new_accumulator()
+        self.dispatch(accumulator, number, clients)
+        self.collect(accumulator)
+        self.cancel(accumulator, are_late=False)
+        return self.step(accumulator, number)
 
     def clocks(self, bound: float) -> ParameterStore:
         """The clients' clocks, for rounds in which nobody runs further ahead than a bound; the same ones every time."""
@@ -131,7 +131,7 @@ class Coordinator:
             self._clocks = ParameterStore(bound=bound)
         return self._clocks
 
-    def begin(self, *, mixes: bool = False) -> Gathering:
+    def new_accumulator(self, *, mixes: bool = False) -> UpdateAccumulator:
         """Nothing yet, of what is to move the model next.
 
         Args:
@@ -139,11 +139,11 @@ class Coordinator:
         """
         present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
         message = self.message_size, self._integers_I, self._answer_bytes
-        return Gathering(*message, self._aggregator.linear, present_V)
+        return UpdateAccumulator(*message, self._aggregator.linear, present_V)
 
-    def ask(
+    def dispatch(
         self,
-        gathering: Gathering,
+        accumulator: UpdateAccumulator,
         number: int,
         clients: Sequence[int | str],
         *,
@@ -154,7 +154,7 @@ class Coordinator:
         """Send the model as it is now to clients.
 
         Args:
-            gathering: counts them.
+            accumulator: counts them.
             number: of the round, from 1.
             clients: who is asked, none of whom has a task.
             cohort: how many the step size is scaled for; as many as are asked unless given.
@@ -171,17 +171,22 @@ class Coordinator:
         self._tasks += len(tasks)
         for task in tasks:
             self.open[task.id] = OpenTask(task, self.version)
-        gathering.selected += len(tasks)
-        gathering.bytes_down += sum([task.size_bytes() for task in tasks[:1]]) * len(tasks)
+        accumulator.selected += len(tasks)
+        accumulator.bytes_down += sum([task.size_bytes() for task in tasks[:1]]) * len(tasks)
         self.fleet.dispatch(tasks)
 
-    def gather(
-        self, gathering: Gathering, *, until: float = math.inf, enough: int | None = None, weigh: Staleness = _alike
+    def collect(
+        self,
+        accumulator: UpdateAccumulator,
+        *,
+        until: float = math.inf,
+        enough: int | None = None,
+        weigh: Staleness = _alike,
     ) -> None:
         """Count answers as they arrive.
 
         Args:
-            gathering: counts them.
+            accumulator: counts them.
             until: the clock at which to stop.
             enough: the number of replies after which to stop, counted from now; all of one instant are taken.
             weigh: what an answer counts by its staleness.
@@ -190,36 +195,36 @@ class Coordinator:
             Diverged: if a client's loss or model is no longer finite.
         """
         for answer in self.fleet.collect(until, enough):
-            gathering.take(answer, self.open, self.version, weigh)
+            accumulator.take(answer, self.open, self.version, weigh)
             del answer  # it may be large, and the next is on its way
-        gathering.raise_if_diverged()
+        accumulator.raise_if_diverged()
 
-    def dismiss(self, gathering: Gathering, *, are_late: bool) -> None:
+    def cancel(self, accumulator: UpdateAccumulator, *, are_late: bool) -> None:
         """Count no more on the tasks that are open: they are late, or else have failed.
 
         Answers that their clients know to be there are none of them.
         """
         self.fleet.cancel(list(self.open))
-        self.gather(gathering, until=self.fleet.clock)
-        gathering.late += len(self.open) if are_late else 0
-        gathering.failed += 0 if are_late else len(self.open)
+        self.collect(accumulator, until=self.fleet.clock)
+        accumulator.late += len(self.open) if are_late else 0
+        accumulator.failed += 0 if are_late else len(self.open)
         self.open.clear()
 
-    def move(self, gathering: Gathering, number: int, share: float | None = None) -> Exchange:
+    def step(self, accumulator: UpdateAccumulator, number: int, share: float | None = None) -> RoundStats:
         """Move the model by what was gathered.
 
         Args:
-            gathering: of replies.
+            accumulator: of replies.
             number: of the round, from 1; nobody is asked any more in those before.
             share: of all members, where their mean is wanted: of the messages, those of who has not answered being 0.
         """
-        self.losses |= gathering.loss_of
-        if gathering.replied and self._suffice(gathering.replied, number):
-            self._apply(gathering, number, share)
+        self.losses |= accumulator.loss_of
+        if accumulator.replied and self._suffice(accumulator.replied, number):
+            self._apply(accumulator, number, share)
             self.version += 1
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
-        return gathering.exchange()
+        return accumulator.exchange()
 
     def _repeats(self, client: int | str, number: int) -> int:
         """How many tasks a client has had in a round before."""
@@ -264,20 +269,20 @@ class Coordinator:
             return False
         return True
 
-    def _apply(self, gathering: Gathering, number: int, share: float | None) -> None:
+    def _apply(self, accumulator: UpdateAccumulator, number: int, share: float | None) -> None:
         if self._aggregator.linear:
-            state, mean_M = self._state, gathering.mean()
+            state, mean_M = self._state, accumulator.mean()
         else:
             stream = self.streams.generator("combine", number)
-            state, mean_M = self._aggregator.combine(self._state, *gathering.rows(), stream)
-        members = len(self.fleet.members())
+            state, mean_M = self._aggregator.combine(self._state, *accumulator.rows(), stream)
+        members = len(self.fleet.registered())
         mean_M = mean_M if share is None or share == 1.0 else mean_M * share
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
-        reduced = Reduced(tuple(mean), gathering.replied if share is None else members, members)
+        reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
         averaged_B = self._averaged_B + averaged_B if self._sizes[-1] else self._averaged_B
         # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._averaged_B, self._integers_I, self._offered = state, averaged_B, gathering.integers_I, None
+        self._state, self._averaged_B, self._integers_I, self._offered = state, averaged_B, accumulator.integers_I, None
 
     def _offer(self) -> _Offer:
         if self._offered is None:

@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from fed.checkpoints import Tree
+from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
-from fed.server.gathering import Exchange
-from fed.server.synchronous import Rounds
+from fed.server.rounds.synchronous import Rounds
+from fed.storage.checkpoints import Tree
 
 __all__ = ["Coordinated", "Federation", "Kept", "State"]
 
@@ -27,7 +27,7 @@ class Federation(Protocol):
         """Seconds since the run began."""
         ...
 
-    def round(self, number: int) -> Exchange:
+    def round(self, number: int) -> RoundStats:
         """Train and exchange."""
         ...
 
@@ -94,7 +94,7 @@ class Coordinated:
         """Seconds since the run began."""
         return self._coordinator.fleet.clock
 
-    def round(self, number: int) -> Exchange:
+    def round(self, number: int) -> RoundStats:
         """One round of the policy."""
         exchange = self._policy.round(self._coordinator, number)
         return exchange if self._sends else exchange._replace(bytes_up=0, bytes_down=0)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from fed.checkpoints import Tree
-from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
 
 __all__ = ["Fleet"]
 
@@ -22,11 +22,11 @@ class Fleet(Protocol):
         """Seconds since the run began: simulated ones, or real ones. It is never turned back."""
         ...
 
-    def members(self) -> Sequence[int | str]:
+    def registered(self) -> Sequence[int | str]:
         """The clients that take part, whether they are there now or not, in a fixed order."""
         ...
 
-    def nodes(self) -> Sequence[int | str]:
+    def available(self) -> Sequence[int | str]:
         """The members that can take a task now, in their order.
 
         Of who has one, none, until its answer is collected. A client whose task was called off may go on with it for a
@@ -83,7 +83,7 @@ class Fleet(Protocol):
         ...
 
     def wait(self, until: float = math.inf) -> bool:
-        """Let time pass until :meth:`nodes`, which was asked before, may say something else, or the clock is there.
+        """Let time pass until :meth:`available`, which was asked before, may say something else, or the clock is there.
 
         Returns:
             Whether a client has come, gone or become free; not where an answer is there before, which is to be

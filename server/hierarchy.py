@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from fed.checkpoints import Tree
-from fed.hyperparameters import Hyperparameters
-from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
+from fed.config.hyperparameters import Hyperparameters
 from fed.reduction import WeightedMean
 from fed.server.fleet import Fleet
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
 
 __all__ = ["HierarchicalFleet", "Hierarchy"]
 
@@ -66,13 +66,13 @@ class HierarchicalFleet:
         """The clients' clock, and what messages between edges and coordinator have taken until now."""
         return self._fleet.clock + self._passed_s
 
-    def members(self) -> Sequence[int | str]:
+    def registered(self) -> Sequence[int | str]:
         """The clients."""
-        return self._fleet.members()
+        return self._fleet.registered()
 
-    def nodes(self) -> Sequence[int | str]:
+    def available(self) -> Sequence[int | str]:
         """The clients that can take a task."""
-        return self._fleet.nodes()
+        return self._fleet.available()
 
     def size_of(self, client: int | str) -> int:
         """How many samples a client holds."""
@@ -81,7 +81,7 @@ class HierarchicalFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to edges, which send them on."""
         tasks = [*tasks]
-        for client in self._fleet.members() if len(self._edges) < len(self._fleet.members()) else ():
+        for client in self._fleet.registered() if len(self._edges) < len(self._fleet.registered()) else ():
             self._edges.setdefault(client, len(self._edges) // self._hierarchy.fan_out)
         for task in tasks:
             self._edges.setdefault(task.client, len(self._edges) // self._hierarchy.fan_out)

@@ -1,4 +1,7 @@
-"""What fleets of real nodes have in common, whatever engine carries their messages. Shapes: see :mod:`fed.messages`."""
+"""What fleets of real nodes have in common, whatever engine carries their messages.
+
+Shapes: see :mod:`fed.wire.messages`.
+"""
 
 import logging
 import math
@@ -9,11 +12,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from fed.checkpoints import Tree
-from fed.messages import Failure, GroupReply, Reply, Task
-from fed.protocol_pb2 import Plan, Scores
-from fed.server.kept_states import KeptStates
-from fed.server.members import Members
+from fed.server.client_state_versions import KeptStates
+from fed.server.registry import Members
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import Failure, GroupReply, Reply, Task
+from fed.wire.protocol_pb2 import Plan, Scores
 
 __all__ = ["Answer", "RealFleet"]
 
@@ -86,19 +89,19 @@ class RealFleet(ABC):
             self._pass_time(math.inf)
             self._seen = self._changes
 
-    def members(self) -> Sequence[int | str]:
+    def registered(self) -> Sequence[int | str]:
         """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
         return self._members.ids()
 
-    def fix_members(self) -> None:
+    def fix_registered(self) -> None:
         """From now on nobody becomes one; who is none is there, and is asked nothing."""
         self._members.close()
 
-    def nodes(self) -> Sequence[int | str]:
+    def available(self) -> Sequence[int | str]:
         """Those that are there and have no task."""
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
-        return [client for client in self.members() if client in there]
+        return [client for client in self.registered() if client in there]
 
     def size_of(self, client: int | str) -> int:
         """How many samples a client said it trains on."""

@@ -17,8 +17,8 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from fed.clients.data import ClientId
+from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidData
-from fed.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
 __all__ = ["Always", "Availability", "Daily", "Membership", "OnOff", "Spell", "Spells", "Traced", "read_table"]

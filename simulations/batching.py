@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fed.aggregators.contracts import ContrastiveRule, Phase
-from fed.aggregators.reporting import each_part
-from fed.clients.batched import BatchedTrainer
-from fed.clients.batches import normalises_batches
+from fed.aggregators.base import ContrastiveRule, Phase
+from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
-from fed.clients.given import Given
-from fed.clients.losses import Loss, cross_entropy, of_each_sample
-from fed.clients.training import Trainer
+from fed.clients.training.batched_trainer import BatchedTrainer
+from fed.clients.training.batches import normalises_batches
+from fed.clients.training.local_context import Given
+from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
+from fed.clients.training.trainer import Trainer
+from fed.config.experiment import Execution, Local
 from fed.errors import InvalidExperiment
-from fed.experiment import Execution, Local
 from fed.layout import Layout
 from fed.randomness import seeded_torch
 from fed.simulations.forward_changes import changed_by_forward

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from fed.aggregators.contracts import PeerRule
+from fed.aggregators.base import PeerRule
 from fed.clients.data import FederatedData
 from fed.clients.evaluation import Metric
-from fed.clients.losses import Loss
-from fed.comparison import Comparison
+from fed.clients.training.losses import Loss
+from fed.config.comparison import Comparison
+from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
-from fed.experiment import Experiment
+from fed.reports.summary import ComparisonResult, Runs, row_of
 from fed.simulations.comparison_folder import ComparisonFolder
-from fed.simulations.outcomes import ComparisonResult, Runs, row_of
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 
 __all__ = ["compare"]

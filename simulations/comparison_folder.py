@@ -8,12 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from fed.clients.data import FederatedData, load
-from fed.experiment import Experiment
-from fed.files import held, write_atomically
+from fed.clients.data.describe import partition_of
+from fed.config.experiment import Experiment
 from fed.randomness import Streams
-from fed.run import clear_run, environment, refuse_taken, to_json, written_to
-from fed.simulations.outcomes import ComparisonResult
-from fed.simulations.report import comparison_report, comparison_svg
+from fed.reports.charts import Partition
+from fed.reports.html import comparison_report, comparison_svg
+from fed.reports.summary import ComparisonResult
+from fed.storage.atomic_files import held, write_atomically
+from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
 
 __all__ = ["ComparisonFolder", "slugs"]
 
@@ -78,17 +80,19 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
-    def _partitions(self, data: FederatedData | None) -> dict[str, FederatedData]:
-        """Heading → data, one for each section ``data`` that differs, with the first seed."""
+    def _partitions(self, data: FederatedData | None) -> dict[str, Partition | None]:
+        """Heading → who holds what, one for each section ``data`` that differs, with the first seed."""
         if data is not None:
-            return {"Who holds what": data}
+            return {"Who holds what": partition_of(data)}
         sections: dict[str, tuple[str, Experiment]] = {}
         for name, variant in self._variants.items():
             if variant.data is not None:
                 sections.setdefault(to_json(variant.data.model_dump(mode="json")), (name, variant))
         shown = list(sections.values())[:_PARTITIONS]
         return {
-            "Who holds what" + (f": {name}" if len(sections) > 1 else ""): load(variant.data, Streams(variant.seed))
+            "Who holds what" + (f": {name}" if len(sections) > 1 else ""): partition_of(
+                load(variant.data, Streams(variant.seed))
+            )
             for name, variant in shown
             if variant.data is not None
         }

@@ -12,10 +12,10 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from fed.clients.data import ClientId
+from fed.config.components import Component
+from fed.config.hyperparameters import Hyperparameters
+from fed.config.registry import AVAILABILITIES
 from fed.errors import InvalidData
-from fed.families import AVAILABILITIES
-from fed.hyperparameters import Hyperparameters
-from fed.kinds import Component
 from fed.randomness import Streams
 from fed.simulations.availability import Availability, Membership, Spells, read_table
 

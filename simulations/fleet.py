@@ -1,4 +1,4 @@
-"""A fleet of simulated clients on a virtual clock. Shapes: see :mod:`fed.messages`."""
+"""A fleet of simulated clients on a virtual clock. Shapes: see :mod:`fed.wire.messages`."""
 
 import heapq
 import math
@@ -8,19 +8,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fed.checkpoints import Tree
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId
-from fed.clients.tasks import Train, Trained, label_of
-from fed.messages import Failure, GroupReply, Task
+from fed.clients.training.executor import Item
+from fed.clients.training.work_items import Train, Trained, label_of
 from fed.randomness import Streams
 from fed.simulations.availability import Membership, Spells
 from fed.simulations.devices import Devices
-from fed.simulations.executor import Item
-from fed.simulations.flights import Answer, Departures, Flight
+from fed.simulations.in_flight import Answer, Departures, Flight
 from fed.simulations.occupation import Occupation
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import Failure, GroupReply, Task
 
 __all__ = ["SimulatedFleet"]
 
@@ -76,11 +76,11 @@ class SimulatedFleet:
         for client in self._spells:
             self._come_or_go(client)
 
-    def members(self) -> Sequence[ClientId]:
+    def registered(self) -> Sequence[ClientId]:
         """Those that have registered, and not left."""
         return self._members
 
-    def nodes(self) -> Sequence[ClientId]:
+    def available(self) -> Sequence[ClientId]:
         """Those that are there and have no task."""
         return self._present
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from fed.aggregators.contracts import Phase
-from fed.clients.batches import Batches
-from fed.experiment import Local
+from fed.aggregators.base import Phase
+from fed.clients.training.batches import Batches
+from fed.config.experiment import Local
 
 __all__ = ["Groups"]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from fed.checkpoints import Tree
 from fed.clients.data import ClientId
+from fed.storage.checkpoints import Tree
 
 __all__ = ["Occupation"]
 

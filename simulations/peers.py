@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import PeerRule
-from fed.checkpoints import Tree
+from fed.aggregators.base import PeerRule
 from fed.clients.data import ClientId
-from fed.clients.tasks import Train, label_of
+from fed.clients.training.executor import Item
+from fed.clients.training.work_items import Train, label_of
 from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
-from fed.server.gathering import Exchange
-from fed.simulations.executor import Item
+from fed.server.accumulator import RoundStats
 from fed.simulations.simulated_clients import SimulatedClients
+from fed.storage.checkpoints import Tree
 
 __all__ = ["SimulatedPeers", "degrees"]
 
@@ -78,7 +78,7 @@ class SimulatedPeers:
         """Go on with what :meth:`state` said."""
         self.clock, self._x_NV, self._integers_NI = state["clock"], state["vectors"], state["integers"]
 
-    def round(self, number: int) -> Exchange:
+    def round(self, number: int) -> RoundStats:
         """Everybody trains, and mixes where the rule says so.
 
         Raises:
@@ -99,7 +99,7 @@ class SimulatedPeers:
             device.gossip_s(samples=samples, bytes_each_way=size_bytes)
             for device, samples, size_bytes in zip(devices, seen, sent_bytes, strict=True)
         )
-        return Exchange(
+        return RoundStats(
             selected=len(self._nodes),
             replied=len(self._nodes),
             late=0,

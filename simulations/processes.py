@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from fed.child_processes import start_deaf, stop
+from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
-from fed.experiment import Experiment
-from fed.simulations.expectation import Expectation
-from fed.simulations.outcomes import Record
+from fed.reports.summary import Record
+from fed.simulations.estimate import Expectation
 from fed.simulations.simulate import simulate
 
 __all__ = ["ComparisonObserver", "Ended", "PlannedRun", "one_by_one", "side_by_side"]

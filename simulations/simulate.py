@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from fed.clients.data import FederatedData
+from fed.clients.data.describe import partition_of
 from fed.clients.evaluation import Metric
-from fed.clients.losses import Loss
+from fed.clients.training.executor import Executor
+from fed.clients.training.losses import Loss
+from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
-from fed.experiment import Experiment
-from fed.run import Run, RunFolder
-from fed.server.recording import Recording
-from fed.server.resuming import begun_as, hold_given, last_kept
-from fed.simulations.executor import Executor
-from fed.simulations.expectation import Expectation, expect
-from fed.simulations.hiring import hired, leave_rerun
-from fed.simulations.report import run_report
-from fed.simulations.scoring import begin_scoring
-from fed.simulations.simulation import Simulation
+from fed.reports.html import run_report
+from fed.server.resume import begun_as, hold_given, last_kept
+from fed.server.training_loop import TrainingLoop
+from fed.simulations.estimate import Expectation, expect
+from fed.simulations.executors.choice import hired, leave_rerun
+from fed.simulations.simulation import Simulation, begin_scoring
+from fed.storage.run_folder import Run, RunFolder
 
 __all__ = ["Observer", "simulate"]
 
@@ -131,7 +131,7 @@ def _recording(
     begun: Mapping[str, Any],
     folder: RunFolder | None,
     observer: Observer | None,
-) -> Recording:
+) -> TrainingLoop:
     federation = simulation.federation(executor)
 
     def facts() -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _recording(
         counts = {"clients": simulation.population, "parameters": simulation.layout.parameters}
         return {**counts, **federation.occupation(), **adversaries}
 
-    return Recording(
+    return TrainingLoop(
         simulation.experiment,
         simulation.policy,
         federation,
@@ -148,7 +148,7 @@ def _recording(
         scores_meanwhile=executor.is_parallel,
         module_of=simulation.module_of,
         facts=facts,
-        report=lambda run: run_report(run, simulation.data),
+        report=lambda run: run_report(run, partition_of(simulation.data)),
         begun=begun,
         folder=folder,
         on_round=None if observer is None else observer.round,

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fed.clients.data import ClientId, FederatedData
+from fed.clients.training.executor import Executor
 from fed.randomness import Streams
 from fed.simulations.devices import Device, Devices
-from fed.simulations.executor import Executor
 from fed.simulations.groups import Groups
 
 __all__ = ["SimulatedClients"]

@@ -9,26 +9,28 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from fed.aggregators.contracts import Aggregator, PeerRule
-from fed.clients.batches import normalises_batches
+from fed.aggregators.base import Aggregator, PeerRule
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Metric
-from fed.clients.losses import Loss, cross_entropy
-from fed.clients.preparation import Preparation
-from fed.clients.tasks import Train
-from fed.clients.work import device_of, on_device
+from fed.clients.setup import Preparation
+from fed.clients.training.batches import normalises_batches
+from fed.clients.training.executor import Executor
+from fed.clients.training.losses import Loss, cross_entropy
+from fed.clients.training.work_items import Train
+from fed.clients.training.worker import device_of, on_device
+from fed.config.components import Component
+from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
-from fed.experiment import Experiment, Local
-from fed.kinds import Component
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation
 from fed.server.fleet import Fleet
 from fed.server.hierarchy import HierarchicalFleet, Hierarchy
-from fed.simulations.adversaries import AdversarialFleet, Attack, poisoned, recruited
+from fed.server.training_loop import Scoring
+from fed.simulations.attacks import AdversarialFleet, Attack, poisoned, recruited
 from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.devices import OnSite
-from fed.simulations.executor import Executor
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.peers import SimulatedPeers
@@ -36,7 +38,7 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
 from fed.topology import mixing_matrix
 
-__all__ = ["Simulation"]
+__all__ = ["Simulation", "begin_scoring"]
 
 
 class _Adversaries(NamedTuple):
@@ -214,6 +216,20 @@ class Simulation:
         if len(graph) != self.population:
             raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
         return mixing_matrix(graph)
+
+
+def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:
+    """Score the federation's model and the clients' own, where they keep some, as they are now.
+
+    Args:
+        simulation: with the samples to score on.
+        federation: whose models are scored.
+        executor: begins at once where it has nothing better to do.
+    """
+    if simulation.held_out is not None:
+        return ScoringByClients(simulation.held_out, federation, executor)
+    only_own = simulation.algorithm.primitive is None
+    return ScoringByCoordinator(simulation.data.test, federation, executor, only_own=only_own)
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:

@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, Reduced
-from fed.aggregators.reporting import message_sizes
+from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.client_side import message_sizes
 from fed.layout import Layout
 from fed.simulations.peers import degrees
 

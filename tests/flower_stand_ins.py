@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fed.clients.flower import client_app
+from fed.clients.node.flower import client_app
 
 __all__ = ["Array", "ClientApp", "Federation", "Message", "ServerApp", "StandInGrid", "install", "partitions"]
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fed.messages import Failure, GroupReply, Reply, Task
+from fed.wire.messages import Failure, GroupReply, Reply, Task
 
 __all__ = ["ScriptedFleet"]
 
@@ -22,10 +22,10 @@ class ScriptedFleet:
         self._clients = clients
         self._tasks: list[Task] = []
 
-    def members(self) -> Sequence[int | str]:
+    def registered(self) -> Sequence[int | str]:
         return self._clients
 
-    def nodes(self) -> Sequence[int | str]:
+    def available(self) -> Sequence[int | str]:
         return self._clients
 
     def size_of(self, client: int | str) -> int:

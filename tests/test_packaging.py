@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fed
-from fed.engines import FLOWER
+from fed.wire.engines import FLOWER
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("fed", "aggregators", "clients", "server", "simulations")

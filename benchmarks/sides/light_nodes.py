@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from fed.clients.data import FederatedData
-from fed.clients.node import EdgeNode
-from fed.clients.node_training import Described, Order, TaskDone
-from fed.clients.preparation import Preparation
-from fed.clients.transfers import NodePatience
-from fed.credentials import NodeCredentials
-from fed.experiment import Experiment
-from fed.messages import client_id_of
-from fed.payloads import read, spec_of, written
-from fed.protocol_pb2 import Payload
+from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.training import Described, Lease, TaskDone
+from fed.clients.setup import Preparation
+from fed.config.experiment import Experiment
+from fed.identity.credentials import NodeCredentials
+from fed.wire.messages import client_id_of
+from fed.wire.payloads import read, spec_of, written
+from fed.wire.protocol_pb2 import Payload
+from fed.wire.transfers import NodePatience
 
 SAMPLES = 20
 SHRINKS = 0.999
@@ -49,10 +49,10 @@ class AtOnce:
         layout = Preparation(experiment, data).layout.shared
         self.spec = spec_of([torch.zeros(layout.size), torch.zeros(layout.integer_count, dtype=torch.int64)])
 
-    def train(self, order: Order) -> TaskDone:
+    def train(self, lease: Lease) -> TaskDone:
         """The model, a little smaller."""
-        vector_V, integers_I, *_ = read(order.path, Payload.FromString(order.payload))
-        payload = written(order.path, [vector_V.mul_(SHRINKS), integers_I])
+        vector_V, integers_I, *_ = read(lease.path, Payload.FromString(lease.payload))
+        payload = written(lease.path, [vector_V.mul_(SHRINKS), integers_I])
         return TaskDone(payload.SerializeToString(), float(SAMPLES), SAMPLES, 1.0)
 
     def forget_before(self, _: str) -> None:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.pairs import ClientId, is_real
+from fed.reports.charts import Partition
 
-__all__ = ["class_counts", "heat_map", "looked_at"]
+__all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
 
 _MOST_CLASSES = 10_000
 _MOST_READ = 200
@@ -53,6 +54,17 @@ def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]
         return clients, np.array([[len(targets)] for targets in held], dtype=np.int64)
     counts = [np.bincount(targets.long().cpu().numpy(), minlength=classes) for targets in held]
     return clients, np.stack(counts).astype(np.int64)
+
+
+def partition_of(data: FederatedData) -> Partition | None:
+    """The partition as reports draw it; None where clients on demand cannot be read."""
+    try:
+        clients, counts_KC = class_counts(data)
+    except Exception:
+        if not data.is_on_demand:
+            raise
+        return None  # the round that trains such a client reports the problem
+    return Partition(clients, counts_KC, len(data.clients))
 
 
 def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> Group:

@@ -14,8 +14,8 @@ from fed.clients.data.federated import FederatedData
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
 from fed.clients.data.pairs import Pair
 from fed.clients.data.samples import Samples
+from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData
-from fed.families import PARTITIONS, DataSection, PartitionSection
 from fed.randomness import Streams, seeded_torch
 
 __all__ = ["load"]
@@ -39,7 +39,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
         InvalidData: if the source cannot be read, or its samples cannot be dealt so that every client has one.
 
     Example:
-        >>> from fed.families import DATA
+        >>> from fed.config.registry import DATA
         >>> data = load(DATA.make("digits", clients=10), Streams(0))
         >>> len(data.train), len(data.test[1])
         (10, 359)

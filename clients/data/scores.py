@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from fed.clients.data.samples import Samples
+from fed.config.validation import nearest
 from fed.errors import InvalidData
-from fed.validation import nearest
 
 __all__ = ["hashes", "labels", "scores", "values"]
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fed.aggregators.contracts import Aggregator, ClientWork, LocalRule, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, LocalRule, Reduced
 
 Floats = NDArray[np.float64]
 

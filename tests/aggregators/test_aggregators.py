@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fed.aggregators.base import Aggregator, Reduced
 from fed.aggregators.bmuf import BMUF
-from fed.aggregators.contracts import Aggregator, Reduced
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedavgm import FedAvgM
 from fed.aggregators.fedprox import FedProx

@@ -15,17 +15,17 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fed.aggregators.contracts import Aggregator, ClientWork, LocalRule, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, LocalRule, Reduced
+from fed.aggregators.client_side import first_client_state, message_sizes, messages, starting_states
 from fed.aggregators.fedadagrad import FedAdagrad
 from fed.aggregators.fedadam import FedAdam
 from fed.aggregators.fedyogi import FedYogi
-from fed.aggregators.reporting import first_client_state, message_sizes, messages, starting_states
-from fed.docstrings import arguments
-from fed.families import ALGORITHMS
+from fed.config.docstrings import arguments
+from fed.config.registry import ALGORITHMS
 from fed.layout import Layout
-from fed.messages import GroupReply, Task
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from fed.wire.messages import GroupReply, Task
 from tests.scripted_fleet import ScriptedFleet
 
 KINDS = [kind for kind in ALGORITHMS.builtin if getattr(ALGORITHMS.section(kind).target, "primitive", None) == "mean"]

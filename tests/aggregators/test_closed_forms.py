@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.aggregators.afl import AFL, onto_simplex
+from fed.aggregators.base import ClientWork, Reduced
 from fed.aggregators.bmuf import BMUF
-from fed.aggregators.contracts import ClientWork, Reduced
 from fed.aggregators.diloco import DiLoCo
 from fed.aggregators.eamsgd import EAMSGD
 from fed.aggregators.easgd import EASGD
@@ -25,7 +25,7 @@ from fed.aggregators.post_local_sgd import PostLocalSGD
 from fed.aggregators.qfedavg import QFedAvg
 from fed.aggregators.scaffold import Scaffold
 from fed.aggregators.slowmo import SlowMo
-from fed.clients.optimizers import SGD
+from fed.clients.training.optimizers import SGD
 from tests.aggregators.quadratics import Floats, Quadratics, after, cohorts, fixed_point, model_after, states
 
 PROBLEM = Quadratics.random(clients=6, parameters=4, seed=0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fed.aggregators.contracts import PeerRule
+from fed.aggregators.base import PeerRule
 from fed.aggregators.dpsgd import DPSGD
 from fed.aggregators.local import Local
 from fed.topology import complete, exponential, mixing_matrix, ring

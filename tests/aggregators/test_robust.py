@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 import fed
+from fed.aggregators.base import ClientWork, Reduced
 from fed.aggregators.composition import Reducer, chain
-from fed.aggregators.contracts import ClientWork, Reduced
 from fed.aggregators.pieces import Momentum, Weigh
 from fed.aggregators.robust.algorithms import (
     FedBulyan,

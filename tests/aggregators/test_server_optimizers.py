@@ -8,7 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fed.aggregators.contracts import Aggregator, Reduced
+from fed.aggregators.base import Aggregator, Reduced
 from fed.aggregators.fedadagrad import FedAdagrad
 from fed.aggregators.fedadam import FedAdam
 from fed.aggregators.fedavgm import FedAvgM

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.aggregators.contracts import Phase
+from fed.aggregators.base import Phase
 from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
-from fed.clients.training import Trainer
+from fed.clients.training.trainer import Trainer
+from fed.config.experiment import Local
 from fed.errors import InvalidModel
-from fed.experiment import Local
 from fed.layout import Layout
 from fed.randomness import Streams
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fed import yaml
-from fed.experiment import Experiment
-from fed.keys import Authority
+from fed.config import yaml
+from fed.config.experiment import Experiment
+from fed.identity.authority import Authority
 
 __all__ = ["Deployment", "Program", "Relay", "relayed", "wait_for"]
 

@@ -13,39 +13,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fed.aggregators.reporting import message_sizes, sends_models
-from fed.checkpoints import Tree
-from fed.clients.node import EdgeNode
-from fed.clients.node_training import (
+from fed.aggregators.client_side import message_sizes, sends_models
+from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.training import (
     Described,
+    NodeTask,
     NodeTraining,
-    Order,
     TaskDone,
     described,
     forget_before,
     samples_of,
 )
-from fed.clients.transfers import NodePatience
-from fed.clients.work import Work
-from fed.experiment import Experiment
-from fed.messages import Task
-from fed.node_data import NodeData
-from fed.payloads import read, written
-from fed.protocol_pb2 import Payload, Plan, Signature
-from fed.protocol_pb2 import Tensor as TensorMessage
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.config.experiment import Experiment
+from fed.config.node_data import NodeData
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
-from fed.server.flower import FlowerFleet, FlowerPatience
-from fed.server.node_service import Patience
-from fed.server.nodes import NodeFleet
+from fed.server.flower.app import write_app
+from fed.server.flower.fleet import FlowerFleet, FlowerPatience
+from fed.server.grpc.fleet import NodeFleet
+from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
 from fed.simulations.availability import Spell, Spells
 from fed.simulations.devices import Device, Devices
-from fed.simulations.executor import InProcess
 from fed.simulations.fleet import SimulatedFleet
-from fed.simulations.flower import write_app
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import Task
+from fed.wire.payloads import read, written
+from fed.wire.protocol_pb2 import Payload, Plan, Signature
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.transfers import NodePatience
 from tests.flower_stand_ins import Federation, Message, partitions
 
 __all__ = ["BOUND_S", "CLIENTS", "KINDS", "REAL", "SLOW", "Stage", "nodes_at"]
@@ -189,7 +189,7 @@ class _Real(Stage, ABC):
         example = torch.empty(numbers, dtype=dtype, device="meta"), integers_I
         self.fleet.begin(plan, example, reports_models=sends_models(algorithm))
         self.fleet.await_nodes(CLIENTS)
-        assert list(self.fleet.nodes()) == [*range(CLIENTS)]
+        assert list(self.fleet.available()) == [*range(CLIENTS)]
 
     @abstractmethod
     def forge(self, client: int, forgery: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> None:
@@ -280,7 +280,7 @@ class _Training:
         self._training = NodeTraining(self._client, self._pair, experiment, signature, self._folder)
         self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self._training.spec()]
 
-    def train(self, order: Order) -> TaskDone:
+    def train(self, order: NodeTask) -> TaskDone:
         if self._gate is not None:
             assert self._gate.wait(BOUND_S)
         done = self._training.train(order)
@@ -345,7 +345,7 @@ class _GatedGrid(Federation):
             return None
         content = super().content_of_answer(message)
         if is_task and client in self.forgeries:
-            from fed.flower_records import packed, unpacked
+            from fed.wire.flower_records import packed, unpacked
 
             fields, tensors = unpacked(content)
             said = {name: fields[name] for name in ("samples", "weight", "train_loss")}

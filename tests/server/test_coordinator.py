@@ -13,10 +13,10 @@ from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
 from fed.errors import Diverged
 from fed.layout import Layout
-from fed.messages import Failure, GroupReply, Reply, Task
 from fed.randomness import Streams
-from fed.server.bounded_staleness import Held
 from fed.server.coordinator import Coordinator
+from fed.server.rounds.bounded_staleness import Held
+from fed.wire.messages import Failure, GroupReply, Reply, Task
 from tests.scripted_fleet import ScriptedFleet
 
 Answer = Callable[[Task], Iterable[Reply | GroupReply | Failure]]
@@ -59,10 +59,10 @@ def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
     start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
     scripts = [lambda task: [reply(task, 1.0)], silent]
     moves = Coordinator(EASGD(), Scripted(scripts), LAYOUT, start_V, integers_I, Streams(0))
-    gathering = moves.begin()
-    moves.ask(gathering, 1, [0])
-    moves.gather(gathering)
-    moves.move(gathering, 1, share=0.5)
+    accumulator = moves.new_accumulator()
+    moves.dispatch(accumulator, 1, [0])
+    moves.collect(accumulator)
+    moves.step(accumulator, 1, share=0.5)
     assert torch.equal(moves.model()[0], torch.ones(3))
 
 
@@ -74,7 +74,7 @@ class Hall(Scripted):
         self.there = members
         self.looks = 0
 
-    def members(self) -> Sequence[int]:
+    def registered(self) -> Sequence[int]:
         return self.there
 
     def size_of(self, client: int | str) -> int:
@@ -102,11 +102,11 @@ def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round
     moves = coordinator(*[noted] * 40)
     sizes = []
     for number in range(1, 41):
-        gathering = moves.begin()
+        accumulator = moves.new_accumulator()
         for client in (number - 1, number - 1, number % 40):
-            moves.ask(gathering, number, [client])
-            moves.gather(gathering)
-        moves.move(gathering, number)
+            moves.dispatch(accumulator, number, [client])
+            moves.collect(accumulator)
+        moves.step(accumulator, number)
         sizes.append(sum(map(len, moves.state()["asked"].values())))
     assert seen == [(number, repeats) for number in range(1, 41) for repeats in (0, 1, 0)]
     assert max(sizes) == 2

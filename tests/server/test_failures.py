@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import fed
-from fed.experiment import Experiment
+from fed.config.experiment import Experiment
 from tests.server.deployed import Deployment, Program, relayed, wait_for
 
 _Start = Callable[..., Deployment]

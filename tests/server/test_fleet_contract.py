@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import fed
-from fed import yaml
-from fed.checkpoints import Checkpoints
-from fed.experiment import Experiment
-from fed.messages import EdgeReply, Failure, GroupReply, Reply, Task
-from fed.simulations.deployment import serve
-from fed.simulations.flower import server_app, write_app
+from fed.config import yaml
+from fed.config.experiment import Experiment
+from fed.server.deploy import serve
+from fed.server.flower.app import server_app, write_app
+from fed.storage.checkpoints import Checkpoints
+from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
 from tests.flower_stand_ins import Federation, ServerApp, install, partitions
 from tests.server.stages import BOUND_S, CLIENTS, KINDS, REAL, SLOW, Stage, nodes_at
 
@@ -66,7 +66,7 @@ def tasks_of(answer: Answer) -> tuple[int, ...]:
 
 
 def answered(answers: list[Answer]) -> list[int]:
-    """The tasks, in order."""
+    """The tasks, in lease."""
     return sorted(task for answer in answers for task in tasks_of(answer))
 
 
@@ -85,7 +85,7 @@ def bits(answer: Answer, task: Task) -> tuple[Any, ...]:
 def await_free(made: Stage, client: int) -> None:
     """Wait as a coordinator does, until a client can take a task."""
     limit_s = made.fleet.clock + made.patience_s
-    while client not in made.fleet.nodes():
+    while client not in made.fleet.available():
         assert made.fleet.wait(limit_s)
 
 
@@ -93,15 +93,15 @@ def await_free(made: Stage, client: int) -> None:
 def test_members_have_an_order_and_nodes_are_those_without_a_task(kind: str, stage: Open) -> None:
     made = stage(kind)
     fleet = made.fleet
-    assert list(fleet.members()) == list(fleet.nodes()) == [0, 1, 2]
-    assert [fleet.size_of(client) for client in fleet.members()] == made.sizes()
+    assert list(fleet.registered()) == list(fleet.available()) == [0, 1, 2]
+    assert [fleet.size_of(client) for client in fleet.registered()] == made.sizes()
     fleet.dispatch([made.task(0, 1), made.task(1, SLOW)])
-    assert list(fleet.nodes()) == [0]
+    assert list(fleet.available()) == [0]
     assert answered(list(fleet.collect(enough=1))) == [0]
-    assert list(fleet.nodes()) == [0, 1]
+    assert list(fleet.available()) == [0, 1]
     made.release()
     assert answered(list(fleet.collect())) == [1]
-    assert list(fleet.members()) == list(fleet.nodes()) == [0, 1, 2]
+    assert list(fleet.registered()) == list(fleet.available()) == [0, 1, 2]
 
 
 @every_fleet
@@ -158,7 +158,7 @@ def test_collecting_stops_at_the_clock_and_goes_on_later(kind: str, stage: Open)
 @every_fleet
 def test_waiting_ends_at_the_clock_and_turns_it_never_back(kind: str, stage: Open) -> None:
     fleet = stage(kind).fleet
-    fleet.nodes()
+    fleet.available()
     until_s = fleet.clock + 0.05
     assert not fleet.wait(until_s)
     now_s = fleet.clock
@@ -173,7 +173,7 @@ def test_an_answer_that_is_there_is_not_waited_over(kind: str, stage: Open) -> N
     fleet = made.fleet
     fleet.dispatch([made.task(0, 0)])
     made.await_answers(1)
-    assert 0 not in fleet.nodes()
+    assert 0 not in fleet.available()
     assert not fleet.wait(fleet.clock + 1000)
     assert fleet.clock < 1000
     assert answered(list(fleet.collect())) == [0]
@@ -218,11 +218,11 @@ def test_answers_that_are_there_are_given_whatever_the_clock_and_though_a_task_i
 def test_who_comes_and_goes_is_told(kind: str, stage: Open) -> None:
     made = stage(kind, visits=True)
     fleet = made.fleet
-    assert SLOW in fleet.nodes()
+    assert SLOW in fleet.available()
     made.leave()
     assert fleet.wait(fleet.clock + 1000)
-    assert list(fleet.nodes()) == QUICK
-    assert list(fleet.members()) == [0, 1, 2]
+    assert list(fleet.available()) == QUICK
+    assert list(fleet.registered()) == [0, 1, 2]
     made.come()
     assert fleet.wait(fleet.clock + 1000)
     await_free(made, SLOW)
@@ -235,7 +235,7 @@ def test_who_comes_and_goes_is_told(kind: str, stage: Open) -> None:
 def test_a_task_waits_for_its_client(kind: str, stage: Open) -> None:
     made = stage(kind)
     made.leave()
-    while SLOW in made.fleet.nodes():
+    while SLOW in made.fleet.available():
         assert made.fleet.wait(made.fleet.clock + BOUND_S)
     made.fleet.dispatch([made.task(0, SLOW)])
     made.come()
@@ -255,7 +255,7 @@ def test_who_goes_away_for_long_has_failed_its_task(kind: str, stage: Open) -> N
     assert isinstance(failure, Failure)
     assert (failure.task, failure.round, failure.client, failure.diverged) == (SLOW, 1, SLOW, False)
     assert failure.reason.isprintable()
-    assert SLOW not in fleet.nodes()
+    assert SLOW not in fleet.available()
 
 
 @every_fleet
@@ -269,7 +269,7 @@ def test_numbers_that_are_not_finite_are_a_failure_and_no_nodes_word_ends_a_run(
     assert (failure.task, failure.round, failure.client) == (0, 1, 0)
     assert failure.diverged == (kind == "simulated")
     assert ("diverged" in failure.reason) == (kind != "simulated")
-    assert 0 in fleet.nodes()
+    assert 0 in fleet.available()
 
 
 @real_fleets
@@ -332,7 +332,7 @@ def test_a_fleet_goes_on_from_its_state_with_what_was_collected_and_nothing_else
     again = made.restored(newest[1], open_tasks)
     try:
         assert again.fleet.clock >= clock_s
-        assert list(again.fleet.members()) == [0, 1, 2]
+        assert list(again.fleet.registered()) == [0, 1, 2]
         found = {tasks_of(first)[0]: first} | {tasks_of(answer)[0]: answer for answer in again.fleet.collect()}
         again.fleet.dispatch(more)
         found |= {tasks_of(answer)[0]: answer for answer in again.fleet.collect()}

@@ -1,7 +1,7 @@
 """The store under threads: recorded histories against what they must obey.
 
 Every push adds a power of two that no other push adds, to each number of a tensor: a value tells which pushes it holds,
-and a torn one that it is torn. Stamps order what one thread did before another.
+and a torn one that it is torn. Stamps lease what one thread did before another.
 """
 
 import itertools
@@ -85,14 +85,14 @@ class History:
     gets: list[tuple[frozenset[int], int, int]] = field(default_factory=list)
 
     def violations(self) -> Iterator[str]:
-        """Why there is no order of all operations, consistent with real time, that explains every get.
+        """Why there is no lease of all operations, consistent with real time, that explains every get.
 
         Nothing found: put each push before the first get that holds it, in the chain of what gets hold; real time never
-        contradicts that order.
+        contradicts that lease.
         """
         for (one, _, one_ended), (other, other_began, _) in itertools.product(self.gets, repeat=2):
             if not (one <= other or other <= one):
-                yield f"gets disagree on the order of {sorted(one ^ other)}"
+                yield f"gets disagree on the lease of {sorted(one ^ other)}"
             if one_ended < other_began and not one <= other:
                 yield f"a later get lost {sorted(one - other)}"
         for seen, began, ended in self.gets:
@@ -112,7 +112,7 @@ class History:
     [
         ({0: (0, 1), 1: (2, 3)}, [({0}, 4, 5)], "a get misses 1"),
         ({0: (0, 1), 1: (6, 7)}, [({0, 1}, 2, 3)], "a get holds 1, which began after it"),
-        ({0: (0, 9), 1: (0, 9)}, [({0}, 1, 4), ({1}, 2, 5)], "gets disagree on the order"),
+        ({0: (0, 9), 1: (0, 9)}, [({0}, 1, 4), ({1}, 2, 5)], "gets disagree on the lease"),
         ({0: (0, 9)}, [({0}, 1, 2), (set(), 3, 4)], "a later get lost"),
         ({0: (0, 1), 1: (2, 9)}, [({1}, 0, 8)], "a get holds 1, but not"),
         ({0: (0, 5), 1: (3, 9)}, [(set(), 1, 2), ({1}, 4, 6), ({0, 1}, 7, 8)], None),

@@ -12,13 +12,13 @@ import torch
 
 import fed
 from fed.clients.data import FederatedData, load
-from fed.experiment import Experiment
+from fed.config.experiment import Experiment
 from fed.randomness import Streams
-from fed.run import Run
-from fed.server.node_service import Patience
-from fed.simulations.deployment import serve
+from fed.server.deploy import serve
+from fed.server.grpc.service import Patience
+from fed.storage.run_folder import Run
 from tests.server.deployed import wait_for
-from tests.server.threaded import ThreadedNode, nodes_of
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 CLIENTS = 3
 PATIENCE = Patience(heartbeat_s=0.3, silence_s=10.0, lease_s=30.0, stall_s=10.0)

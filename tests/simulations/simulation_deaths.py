@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import fed.simulations.simulate  # once, and not in each of the processes
-from fed.cli import main
+from fed.cli.main import main
 
 TOUCHES_FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 

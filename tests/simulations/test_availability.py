@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fed
+from fed.config.registry import AVAILABILITIES, DEVICES
 from fed.errors import InvalidData
-from fed.families import AVAILABILITIES, DEVICES
 from fed.randomness import Streams
 from fed.simulations.availability import Spells
 from fed.simulations.devices import Device, Devices

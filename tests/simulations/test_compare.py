@@ -15,10 +15,10 @@ from torch import nn
 
 import fed
 from fed.errors import InvalidData, InvalidInput, OutputExists
+from fed.reports.summary import ComparisonResult, row_of
+from fed.reports.tables import table
 from fed.simulations.comparison_folder import slugs
-from fed.simulations.expectation import Expectation
-from fed.simulations.outcomes import ComparisonResult, row_of
-from fed.simulations.tables import table
+from fed.simulations.estimate import Expectation
 
 pytestmark = pytest.mark.xdist_group("compare")  # so that the fixture of many runs is made once
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import fed
-from fed import yaml
-from fed.checkpoint_files import file_name, numbers_in
-from fed.checkpoints import Checkpoints
-from fed.files import LOCK
-from fed.simulations.expectation import Expectation
-from fed.simulations.hiring import hired
+from fed.config import yaml
+from fed.simulations.estimate import Expectation
+from fed.simulations.executors.choice import hired
 from fed.simulations.simulation import Simulation
+from fed.storage.atomic_files import LOCK
+from fed.storage.checkpoint_files import file_name, numbers_in
+from fed.storage.checkpoints import Checkpoints
 from tests.simulations.durable_runs import CASES, DAMAGES, DEVICES, experiment, left_in
 
 ROOT = Path(__file__).resolve().parents[2]

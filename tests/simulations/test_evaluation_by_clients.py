@@ -15,19 +15,19 @@ from torch import nn
 import fed
 from fed.clients.data import ClientId, Pair
 from fed.clients.evaluation import Score, accuracy, evaluate
-from fed.clients.losses import cross_entropy
-from fed.clients.tasks import EvaluateByClients
-from fed.clients.work import Work
+from fed.clients.training.losses import cross_entropy
+from fed.clients.training.work_items import EvaluateByClients
+from fed.clients.training.worker import Work
+from fed.config.evaluation import ByClients
 from fed.errors import InvalidData, InvalidExperiment
-from fed.evaluation import ByClients
 from fed.randomness import Streams
+from fed.server.evaluation import CLIENTS_AT_ONCE, MODELS_AT_ONCE
 from fed.server.federation import Federation, State
-from fed.simulations.expectation import expect
-from fed.simulations.scoring import CLIENTS_AT_ONCE, MODELS_AT_ONCE, begin_scoring
+from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
-from fed.simulations.simulation import Simulation
+from fed.simulations.simulation import Simulation, begin_scoring
+from tests.server.test_evaluation import Late
 from tests.simulations import users_parts as parts
-from tests.simulations.test_scoring import Late
 
 CPU = torch.device("cpu")
 FRACTION = 0.3
@@ -348,7 +348,9 @@ def test_a_kind_of_a_users_own_is_one_of_the_two() -> None:
         for evaluation in (f"python:{__name__}:Halves", {"kind": "clients", "fraction": 0.5})
     )
     assert parts.outcome(own) == parts.outcome(given)
-    with pytest.raises(InvalidExperiment, match=r"must make a fed.evaluation.ByClients or ByCoordinator, got Personal"):
+    with pytest.raises(
+        InvalidExperiment, match=r"must make a fed.config.evaluation.ByClients or ByCoordinator, got Personal"
+    ):
         simulate(experiment(evaluation=f"python:{parts.__name__}:Personal"), data=parts.unequal(), model=parts.small)
 
 

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fed
-from fed.aggregators.contracts import Phase
-from fed.clients.batches import Batches
-from fed.clients.tasks import Train
-from fed.clients.work import Work
-from fed.experiment import Local
-from fed.messages import GroupReply, Task
+from fed.aggregators.base import Phase
+from fed.clients.training.batches import Batches
+from fed.clients.training.executor import InProcess
+from fed.clients.training.work_items import Train
+from fed.clients.training.worker import Work
+from fed.config.experiment import Local
 from fed.simulations.devices import Uniform
-from fed.simulations.executor import InProcess
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
+from fed.wire.messages import GroupReply, Task
 from tests.simulations.users_parts import double, small, unequal
 
 SIZES = st.lists(st.integers(1, 60), max_size=40)
@@ -90,7 +90,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     clients = SimulatedClients(simulation.data, simulation.groups, executor, Uniform(), simulation.streams)
     fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=0, reduces=reduces)
     start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
-    fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.nodes()))
+    fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.available()))
     found = []
     for answer in fleet.collect():
         assert isinstance(answer, GroupReply)

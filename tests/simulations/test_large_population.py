@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import fed
-from fed.cli import main
+from fed.cli.main import main
 from fed.clients.checks import check_batch_norm, check_labels, check_model
 from fed.clients.data import Pair
-from fed.clients.losses import cross_entropy
+from fed.clients.data.describe import partition_of
+from fed.clients.training.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.simulations.report import run_report
+from fed.reports.html import run_report
 
 MILLION = range(10**6)
 ROUNDS, COHORT = 3, 100
@@ -96,7 +97,7 @@ def test_a_report_and_an_expectation_look_at_some_clients(tmp_path: Path) -> Non
     assert len(reads) < ROUNDS * COHORT + 1000
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Samples that each client of 200, evenly spaced among 1,000,000, trains on." in page
-    assert "evenly spaced" not in run_report(run, fed.FederatedData({0: make(0), 1: make(1)}))
+    assert "evenly spaced" not in run_report(run, partition_of(fed.FederatedData({0: make(0), 1: make(1)})))
 
 
 def test_a_million_devices_come_from_yaml(tmp_path: Path) -> None:

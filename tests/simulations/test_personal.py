@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import fed
-from fed.aggregators.contracts import Phase
+from fed.aggregators.base import Phase
 from fed.aggregators.ditto import Ditto
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedbn import FedBN
 from fed.aggregators.fedper import FedPer
 from fed.aggregators.fedrep import FedRep
 from fed.clients.data import held_out
-from fed.clients.work import Work
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, InvalidModel
 from fed.randomness import Streams
-from fed.simulations.executor import InProcess
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 

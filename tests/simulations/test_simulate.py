@@ -15,21 +15,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fed
-from fed.aggregators.contracts import Aggregator, Reduced
-from fed.clients.work import Work
+from fed.aggregators.base import Aggregator, Reduced
+from fed.clients.training.executor import InProcess, Item
+from fed.clients.training.worker import Work
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
-from fed.messages import Failure, GroupReply, Task
+from fed.server.accumulator import UpdateAccumulator
 from fed.server.coordinator import Coordinator
-from fed.server.gathering import Gathering
+from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.simulations.devices import Device, Uniform
-from fed.simulations.executor import InProcess, Item
-from fed.simulations.expectation import Expectation
+from fed.simulations.estimate import Expectation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
-from fed.simulations.scoring import ScoringByClients, ScoringByCoordinator
 from fed.simulations.simulate import simulate
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
+from fed.wire.messages import Failure, GroupReply, Task
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
@@ -134,13 +134,15 @@ def test_power_of_choice_asks_those_whose_losses_a_run_has_found_to_be_the_large
 ) -> None:
     """Losses are clients' own numbers, 0 to 5: once each has had a task, the last two are asked again and again."""
     asked: list[list[int | str]] = []
-    ask = Coordinator.ask
+    ask = Coordinator.dispatch
 
-    def noting(self: Coordinator, gathering: Gathering, number: int, clients: Sequence[int | str], **more: Any) -> None:
+    def noting(
+        self: Coordinator, accumulator: UpdateAccumulator, number: int, clients: Sequence[int | str], **more: Any
+    ) -> None:
         asked.append(list(clients))
-        ask(self, gathering, number, clients, **more)
+        ask(self, accumulator, number, clients, **more)
 
-    monkeypatch.setattr(Coordinator, "ask", noting)
+    monkeypatch.setattr(Coordinator, "dispatch", noting)
     data = fed.FederatedData({client: (torch.ones(2, 1), torch.full((2,), float(client))) for client in range(6)})
     sampling = {"kind": "power_of_choice", "candidates": 6}
     experiment = fed.Experiment(
@@ -478,7 +480,7 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
     clients = SimulatedClients(simulation.data, groups, executor, Uniform(), simulation.streams)
     size_bytes = simulation.layout.size_bytes()
     fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=size_bytes, reduces=True)
-    tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.nodes())]
+    tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.available())]
     fleet.dispatch(tasks[:6])
     takes_s = device.exchange_s(bytes_down=tasks[0].size_bytes(), samples=28, bytes_up=tasks[0].size_bytes())
     assert not list(fleet.collect(until=takes_s / 2))
@@ -513,7 +515,7 @@ class _NoRule:
     ("name", "message"),
     [
         ("_Forgetful", "model_P"),
-        ("_NoRule", "must make a fed.aggregators.contracts.Aggregator or PeerRule, got _NoRule"),
+        ("_NoRule", "must make a fed.aggregators.base.Aggregator or PeerRule, got _NoRule"),
     ],
 )
 def test_an_algorithm_that_keeps_no_contract_is_one_sentence(

@@ -207,7 +207,7 @@ class Watched(SimulatedFleet):
     def dispatch(self, tasks: Any) -> None:
         tasks = [*tasks]
         if tasks:
-            self.sent.append((self.clock, tasks, [int(client) for client in self.nodes()]))
+            self.sent.append((self.clock, tasks, [int(client) for client in self.available()]))
         super().dispatch(tasks)
 
 

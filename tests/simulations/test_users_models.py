@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel
-from fed.simulations.expectation import Expectation
-from fed.simulations.outcomes import spread
+from fed.reports.summary import spread
+from fed.simulations.estimate import Expectation
 from fed.simulations.simulate import simulate
 from tests.simulations import users_parts as parts
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import fed
 from fed.aggregators.fedavg import FedAvg
 from fed.clients.data import Pair
-from fed.simulations.executor import Executor, Item, Make, Result, Work
-from fed.simulations.expectation import Expectation
-from fed.simulations.workers import Workers
+from fed.clients.training.executor import Executor, Item, Make, Result, Work
+from fed.simulations.estimate import Expectation
+from fed.simulations.executors.pool import Workers
 
 UNEQUAL = (3, 17, 8, 1, 30, 12, 5, 9, 24)
 

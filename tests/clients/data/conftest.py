@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import pytest
 
 from fed.clients.data import FederatedData, load
-from fed.document import Document
-from fed.families import DATA, DataSection
+from fed.config.document import Document
+from fed.config.registry import DATA, DataSection
 from fed.randomness import Streams
 
 _NUMBERS = itertools.count()  # a kind is remembered by its name

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fed.clients.data import FederatedData
-from fed.clients.data.idx import idx, read_idx
+from fed.clients.data.sources.idx import idx, read_idx
 from fed.errors import InvalidData
 
 MNIST = Path(__file__).parents[4] / "shared" / "data" / "mnist"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fed.clients.data.partitions import by_hash, by_range, iid, rank
 from fed.clients.data.samples import Samples
+from fed.config.registry import PARTITIONS
 from fed.errors import InvalidData
-from fed.families import PARTITIONS
 from fed.randomness import Streams
 
 NUMBERED: list[dict[str, Any]] = [

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from fed.clients.data import FederatedData
 from fed.clients.data.held_out import share
-from fed.clients.data.synthetic import synthetic
+from fed.clients.data.sources.synthetic import synthetic
 from fed.randomness import Streams
 
 DEVICES = 400

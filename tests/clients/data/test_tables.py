@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fed.clients.data import FederatedData
-from fed.clients.data.tables import csv, npz
+from fed.clients.data.sources.tables import csv, npz
 from fed.errors import InvalidData
 
 Load = Callable[..., FederatedData]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fed.clients.data import FederatedData
-from fed.clients.data.text import speeches, text
+from fed.clients.data.sources.text import speeches, text
 from fed.errors import InvalidData
 
 PLAY = """The Play of the Test

@@ -1,0 +1,317 @@
+"""The contracts that algorithms keep: over ``mean``, over ``mix``, and within a client's local steps.
+
+Shapes: P, a model's trainable parameters; K, clients of a group; S, clients of a round; M, numbers of a client's
+message; N, simulated peers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from fed.config.experiment import Local
+from fed.config.hyperparameters import Hyperparameters
+
+__all__ = [
+    "Aggregator",
+    "Broadcast",
+    "ClientWork",
+    "ContrastiveRule",
+    "Descend",
+    "LocalRule",
+    "Mix",
+    "PeerRule",
+    "Phase",
+    "Reduced",
+    "Report",
+    "local_rule_of",
+]
+
+Broadcast: TypeAlias = tuple[Tensor, ...]
+"""What goes out to clients beside the model, [P] each where local steps use it."""
+
+Descend: TypeAlias = Callable[[Tensor], Tensor]
+"""x → y: a peer's local steps, from x; of all peers at once in simulation."""
+
+Mix: TypeAlias = Callable[[Tensor], Tensor]
+"""x → W x: the weighted average with one's neighbours."""
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What a client has when its local steps are done; of K clients at once, each in a row of its own.
+
+    Args:
+        update_KP: y − x̂, trained minus where the steps began, in float64 as all else.
+        anchor_P: x, the model that came with the task, in the model's own type, which float64 takes up exactly; or of
+            clients that were asked at different times, [K, P].
+        began_KP: x̂, where the steps began, in that type: x unless :meth:`Aggregator.begin` says otherwise.
+        samples_K1: how many each client holds.
+        steps_K1: τ, how many optimizer steps each took.
+        lr: η of those steps.
+        momentum: ρ of those steps.
+        train_loss_K1: the mean loss over the samples trained on.
+        client_state: what each client kept until now: a named tuple of [K, ·], or None.
+        broadcast: what came with the task beside the model.
+        population: N, how many clients there are.
+        start_loss_K1: f(x) on the client's own data, where the algorithm asks for the "loss".
+        start_gradient_KP: ∇f(x) on the client's own data, where the algorithm asks for the "gradient".
+        places_K: each client's number from 0 to N − 1, where the algorithm asks for the "place".
+        nesterov: whether the momentum of those steps is Nesterov's.
+    """
+
+    update_KP: Tensor
+    anchor_P: Tensor
+    began_KP: Tensor
+    samples_K1: Tensor
+    steps_K1: Tensor
+    lr: float
+    momentum: float
+    train_loss_K1: Tensor
+    client_state: Any = None
+    broadcast: Broadcast = ()
+    population: int = 1
+    start_loss_K1: Tensor | None = None
+    start_gradient_KP: Tensor | None = None
+    places_K: Tensor | None = None
+    nesterov: bool = False
+
+    @property
+    def gradients_K1(self) -> Tensor:  # noqa: N802  # a shape suffix
+        r"""‖a‖₁: how many gradients an update holds, :math:`y - x̂ = -η \sum_s a_s g_s`.
+
+        Without momentum, and under Adam, each step counts once: τ. With momentum it counts in later steps, too:
+
+        .. math:: ‖a‖_1 = \frac{1}{1 - ρ} \left(τ - ρ \frac{1 - ρ^τ}{1 - ρ}\right)
+
+        and with Nesterov's, which looks one step ahead, ρ² in place of the ρ before the fraction.
+        """
+        rho, ahead = self.momentum, 2 if self.nesterov else 1
+        return (self.steps_K1 - rho**ahead * (1 - rho**self.steps_K1) / (1 - rho)) / (1 - rho)
+
+
+class Report(NamedTuple):
+    """What clients answer, and what they keep; of K clients at once, each in a row of its own.
+
+    Args:
+        message: the parts, [K, ·] each, whose weighted mean the coordinator learns.
+        weight_K1: each client's weight in it, above 0.
+        client_state: what each client keeps for its next task: a named tuple of [K, ·], or None.
+    """
+
+    message: tuple[Tensor, ...]
+    weight_K1: Tensor
+    client_state: Any = None
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a round left.
+
+    Args:
+        mean: of each part of the clients' messages the weighted mean, in float64.
+        clients: |S|, how many answers it counts.
+        population: N, how many clients there are.
+    """
+
+    mean: tuple[Tensor, ...]
+    clients: int
+    population: int
+
+    @property
+    def update_P(self) -> Tensor:  # noqa: N802  # a shape suffix
+        """The mean of the messages' first part: of the clients' updates, unless an algorithm sends something else."""
+        return self.mean[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of a client's local training; the next one goes on from where it ends, with an optimizer of its own.
+
+    Args:
+        rule: a correction of the gradient of the shared parameters, or a term of the loss, or None.
+        trains: which parameters move: all, or those alone that are shared or private.
+        epochs: passes over the client's data, in place of what the section local says.
+        is_personal: whether it trains the model that a client keeps for itself, not the one that it reports. A client's
+            first task brings the model with which its own begins.
+    """
+
+    rule: "LocalRule | ContrastiveRule | None" = None
+    trains: Literal["all", "shared", "private"] = "all"
+    epochs: PositiveInt | None = None
+    is_personal: bool = False
+
+    def local(self, local: Local) -> Local:
+        """The experiment's section ``local`` with this phase's epochs."""
+        return local if self.epochs is None else local.model_copy(update={"epochs": self.epochs, "steps": None})
+
+    def steps(self, steps: int | None) -> int | None:
+        """How many steps this phase takes of a task that asks for so many; None: as many as :meth:`local` says."""
+        return steps if self.epochs is None else None
+
+    def moves(self, shared: int) -> slice:
+        """Which numbers of a parameter vector move; its first ones are the ``shared`` parameters."""
+        return {"all": slice(None), "shared": slice(shared), "private": slice(shared, None)}[self.trains]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregator(Hyperparameters, ABC):
+    """An algorithm over ``mean``: what clients say, and how the mean of it moves the model.
+
+    A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of float64 tensors whose field
+    ``model_P`` is the model that users evaluate. Only :meth:`init` and :meth:`apply` must be written; what a client
+    does beyond plain training is :meth:`begin`, :meth:`report`, :meth:`phases` and, in its local steps,
+    :class:`LocalRule`. Of a model with private parts all of these see the shared parameters alone.
+    """
+
+    primitive: ClassVar[str] = "mean"
+    linear: ClassVar[bool] = True
+    """Whether the mean of the messages is all it needs, so that groups of clients may be reduced where they train."""
+    personal: ClassVar[bool] = False
+    """Whether its purpose is a model for each client, scored on that client's own data."""
+    asks: ClassVar[frozenset[str]] = frozenset()
+    """What a report needs beside the local steps: "loss" or "gradient" of x on the client's own data; its "place"."""
+    pools_data: ClassVar[bool] = False
+    """Whether one client holds all clients' data, so that nobody reports to a coordinator."""
+
+    @abstractmethod
+    def init(self, params_P: Tensor) -> Any:
+        """The state before the first round."""
+
+    def start(self, state: Any) -> Tensor:
+        """The model that goes out to clients, x: [P]."""
+        model_P: Tensor = state.model_P
+        return model_P
+
+    def broadcast(self, state: Any) -> Broadcast:
+        """What goes out beside the model, [P] each where local steps use it."""
+        return ()
+
+    def steps(self, state: Any) -> int | None:
+        """How many optimizer steps clients take in the round to come; None: as many as the experiment says."""
+        return None
+
+    def init_client(self, params_P: Tensor) -> Any:
+        """What a client keeps before its first task: a named tuple of tensors of one dimension; None: nothing."""
+        return None
+
+    def private(self, module: nn.Module) -> Collection[str]:
+        """The names of a model's parameters and buffers that never leave a client.
+
+        Raises:
+            InvalidModel: if the model has nothing of the kind.
+        """
+        return ()
+
+    def phases(self) -> tuple[Phase, ...]:
+        """What a client's local training consists of."""
+        return (Phase(rule=local_rule_of(self)),)
+
+    def begin(self, anchor_P: Tensor, client_state: Any) -> Tensor:
+        """Where a client's steps begin: x, or of K clients [K, P] a row each."""
+        return anchor_P
+
+    def report(self, work: ClientWork) -> Report:
+        """What clients answer and keep: the update, weighted by samples, and what they had."""
+        return Report((work.update_KP,), work.samples_K1, work.client_state)
+
+    def check(self, replies: int) -> None:
+        """Refuse rounds in which too few clients answer.
+
+        Raises:
+            InvalidExperiment: if the algorithm needs more than so many replies.
+        """
+
+    def check_local(self, local: Local) -> None:
+        """Any local training.
+
+        An algorithm whose equation does not hold for some says here, in its first line, for which it does. It is asked
+        when an experiment is read.
+
+        Raises:
+            InvalidExperiment: for the others, with the reason and the way out.
+        """
+
+    def combine(
+        self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
+    ) -> tuple[Any, Tensor]:
+        """Where ``linear`` is False, the state and what takes the place of the weighted mean, [M].
+
+        Args:
+            state: the present one.
+            messages_SM: each client's parts and float buffers in one row, in the order of their tasks.
+            weights_S: above 0.
+            generator: the round's own stream.
+
+        Raises:
+            InvalidExperiment: if there are too few messages.
+        """
+        return state, weights_S @ messages_SM / weights_S.sum()
+
+    @abstractmethod
+    def apply(self, state: Any, reduced: Reduced) -> Any:
+        """The state after a round with these means of the clients' messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerRule(Hyperparameters, ABC):
+    """An algorithm over ``mix``: what a peer does in a round, with its local steps and its neighbours.
+
+    The same code runs for all simulated peers at once (x_NP, and ``mix`` a sparse product) and for one real peer (x_P,
+    and ``mix`` a round of messages).
+    """
+
+    primitive: ClassVar[str | None] = "mix"
+
+    @abstractmethod
+    def step(self, x_P: Tensor, descend: Descend, mix: Mix) -> Tensor:
+        """A peer's model after a round."""
+
+
+@runtime_checkable
+class LocalRule(Protocol):
+    """A correction of the gradient in flat space; elementwise, so that [P] and [clients, P] use the same code.
+
+    An algorithm of either primitive that has one is its own local rule.
+    """
+
+    def correct(
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
+    ) -> Tensor:
+        """The gradient that the optimizer gets.
+
+        Args:
+            gradient_P: of the client's loss at x_P.
+            x_P: the client's model.
+            anchor_P: the model that the task started from.
+            client_state: what the client keeps from task to task, its vectors [P] as x_P is.
+            broadcast: what came with the task beside the model.
+        """
+        ...
+
+
+@runtime_checkable
+class ContrastiveRule(Protocol):
+    """A term of the loss that compares representations: what the model's last linear layer gets.
+
+    An algorithm that has one keeps ``previous_P``, another model of the same parameters, as its client state.
+    """
+
+    def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
+        """The scalar that is added to a batch's loss.
+
+        Args:
+            features_BF: of the model that is trained.
+            server_BF: of the model that came with the task, which stays as it is.
+            previous_BF: of the model that the client keeps.
+        """
+        ...
+
+
+def local_rule_of(algorithm: object) -> LocalRule | ContrastiveRule | None:
+    """The algorithm itself where it has a say in local steps."""
+    return algorithm if isinstance(algorithm, LocalRule | ContrastiveRule) else None

@@ -1,0 +1,1 @@
+"""Data sets that an experiment can name."""

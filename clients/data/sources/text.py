@@ -1,0 +1,135 @@
+"""A play, speaker by speaker, to predict its next character.
+
+McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017, 1602.05629: a role of
+Shakespeare's is a client. Shapes: L characters of one speaker, T of a sequence; n sequences.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import AfterValidator, PositiveInt
+
+from fed.clients.data.samples import Samples
+from fed.clients.data.sources.files import files_of
+from fed.errors import InvalidData
+
+__all__ = ["speeches", "text"]
+
+_CUE = re.compile(r"\s*(?P<speaker>[^\W\d_][^:]{0,39}):(?P<words>.*)")
+
+
+def _given(path: str) -> str:
+    if not path:
+        raise ValueError(
+            "must be given: a play as plain text, in which a line such as ROMEO: stands before what the speaker says, "
+            "or a folder of them"
+        )
+    return path
+
+
+def text(
+    path: Annotated[str, AfterValidator(_given)] = "", sequence_length: PositiveInt = 80, min_samples: PositiveInt = 1
+) -> Samples:
+    """A play, whose speakers are the clients: each learns to predict the next character of what it says.
+
+    All that a speaker says is put together and cut into sequences; inputs and targets are numbers of characters,
+    [n, T] int64, the targets one character further on. The classes are the characters of all speeches, in their order.
+
+    Args:
+        path: a text in UTF-8, or a folder of such with names in .txt; relative to the working directory.
+        sequence_length: T, characters of a sequence.
+        min_samples: the fewest sequences that a speaker must have to be a client; others are left out.
+
+    Raises:
+        InvalidData: if the text cannot be read, has no speakers, or none of them says enough.
+    """
+    spoken = _spoken(files_of(path, ".txt"))
+    if not spoken:
+        raise InvalidData(f"{path}: must hold lines such as ROMEO: before what is said, got none: check the text")
+    characters = sorted({character for words in spoken.values() for character in words})
+    number = {character: index for index, character in enumerate(characters)}
+    codes = {place: np.array([number[character] for character in words]) for place, words in spoken.items()}
+    x_nT, y_nT = _joined([_cut(code_L, sequence_length) for code_L in codes.values()])
+    counts = [(len(code_L) - 1) // sequence_length for code_L in codes.values()]
+    files, speakers = zip(*codes, strict=True)
+    columns = {"file": np.repeat(files, counts), "client": np.repeat(speakers, counts)}
+    kept_n = _of_clients_with(min_samples, columns["client"])
+    if not kept_n.any():
+        raise InvalidData(
+            f"{path}: some speaker must say at least {min_samples} × {sequence_length} + 1 characters, the most is "
+            f"{max(map(len, spoken.values()))}: lower data.sequence_length or data.min_samples"
+        )
+    samples = Samples(torch.from_numpy(x_nT), torch.from_numpy(y_nT), None, columns, len(characters))
+    return samples.take(np.flatnonzero(kept_n))
+
+
+def _spoken(files: list[Path]) -> dict[tuple[str, str], str]:
+    """All that a speaker says in a file, by file and speaker."""
+    spoken: dict[tuple[str, str], list[str]] = {}
+    for file in files:
+        for speaker, words in speeches(_lines(file)):
+            spoken.setdefault((file.stem, speaker), []).append(words)
+    return {place: "".join(words) for place, words in spoken.items()}
+
+
+def _cut(code_L: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    end = (len(code_L) - 1) // length * length
+    return code_L[:end].reshape(-1, length), code_L[1 : end + 1].reshape(-1, length)
+
+
+def _joined(pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    x, y = zip(*pairs, strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
+def _of_clients_with(samples: int, clients_n: NDArray[np.generic]) -> NDArray[np.bool_]:
+    _, which_n, counts = np.unique(clients_n, return_inverse=True, return_counts=True)
+    return np.asarray(counts[which_n] >= samples)
+
+
+def speeches(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    r"""Who says what, in the play's order; what stands before the first speaker is nobody's.
+
+    A speaker is a line of its own that ends in a colon and is written like a name, Each Word So, or follows an empty
+    line. Words may follow on the same line if the name is in CAPITALS.
+
+    Example:
+        >>> list(speeches(["A PLAY", "", "First Citizen:", "Speak,", "he said: speak.", "", "ALL: Aye!"]))
+        [('First Citizen', 'Speak,\nhe said: speak.\n'), ('ALL', 'Aye!\n')]
+    """
+    speaker: str | None = None
+    said: list[str] = []
+    after_empty = True
+    for line in lines:
+        cue = _CUE.fullmatch(line.rstrip())
+        if cue and _is_cue(cue["speaker"], cue["words"], after_empty):
+            if speaker and said:
+                yield speaker, "".join(said)
+            speaker, said = cue["speaker"].strip(), []
+            line = cue["words"]
+        after_empty = not line.strip()
+        if not after_empty:
+            said.append(line.strip() + "\n")
+    if speaker and said:
+        yield speaker, "".join(said)
+
+
+def _is_cue(speaker: str, words: str, after_empty: bool) -> bool:
+    if words.strip():
+        return speaker.isupper()
+    is_name = all(word[0].isupper() or word[0].isdigit() for word in speaker.split())
+    return after_empty or is_name
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise InvalidData(f"{file}: cannot be read ({error.strerror}): correct the path or its permissions") from None
+    except UnicodeDecodeError as error:
+        raise InvalidData(f"{file}: must be text in UTF-8, which byte {error.start} is not: convert it") from None

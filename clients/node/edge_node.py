@@ -1,0 +1,450 @@
+"""An edge node: dials the coordinator, keeps a stream open, trains what it is asked, and comes back after failures."""
+
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+
+from fed import __version__
+from fed.clients.data import ClientId
+from fed.clients.node.plans import as_experiment
+from fed.clients.node.training import BEGAN_ANEW, Described, NodeTask, TaskDone
+from fed.clients.node.training_process import TrainingProcess
+from fed.clients.training.work_items import Train
+from fed.errors import FedError, InvalidInput, RunFailed
+from fed.identity.credentials import hold_to_loopback
+from fed.wire.messages import one_line
+from fed.wire.protocol import MOST_CLASSES, MOST_MESSAGE_BYTES, PROTOCOL
+from fed.wire.protocol_pb2 import (
+    Answer,
+    Assignment,
+    Examination,
+    Failed,
+    FromNode,
+    Heartbeat,
+    Joining,
+    Payload,
+    Plan,
+    Scores,
+    Signature,
+    TaskId,
+    ToNode,
+)
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.protocol_pb2_grpc import CoordinationStub
+from fed.wire.transfers import NodePatience, Transfers, words_of
+
+__all__ = ["EdgeNode"]
+
+_log = logging.getLogger(__name__)
+_MOST_WAITING = 100  # things that a server asks for before they are done
+_MOST_CLIENTS = 1 << 20
+_SHORTEST_S, _LONGEST_S = 0.01, 3600.0
+_LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
+_OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
+_NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A task, until its answer is delivered or nobody wants it; with when it must be there, by our clock."""
+
+    assignment: Assignment
+    path: Path
+    due_s: float
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return _key_of(self.assignment.task)
+
+
+class _Asked(NamedTuple):
+    """An examination, and where its scores go, as long as that connection lasts."""
+
+    examination: Examination
+    outbox: "queue.Queue[FromNode | None]"
+
+
+@dataclass
+class EdgeNode:
+    """One node of a deployment.
+
+    Args:
+        server: HOST:PORT.
+        credentials: for the channel; None: without any, on loopback.
+        name: in the certificate, or where there is none what it is to be called.
+        client: the id that it stands for.
+        training: its training process.
+        folder: for files on their way.
+        allowed: ``python:`` names that it accepts.
+        patience: how long it waits.
+        tasks_done: whose answers the server has accepted.
+    """
+
+    server: str
+    credentials: grpc.ChannelCredentials | None
+    name: str
+    client: ClientId
+    training: TrainingProcess
+    folder: Path
+    allowed: Sequence[str] = ()
+    patience: NodePatience = field(default_factory=NodePatience)
+    tasks_done: int = 0
+
+    def __post_init__(self) -> None:
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._work: queue.Queue[_Held | Plan | _Asked] = queue.Queue()
+        self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
+        self._transfers = Transfers(self.patience)
+        self._outbox: queue.Queue[FromNode | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._problem: Exception | None = None
+        self._heard_s = 0.0
+        self._delivery_s: float | None = None  # that the last one took
+        self._heartbeat_s = 1.0
+        self._says_it_waits = True
+        self._described: Described | None = None
+        self._plan: Plan | None = None
+        self._farewell = ""
+
+    def run(self, *, stopped: threading.Event | None = None) -> str:
+        """Work until the server says farewell for good; its last words.
+
+        Args:
+            stopped: ends it from another thread.
+
+        Raises:
+            InvalidInput: if the node's data cannot be used, it does not accept what it is to run, or goes without
+                credentials to another machine.
+            RunFailed: if the server refuses it for good.
+        """
+        stopped = stopped or threading.Event()
+        self._described = self.training.describe()
+        self._clear_folder()
+        threading.Thread(target=self._work_on, name="work", daemon=True).start()
+        try:
+            self._attend_again_and_again(stopped)
+        finally:
+            self._transfers.over.set()
+        return self._farewell
+
+    def _attend_again_and_again(self, stopped: threading.Event) -> None:
+        failures = 0
+        while not stopped.is_set() and not self._farewell:
+            began_s, words = time.monotonic(), "it has ended the connection"
+            try:
+                self._attend(stopped)
+            except grpc.RpcError as error:
+                self._hold_to_authority(error)
+                words = words_of(error)
+            if self._problem is not None:
+                raise self._problem
+            if stopped.is_set() or self._farewell:
+                return
+            failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
+            if failures in (0, 1, 5) or failures % 20 == 0:
+                _log.info("%s cannot be reached (%s); trying again", self.server, words)
+            stopped.wait(self.patience.pause_s(failures))
+
+    def _clear_folder(self) -> None:
+        """Remove what an earlier start left when it was killed."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.iterdir():
+                left.unlink()
+        except OSError as error:
+            raise InvalidInput(f"{self.folder} cannot be written to ({error.strerror}): give another --state") from None
+
+    def _attend(self, stopped: threading.Event) -> None:
+        """One connection, for as long as it lasts."""
+        self._says_it_waits = True
+        outbox: queue.Queue[FromNode | None] = queue.Queue()
+        described = self._described
+        assert described is not None
+        signature = Signature(
+            input_shape=described.input_shape, input_dtype=described.input_dtype, classes=described.classes
+        )
+        with self._lock:
+            joining = Joining(
+                protocol=PROTOCOL,
+                software=f"fed {__version__}",
+                name=self.name,
+                samples=described.samples,
+                signature=signature,
+                held=[item.assignment.task for item in self._held.values()],
+            )
+            outbox.put(FromNode(joining=joining))
+            self._outbox = outbox
+        with self._channel() as channel:
+            self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
+            self._heard_s = time.monotonic()
+            call = stub.Attend(iter(outbox.get, None))
+            ended = threading.Event()
+            watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
+            watching.start()
+            try:
+                for message in call:
+                    self._heard_s = time.monotonic()
+                    self._take(message)
+                    if self._farewell or self._problem is not None:
+                        return
+            finally:
+                ended.set()
+                self._transfers.connected.clear()
+                outbox.put(None)
+                call.cancel()
+                watching.join()
+
+    def _channel(self) -> grpc.Channel:
+        if self.credentials is None:
+            hold_to_loopback(self.server)
+            return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
+        return grpc.secure_channel(self.server, self.credentials, _OPTIONS)
+
+    def _watch(
+        self, call: grpc.Call, outbox: "queue.Queue[FromNode | None]", ended: threading.Event, stopped: threading.Event
+    ) -> None:
+        """Give signs of life, and give the connection up when there are none from the other side."""
+        said_s = time.monotonic()
+        while not ended.wait(_LOOKS_EVERY_S):
+            now_s = time.monotonic()
+            if stopped.is_set() or self._problem is not None or now_s > self._heard_s + self.patience.silence_s:
+                call.cancel()
+                return
+            if now_s > said_s + min(self._heartbeat_s, self.patience.silence_s / 4):
+                with self._lock:
+                    held = [item.assignment.task for item in self._held.values()]
+                outbox.put(FromNode(heartbeat=Heartbeat(held=held)))
+                said_s = now_s
+
+    def _take(self, message: ToNode) -> None:
+        if self._work.qsize() >= _MOST_WAITING:
+            self._problem = RunFailed(
+                f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
+                "that you trust?"
+            )
+        elif message.HasField("heartbeat"):
+            if self._says_it_waits and not self._transfers.connected.is_set():
+                self._says_it_waits = False
+                _log.info("%s is there, and the run has yet to begin", self.server)
+        elif message.HasField("plan"):
+            self._take_plan(message.plan)
+        elif message.HasField("assignment"):
+            self._accept(message.assignment)
+        elif message.HasField("withdrawal"):
+            with self._lock:
+                self._held.pop(_key_of(message.withdrawal.task), None)
+        elif message.HasField("examination"):
+            self._work.put(_Asked(message.examination, self._outbox))
+        elif message.HasField("farewell"):
+            reason = one_line(message.farewell.reason)
+            if message.farewell.is_final:
+                self._farewell = reason or "the server needs no more"
+            else:
+                _log.info("%s ends the connection: %s", self.server, reason)
+
+    def _take_plan(self, plan: Plan) -> None:
+        if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:
+            self._problem = RunFailed(
+                f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
+                f"{_LONGEST_S} s"
+            )
+            return
+        is_new = self._transfers.connected.is_set() or plan != self._plan  # each connection begins with one
+        self._heartbeat_s, self._plan = plan.heartbeat_s, plan
+        _log.info("connected to %s, as %r", self.server, self.client)
+        self._transfers.connected.set()
+        if is_new:
+            self._work.put(plan)
+
+    def _prepare(self, plan: Plan) -> None:
+        described = self._described
+        assert described is not None
+        said = plan.signature
+        if (tuple(said.input_shape), said.input_dtype) != (
+            described.input_shape,
+            described.input_dtype,
+        ) or not described.classes <= said.classes <= MOST_CLASSES:
+            raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
+        self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
+
+    def _accept(self, assignment: Assignment) -> None:
+        key = _key_of(assignment.task)
+        due_s = time.monotonic() + assignment.deadline_s
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = _Held(assignment, self.folder / f"{self._mark}-{key[0]}-{key[1]}", due_s)
+                self._work.put(self._held[key])
+        self._outbox.put(FromNode(accepted=assignment.task))
+
+    def _work_on(self) -> None:
+        """Tasks, one after another."""
+        while not self._transfers.over.is_set():
+            item = self._work.get()
+            try:
+                if isinstance(item, Plan):
+                    self._prepare(item)
+                elif isinstance(item, _Asked):
+                    self._score(item)
+                else:
+                    self._do(item)
+            except (FedError, OSError) as error:
+                if isinstance(item, Plan) and isinstance(error, InvalidInput):
+                    self._problem = type(error)(one_line(str(error).replace("\n", "; ")))
+                else:
+                    self._have_failed(item, _sentence(error, self.folder))
+            except Exception as error:  # whatever it is, the next task may go well
+                _log.exception("a task failed")
+                self._have_failed(item, f"{type(error).__name__}: {error}")
+
+    def _have_failed(self, item: "_Held | Plan | _Asked", reason: str) -> None:
+        if isinstance(item, _Held):
+            self._give_up(item, reason)
+        elif isinstance(item, Plan):
+            self._problem = RunFailed(one_line(reason.replace("\n", "; ")))
+
+    def _do(self, held: _Held) -> None:
+        """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
+        done = self._train(held)
+        if done is not None and done.died and not self._transfers.over.is_set():
+            _log.warning("%s; task %d begins anew", done.problem, held.assignment.task.number)
+            done = self._train(held)  # from a new file: half an answer may be in it
+        if done is not None and done.problem:
+            self._give_up(held, done.problem, diverged=done.diverged)
+        elif done is not None:
+            if done.began_anew:
+                _log.warning("task %d: %s", held.assignment.task.number, BEGAN_ANEW)
+            self._deliver(held, done)
+
+    def _train(self, held: _Held) -> TaskDone | None:
+        """What came of it; None if nobody wants it any more."""
+        assignment = held.assignment
+        began_s = time.monotonic()
+        payload, spec = assignment.payload, self._spec_of(assignment.payload)
+        if not self._transfers.download(payload, held.path, spec, lambda: self._is_wanted(held)):
+            held.path.unlink(missing_ok=True)
+            return None
+        until_s = None
+        if assignment.HasField("deadline_s") and assignment.takes_parts:  # the way back may be as long as the way here
+            until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
+        if assignment.durable_after.start:
+            self.training.forget_before(_name_of(assignment.durable_after))
+        kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
+        name, train, content = _name_of(assignment.task), self._train_of(assignment), payload.SerializeToString()
+        return self.training.train(NodeTask(name, train, content, held.path, kept_after, until_s))
+
+    def _train_of(self, assignment: Assignment) -> Train:
+        return Train(
+            (self.client,),
+            assignment.round,
+            "messages",
+            assignment.lr if assignment.HasField("lr") else None,
+            (assignment.steps if assignment.HasField("steps") else None,),
+            assignment.broadcast_count,
+            assignment.population,
+            (assignment.place,) if assignment.HasField("place") else (),
+            ((assignment.round, *filter(None, [assignment.repeats])),),
+        )
+
+    def _score(self, asked: _Asked) -> None:
+        examination, outbox = asked
+        path = self.folder / f"{self._mark}-scores-{examination.id}"
+        scores = Scores(id=examination.id, problem="it was asked for no longer")
+        try:
+            spec = self.training.spec[:2]
+            if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
+                kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
+                found = self.training.score(examination.payload.SerializeToString(), path, kept_after)
+                scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
+        except (FedError, RuntimeError, OSError) as error:
+            problem = str(error) if isinstance(error, RuntimeError) else _sentence(error, self.folder)
+            scores = Scores(id=examination.id, problem=problem)
+        finally:
+            path.unlink(missing_ok=True)
+        outbox.put(FromNode(scores=scores))
+
+    def _spec_of(self, payload: Payload) -> list[TensorMessage]:
+        """What a task's tensors must be, as far as it can be known: what is broadcast may have a number a client."""
+        model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
+        if len(said) != len(broadcast):
+            return [*model, *broadcast]
+        most = max([_MOST_CLIENTS, *(part.numbers for part in model)])
+        fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
+        return [*model, *(said if all(fits) else broadcast)]
+
+    def _deliver(self, held: _Held, done: TaskDone) -> None:
+        """Send an answer, and hear what becomes of it."""
+        answer = Answer(
+            task=held.assignment.task,
+            payload=Payload.FromString(done.payload),
+            weight=done.weight,
+            samples=done.samples,
+            train_loss=done.train_loss,
+            began_anew=done.began_anew,
+        )
+        began_s = time.monotonic()
+        receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
+        if receipt is None:
+            held.path.unlink(missing_ok=True)
+            return
+        if receipt.accepted:
+            _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
+            self._delivery_s = time.monotonic() - began_s
+        else:
+            reason = one_line(receipt.reason)
+            _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
+        self._let_go(held)
+        self.tasks_done += receipt.accepted
+
+    def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
+        if self._transfers.over.is_set():  # it may be done after another start
+            return
+        _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
+        with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
+            if self._held.get(held.key) is held:
+                del self._held[held.key]
+                self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
+        held.path.unlink(missing_ok=True)
+
+    def _is_wanted(self, held: _Held) -> bool:
+        with self._lock:
+            return self._held.get(held.key) is held
+
+    def _let_go(self, held: _Held) -> None:
+        with self._lock:
+            self._held.pop(held.key, None)
+        held.path.unlink(missing_ok=True)
+
+    def _hold_to_authority(self, error: grpc.RpcError) -> None:
+        """What no patience mends ends the node."""
+        code, words = error.code(), one_line(error.details() or "")
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
+            self._problem = RunFailed(f"{self.server} refuses this node: {words}")
+        elif "CERTIFICATE_VERIFY_FAILED" in words or "not match" in words:
+            self._problem = RunFailed(
+                f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
+                "address, and are the credentials of the same authority?"
+            )
+
+
+def _key_of(task: TaskId) -> tuple[int, int]:
+    return task.start, task.number
+
+
+def _name_of(task: TaskId) -> str:
+    return f"{task.start}-{task.number}"
+
+
+def _sentence(error: FedError | OSError, folder: Path) -> str:
+    if isinstance(error, FedError):
+        return str(error)
+    if isinstance(error, FileNotFoundError):
+        return f"a file of the node's is gone from {folder}: leave what is there to the node"
+    return f"the node cannot write to {folder} ({error.strerror or error}): make room there"

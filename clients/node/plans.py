@@ -1,0 +1,60 @@
+"""What a node takes from a server's plan: an experiment of which it knows all code."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
+
+__all__ = ["as_experiment", "hold_to_allowed"]
+
+_MOST_LETTERS = 1 << 20
+_OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
+
+
+def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
+    """A plan's experiment, once it is known to name no code that is not accepted.
+
+    Raises:
+        InvalidExperiment: if it does, or is no experiment.
+    """
+    if len(plan) > _MOST_LETTERS:
+        raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
+    try:
+        keys = json.loads(plan)
+    except (ValueError, RecursionError) as error:
+        raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
+    if not isinstance(keys, dict):
+        raise InvalidExperiment("the server's plan must be a mapping")
+    if others := sorted(keys.keys() - _OF_NODES - {"data"}) or (["data"] if keys.get("data") is not None else []):
+        raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
+    hold_to_allowed(keys, allowed)
+    try:
+        return Experiment(**keys)
+    except RecursionError:
+        raise InvalidExperiment("the server's plan has too many levels") from None
+
+
+def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Refuse an experiment that names code which this node does not accept; nothing is imported before.
+
+    Args:
+        experiment: its keys and values.
+        allowed: names such as ``python:package.module:Name``.
+
+    Raises:
+        InvalidExperiment: if it names others.
+    """
+    named: list[Any] = [experiment]
+    while named:
+        part = named.pop()
+        if isinstance(part, Mapping):
+            named += part.values()
+        elif isinstance(part, list | tuple):
+            named += part
+        elif isinstance(part, str) and part.startswith("python:") and part not in allowed:
+            raise InvalidExperiment(
+                f"this node runs no code that it does not know, got {part}: if you trust it, start fed client with "
+                f"--allow {part}"
+            )

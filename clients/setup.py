@@ -1,0 +1,159 @@
+"""What an experiment, data and a model come to before the first round, held to each other."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fed.aggregators.base import Aggregator, Phase, local_rule_of
+from fed.aggregators.client_side import first_client_state
+from fed.clients.checks import check_algorithm, check_batch_norm, check_labels, check_model, check_state, own_copy
+from fed.clients.client_states import ClientStates
+from fed.clients.data import ClientId, FederatedData, Pair, held_out
+from fed.clients.evaluation import Metric, accuracy
+from fed.clients.training.local_context import Given
+from fed.clients.training.losses import Loss, cross_entropy
+from fed.clients.training.work_items import Recipe
+from fed.config.components import Component
+from fed.config.evaluation import ByClients, ByCoordinator
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
+from fed.layout import Layout
+from fed.randomness import Streams, seeded_torch
+
+__all__ = ["Preparation"]
+
+
+class Preparation:
+    """The first model, what local training consists of, and the samples that it goes over.
+
+    Attributes:
+        streams: the run's.
+        data: to train on: without what clients hold out, and held to the model's classes.
+        held_out: what clients score models on, where they do.
+        module: the first model.
+        algorithm: the experiment's.
+        phases: what local training consists of.
+        layout: the model's, with what is private last.
+
+    Args:
+        experiment: what is to be run.
+        data: by client: of all clients, or of those that this process knows.
+        model: a factory of modules, or a module to copy, in place of the experiment's.
+        loss: (output, target) → scalar, in place of cross-entropy.
+        metric: (output, target) → number, in place of accuracy; with a ``loss`` there is none unless given.
+
+    Raises:
+        InvalidInput: if the parts do not fit each other.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: FederatedData,
+        model: Callable[[], nn.Module] | nn.Module | None = None,
+        loss: Loss | None = None,
+        metric: Metric | None = None,
+    ) -> None:
+        self.streams = Streams(experiment.seed)
+        self.data = data
+        self.module = self._first_module(experiment, model, loss)
+        self.held_out = self._held_out(experiment.evaluation)
+        check_batch_norm(self.module, self.data, experiment.local.batch_size)
+        self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
+        self.phases, self.layout = self._local_training()
+        self._local = experiment.local
+        self._loss = loss or cross_entropy
+        self._metric = metric or (None if loss else accuracy)
+
+    def recipe(self, data: FederatedData, *, is_batched: bool) -> Recipe:
+        """Everything that a process needs to do its part of the work.
+
+        Args:
+            data: to train on, with the test set.
+            is_batched: whether groups train as one computation.
+        """
+        return Recipe(
+            module=self.module,
+            loss=self._loss,
+            metric=self._metric,
+            local=self._local,
+            aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
+            phases=self.phases,
+            private=self.layout.private,
+            is_batched=is_batched,
+            read=data.read,
+            test=data.test if self.held_out is None else None,
+            streams=self.streams,
+            held_out=None if self.held_out is None else self.held_out.__getitem__,
+        )
+
+    def given(self) -> Given:
+        """What comes with a client's first task beside the model, and what the algorithm has it keep before that."""
+        if not isinstance(self.algorithm, Aggregator):
+            return Given()
+        shared = self.layout.shared
+        vector_V, _ = shared.pack(self.module)
+        state = self.algorithm.init(vector_V[: shared.parameters].double())
+        broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
+        return Given(first_client_state(self.algorithm, shared, vector_V), broadcast)
+
+    def client_states(self) -> ClientStates:
+        """What clients keep, before the first round."""
+        keeps_models = any(phase.is_personal for phase in self.phases)
+        state = self.given().client_state or ()
+        return ClientStates(self.data.clients, self.layout, self.layout.pack(self.module), state, keeps_models)
+
+    def _first_module(
+        self, experiment: Experiment, model: Callable[[], nn.Module] | nn.Module | None, loss: Loss | None
+    ) -> nn.Module:
+        """Initialised from its own stream, and held to the data."""
+        with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
+            made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
+            module = own_copy(made)
+            tried = copy.deepcopy(module)  # what forward passes leave may not be copied
+            classes = check_model(tried, self.data, loss or cross_entropy, labelled=loss is None)
+        if loss is None:
+            self.data = check_labels(self.data, classes)
+        check_state(module, experiment.local.precision)
+        return module
+
+    def _built_in(self, experiment: Experiment) -> nn.Module:
+        section = experiment.model
+        if section is None:
+            raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
+        inputs, _ = self.data.read(self.data.clients[0])
+        module: nn.Module = section.make(
+            input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
+        )
+        is_users_own = section.kind.startswith("python:")
+        return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
+
+    def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
+        """What clients hold out to score models on, if they do; the data become what is left to train on."""
+        evaluation = section.make()
+        if isinstance(evaluation, ByClients):
+            self.data, pairs = held_out.for_each(self.data, evaluation.fraction, self.streams)
+            return pairs
+        if not isinstance(evaluation, ByCoordinator):
+            raise InvalidExperiment(
+                f"evaluation {section.kind} must make a fed.config.evaluation.ByClients or ByCoordinator, got "
+                f"{type(evaluation).__name__}: derive it from one of them"
+            )
+        return None
+
+    def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
+        """What a client's training consists of, and the layout with what it does not share."""
+        algorithm: Any = self.algorithm
+        if not isinstance(algorithm, Aggregator):
+            return (Phase(rule=local_rule_of(algorithm)),), Layout.of(self.module)
+        phases, layout = algorithm.phases(), Layout.of(self.module, algorithm.private(self.module))
+        has_own = any(phase.is_personal for phase in phases)
+        if all(phase.is_personal for phase in phases) or (has_own and layout.private):
+            raise InvalidExperiment(
+                f"{type(algorithm).__name__}'s clients must train a model that they report, and keep either "
+                f"private parts of it or a whole model of their own, got {phases}: see fed.aggregators.ditto"
+            )
+        return phases, layout

@@ -1,0 +1,308 @@
+"""Local training of a group of clients as one computation, each with parameters, samples and steps of its own.
+
+Shapes: K, clients of a group; Q, a client's trainable parameters as they are computed with, P of them and gaps; V, a
+client's whole floating-point state; I, its integers; N, samples of all clients; S, optimizer steps; B, places for
+samples in a batch, n = K · B in those of all clients.
+"""
+
+import itertools
+import operator
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call, vmap
+
+from fed.aggregators.base import LocalRule, Phase
+from fed.aggregators.client_side import each_part
+from fed.clients.data import Pair
+from fed.clients.training.local_context import Given
+from fed.clients.training.losses import Loss, of_each_sample
+from fed.clients.training.op_graphs import keeps, move_in_place, record
+from fed.clients.training.optimizers import is_plain_descent, optimizer_for
+from fed.clients.training.padded_batches import Block, GroupSteps
+from fed.clients.training.stacked_states import StackedStates
+from fed.config.experiment import Local
+from fed.errors import InvalidModel
+from fed.layout import Layout
+
+__all__ = ["BatchedTrainer", "TrainedGroup"]
+
+_NOTHING = Given()
+_EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """What training leaves of each client of a group: its state, mean loss, and the samples it has seen.
+
+    Args:
+        vectors_KV: the trained states.
+        integers_KI: the trained integer buffers.
+        train_losses: K means over the samples trained on.
+        samples_seen: K counts.
+    """
+
+    vectors_KV: Tensor
+    integers_KI: Tensor
+    train_losses: list[float]
+    samples_seen: list[int]
+
+
+class BatchedTrainer:
+    r"""Trains many clients with one module at once, as :class:`fed.clients.training.trainer.Trainer` trains one.
+
+    Parameters are stacked, one operation serves all clients, and the gradient is that of
+
+    .. math:: \sum_k \sum_b w_{kb} \, ℓ(f(x_k; a_{kb}), y_{kb}), \qquad w_{kb} = 1 / B_k
+
+    whose part for :math:`x_k` is client k's own. Where a client has fewer samples in a step than another, one of them
+    fills its places, with weight 0; clients with fewer steps than others drop out as they finish.
+
+    The model's operations are recorded on a first step of each shape and replayed, so its forward pass must be the same
+    sequence of operations every time: it draws no random numbers, does not look at numbers, and changes neither
+    parameters nor buffers. It must treat each sample of a batch as if it were alone, and the loss must be the mean of
+    its samples' losses. What is not so raises an error when a step is recorded, as far as its samples show it.
+
+    Args:
+        module: the model; it is only read.
+        loss: (output, target) → scalar.
+        local: the experiment's section of that name; its precision is not float16.
+        phase: what is trained, and by which rule; not by one that adds a term to the loss.
+        device: where to compute.
+        private: the names of what the model does not share.
+
+    Raises:
+        InvalidModel: if the precision is float16.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        local: Local,
+        phase: Phase,
+        device: torch.device,
+        private: Collection[str] = (),
+    ) -> None:
+        if local.precision == "float16":
+            raise _unfit("local.precision must be float32 or bfloat16, got float16")
+        assert phase.rule is None or isinstance(phase.rule, LocalRule)
+        self.layout = Layout.of(module, private)
+        self._module = module.to(device).train()
+        self._loss = loss
+        self._local = local = phase.local(local)
+        self._lr = local.lr
+        self._phase = phase
+        self._rule = phase.rule
+        self._device = device
+        self._names = [part.name for part in self.layout.parts]
+        self._constants = {name: part for name, part in module.named_buffers() if name not in self._names}
+        is_plain = phase.rule is None and phase.trains == "all" and is_plain_descent(local)
+        self._moves_in_place = is_plain and local.accumulate == 1
+        self._steps = GroupSteps(local, device, self.layout.trained[0].dtype)
+        self._stacks: dict[int, StackedStates] = {}
+        self._held_to = 0
+        self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
+
+    def train(
+        self,
+        start_V: Tensor,
+        integers_I: Tensor,
+        samples: Sequence[Pair],
+        orders: Sequence[Callable[[], np.random.Generator]],
+        given: Given = _NOTHING,
+    ) -> TrainedGroup:
+        """Train a group.
+
+        Args:
+            start_V: where all clients start; or [K, V], each from its own.
+            integers_I: the integer buffers to start with; or [K, I].
+            samples: each client's (inputs, targets).
+            orders: each client's stream that shuffles them, made when something is drawn.
+            given: what comes with the tasks beside the model.
+
+        Returns:
+            What training leaves, on the CPU.
+
+        Raises:
+            InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
+        """
+        said = given.steps or (None,) * len(samples)
+        plans = [
+            self._steps.plan(targets.shape[0], self._phase.steps(steps))
+            for (_, targets), steps in zip(samples, said, strict=True)
+        ]
+        rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
+        back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
+        stack = self._stack(len(rows))
+        stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
+        inputs_N, targets_N = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
+        blocks = self._steps.blocks(plans, orders, rows)
+        if back is not None:
+            anchor_P = given.anchor_P
+            anchor_P = anchor_P if anchor_P is None or anchor_P.ndim == 1 else anchor_P[rows]
+            kept = each_part(given.client_state, operator.itemgetter(rows))
+            given = given._replace(client_state=kept, anchor_P=anchor_P)
+        self._set_lr(self._local.lr if given.lr is None else given.lr)
+        with torch.no_grad():
+            sums_K = self._run(stack, (inputs_N, targets_N), blocks, given).cpu()
+        vectors_KV, integers_KI = (part.cpu() for part in stack.states())
+        if back is not None:
+            sums_K, vectors_KV, integers_KI = sums_K[back], vectors_KV[back], integers_KI[back]
+        seen = [plan.seen for plan in plans]
+        losses = [loss_sum / count for loss_sum, count in zip(sums_K.tolist(), seen, strict=True)]
+        return TrainedGroup(vectors_KV, integers_KI, losses, seen)
+
+    def _set_lr(self, lr: float) -> None:
+        """Take steps of this size from here on."""
+        self._lr = lr
+        for program in self._programs.values() if self._moves_in_place else ():
+            program.step = cast(Any, -lr)  # a plain attribute, whatever modules are said to have
+
+    def _stack(self, rows: int) -> StackedStates:
+        if rows not in self._stacks:
+            self._stacks[rows] = StackedStates(self.layout, rows, self._device, in_rows=not self._moves_in_place)
+        return self._stacks[rows]
+
+    def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], given: Given) -> Tensor:
+        """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
+        sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
+        began_KQ = anchor_KQ = stack.x_KQ[:, : stack.shared]
+        if self._rule is not None:
+            state = each_part(given.client_state, stack.spread)
+            given = given._replace(client_state=state, broadcast=tuple(map(stack.spread, given.broadcast)))
+            anchor_P = given.anchor_P
+            anchor_KQ = began_KQ.clone() if anchor_P is None else stack.spread(anchor_P).expand_as(began_KQ)
+        moves = self._phase.moves(stack.shared)
+        optimizer, running = optimizer_for(self._local, self._lr), stack.rows
+        for block in blocks:
+            step = 0
+            for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
+                tensors = stack.tensors(rows)
+                losses: list[Tensor] = []
+                for active in steps:
+                    batches = block.batches(step + len(losses), rows)
+                    if self._moves_in_place:
+                        if active < running:
+                            stack.finish(slice(active, running))
+                        (losses_K,) = self._replay(tensors, group, *batches[0])
+                    else:
+                        gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
+                        x_KQ, gradient_KQ = stack.x_KQ[:active], gradient_KQ[:active]
+                        if self._rule is not None:
+                            kept = each_part(given.client_state, operator.itemgetter(slice(active)))
+                            of_active = given._replace(client_state=kept, anchor_P=anchor_KQ[:active])
+                            gradient_KQ = of_active.corrected(self._rule, gradient_KQ, x_KQ, stack.shared)
+                        optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
+                    losses.append(losses_K)
+                    running = active
+                sizes_SK = block.sizes_SK[step : (step := step + len(losses)), :rows]
+                losses_SK = torch.stack(losses) * sizes_SK
+                sums_K[:rows].add_((losses_SK if running == rows else losses_SK.where(sizes_SK > 0, 0)).sum(0))
+        return sums_K
+
+    def _gradient(
+        self, stack: StackedStates, tensors: list[Tensor], group: Pair, batches: Sequence[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """The gradients [K, Q] of a step's mean losses, and those losses [K]: sums over its batches."""
+        first, *others = batches
+        results = self._replay(tensors, group, *first)
+        for batch in others:
+            results = torch._foreach_add(results, self._replay(tensors, group, *batch))
+        *gradients, losses_K = results
+        return stack.joined(gradients), losses_K
+
+    def _replay(self, tensors: list[Tensor], group: Pair, index_n: Tensor, weights_KB: Tensor) -> tuple[Tensor, ...]:
+        inputs, targets = (part.index_select(0, index_n).view(*weights_KB.shape, *part.shape[1:]) for part in group)
+        key = inputs.shape, targets.shape, inputs.dtype, targets.dtype
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = self._record([*tensors, inputs, targets, weights_KB])
+        results: tuple[Tensor, ...] = program.forward(*tensors, inputs, targets, weights_KB)
+        return results
+
+    def _record(self, examples: list[Tensor]) -> fx.GraphModule:
+        *state, inputs, targets, _ = examples
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # of what vmap takes one by one
+            with torch.enable_grad():
+                program = record(self._gradients_and_losses, examples)
+            if not keeps(program, len(state)):
+                raise _unfit("a model's forward pass must not write into its parameters or buffers")
+            if any(node.target is _EMBEDDED and node.args[3:] != (-1, False) for node in program.graph.nodes):
+                raise _unfit("embeddings must have neither padding_idx nor scale_grad_by_freq")
+            if inputs.shape[1] > self._held_to:  # a batch of one shows nothing
+                self._hold_to_samples(state, inputs, targets)
+                self._held_to = inputs.shape[1]
+        trained = len(self.layout.trained)
+        return move_in_place(program, trained, -self._lr) if self._moves_in_place else program
+
+    def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> None:
+        """Refuse a model that mixes the samples of a batch, and a loss that is not the mean of theirs."""
+        half = -(-inputs.shape[1] // 2)
+        with self._precision():
+            outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
+            if not self._agree(outputs[:, :half], of_half):
+                raise _unfit("a model's output for a sample must not depend on others of its batch")
+            pairs = zip(outputs.clone(), targets.clone(), strict=True)  # vmap would import PyTorch's compiler
+            means_K = torch.stack([self._loss(output, target) for output, target in pairs])
+            losses_KB = self._losses(outputs.clone(), targets.clone())
+        if not self._agree(means_K, losses_KB.mean(1), 1e-5 * _largest(outputs)):
+            raise _unfit("a loss must be the mean of its samples' losses")
+
+    def _agree(self, one: Tensor, other: Tensor, allowance: float = 0.0) -> bool:
+        """Whether numbers are equal but for rounding."""
+        tolerance = 1e-3 if self._local.precision == "float32" else 5e-2
+        limits = {"rtol": tolerance, "atol": tolerance * _largest(one) + allowance}
+        return torch.allclose(one.double(), other.double(), **limits, equal_nan=True)
+
+    def _gradients_and_losses(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Each trainable tensor's gradient [K, ...], and losses [K]."""
+        *state, inputs, targets, weights_KB = tensors
+        trained = [tensor.detach().requires_grad_() for tensor in state[: len(self.layout.trained)]]
+        with self._precision():
+            losses_KB = self._losses(self._outputs((*trained, *state[len(trained) :]), inputs), targets)
+        losses_K = (losses_KB * weights_KB).sum(1)
+        gradients = torch.autograd.grad(losses_K.sum(), trained, allow_unused=True, materialize_grads=True)
+        return *gradients, losses_K.detach()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        half = self._local.precision == "bfloat16"
+        return torch.autocast(self._device.type, dtype=torch.bfloat16) if half else nullcontext()
+
+    def _outputs(self, state: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
+        return outputs
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses_n = of_each_sample(self._loss, outputs.flatten(0, 1), targets.flatten(0, 1))
+        return losses_n.view(targets.shape[:2])
+
+    def _forward(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
+        given = self._constants | dict(zip(self._names, state, strict=True))
+        after = dict(given)
+        output: Tensor = functional_call(self._module, after, (inputs,))  # which notes there what the module has set
+        if any(after[name] is not part for name, part in given.items()):
+            raise _unfit("a model's forward pass must not set its parameters or buffers")
+        return output
+
+
+def _bucket(active: int, rows: int) -> int:
+    """The fewest rows, of all, half, a quarter and so on, that hold all active ones: few shapes."""
+    while active <= (half := -(-rows // 2)) < rows:
+        rows = half
+    return rows
+
+
+def _largest(numbers: Tensor) -> float:
+    return float(numbers.nan_to_num(0, 0, 0).abs().max())
+
+
+def _unfit(rule: str) -> InvalidModel:
+    return InvalidModel(f"where clients train in groups, {rule}: train them one by one")

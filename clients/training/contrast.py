@@ -1,0 +1,60 @@
+"""The representations of three models on one batch, for rules that compare them.
+
+Shapes: B, samples of a batch; F, features of a representation.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fed.aggregators.base import ContrastiveRule
+from fed.errors import InvalidModel
+
+__all__ = ["Contrast"]
+
+
+class Contrast:
+    """Sees what a module's last linear layer gets, and what it would get with other parameters.
+
+    Args:
+        module: the model that is trained.
+        rule: compares.
+
+    Raises:
+        InvalidModel: if there is no such layer.
+    """
+
+    def __init__(self, module: nn.Module, rule: ContrastiveRule) -> None:
+        layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
+        if not layers:
+            raise InvalidModel(
+                f"a model must have a torch.nn.Linear for {type(rule).__name__}, which compares what the last gets, "
+                "got none"
+            )
+        self._module = module
+        self._rule = rule
+        self._seen: list[Tensor] = []
+        self._others: tuple[dict[str, Tensor], ...] = ()
+        layers[-1].register_forward_pre_hook(self._see)
+
+    def hold(self, server: dict[str, Tensor], previous: dict[str, Tensor]) -> None:
+        """Compare with these parameters, by name, and the module's present buffers, until others are given."""
+        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        self._others = {**buffers, **server}, {**buffers, **previous}
+
+    def penalty(self, inputs_b: Tensor) -> Tensor:
+        """The rule's term for the batch that the module has just been called with."""
+        features_BF, self._seen = self._seen[-1].flatten(1), []
+        self._module.eval()  # what normalises batches keeps its statistics
+        with torch.no_grad():
+            for parameters in self._others:
+                functional_call(self._module, parameters, (inputs_b.clone(),))
+        self._module.train()
+        server_BF, previous_BF = (seen.flatten(1) for seen in self._seen)
+        self._seen = []
+        return self._rule.penalty(features_BF, server_BF, previous_BF)
+
+    def _see(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
+        self._seen = [*self._seen[-1:], given[0]]

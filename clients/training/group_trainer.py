@@ -1,0 +1,267 @@
+"""A group's task, from what is sent to what is answered: local training phase by phase, at once or one by one.
+
+Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; P, parameters that clients share; M,
+numbers of a message.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fed.aggregators.base import Aggregator, Broadcast, ContrastiveRule
+from fed.aggregators.client_side import messages, sends_updates, starting_states
+from fed.clients.data import ClientId, Pair
+from fed.clients.data.pairs import dense
+from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
+from fed.clients.training.local_context import Given
+from fed.clients.training.losses import Loss
+from fed.clients.training.trainer import Trainer
+from fed.clients.training.work_items import Recipe, Train, Trained, label_of
+
+__all__ = ["GroupTraining"]
+
+_States: TypeAlias = tuple[Tensor, Tensor]
+"""(vectors [V] or [K, V], integers [I] or [K, I])."""
+
+
+class _Sent(NamedTuple):
+    """A task as it is, and what came with it."""
+
+    task: Train
+    pairs: list[Pair]
+    start: Tensor
+    integers: Tensor
+    broadcast: Broadcast
+    state: Any
+    own: tuple[Tensor, ...]
+
+    def samples(self) -> tuple[int, ...]:
+        return tuple(targets.shape[0] for _, targets in self.pairs)
+
+
+class _Results(NamedTuple):
+    """What came of all phases: the models to be reported, what clients keep of their own, and how it went."""
+
+    reported: _States
+    own: tuple[Tensor, ...]
+    train_losses: list[float]
+    seen: tuple[int, ...]
+    diverged: tuple[ClientId, str] | None
+
+
+class GroupTraining:
+    """Does one group's task after another.
+
+    Args:
+        recipe: what there is to work with.
+        loss: the recipe's, on the device.
+        device: where to compute.
+    """
+
+    def __init__(self, recipe: Recipe, loss: Loss, device: torch.device) -> None:
+        self._recipe = recipe
+        self._phases = [_PhaseTraining(recipe, number, loss, device) for number in range(len(recipe.phases))]
+        self._reporting = [phase for phase in self._phases if not phase.is_personal][-1]
+        self.trainer = self._reporting.trainer
+        self._layout = self.trainer.layout
+        self._params = self._layout.shared.parameters
+
+    def __call__(self, task: Train, tensors: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
+        """Train, and answer as :class:`.work_items.Train` says; the answer's tensors are on the CPU."""
+        pairs = [dense(self._recipe.read(client)) for client in task.clients]
+        try:
+            return self._answer(self._sent(task, pairs, *tensors))
+        except Exception as error:
+            error.add_note(f"while {label_of(task)} trained")
+            raise
+
+    def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
+        broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
+        state, own = (kept[:-2], kept[-2:]) if self._recipe.keeps_own else (kept, ())
+        if state:
+            assert self._recipe.aggregator is not None
+            state = type(self._recipe.aggregator.init_client(start[: self._params]))(*state)
+        return _Sent(task, pairs, start, integers, broadcast, state or None, own)
+
+    def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
+        aggregator, samples = self._recipe.aggregator, sent.samples()
+        begin = self._begin(sent)
+        done = self._train(sent, begin)
+        (vectors_KV, integers_KI), state, weights = done.reported, sent.state, tuple(map(float, samples))
+        if aggregator is not None and sent.task.wants != "models":
+            if sends_updates(aggregator):  # as its report would say, in a tenth of the time
+                vectors_KV = vectors_KV.double().sub_(begin)
+            else:
+                vectors_KV, weights, state = self._report(aggregator, sent, begin, done)
+                done = done._replace(diverged=done.diverged or _overflown(sent.task, vectors_KV))
+            if sent.task.wants == "mean":
+                vectors_KV, integers_KI = _mean(vectors_KV, weights), _largest(integers_KI, sent.integers)
+        trained = Trained(samples, done.seen, tuple(done.train_losses), weights, done.diverged)
+        return trained, () if done.diverged else (vectors_KV, integers_KI, *(state or ()), *done.own)
+
+    def _begin(self, sent: _Sent) -> Tensor:
+        """Where local steps begin: the task's model, or what the algorithm makes of it for each client."""
+        if self._recipe.aggregator is None:
+            return sent.start
+        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.state)
+
+    def _train(self, sent: _Sent, begin: Tensor) -> _Results:
+        """All phases, each from where the last of its model ends."""
+        given = Given(sent.state, sent.broadcast, None, sent.task.lr, sent.task.steps)
+        if self._recipe.aggregator is not None:
+            given = given._replace(anchor_P=sent.start[..., : self._params])
+        own: Any = sent.own
+        reported = self._whole(begin, sent)
+        groups = []
+        for phase in self._phases:
+            group = phase(sent, own if phase.is_personal else reported, given)
+            groups.append(group)
+            if phase.is_personal:
+                own = group.vectors_KV, group.integers_KI
+            else:
+                reported, losses = (group.vectors_KV, group.integers_KI), group.train_losses
+        reported, private = self._layout.split(*reported)
+        own = private if self._layout.private else own
+        seen = tuple(map(sum, zip(*(group.samples_seen for group in groups), strict=True)))
+        return _Results(reported, own, losses, seen, _diverged(sent.task, groups))
+
+    def _report(
+        self, aggregator: Aggregator, sent: _Sent, begin: Tensor, done: _Results
+    ) -> tuple[Tensor, tuple[float, ...], Any]:
+        """Messages [K, M], weights, and what the clients keep."""
+        task, local, samples = sent.task, self._recipe.local, sent.samples()
+        said = task.steps or (None,) * len(samples)
+        steps = [self.trainer.steps_of(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
+        samples_K1, steps_K1, losses_K1 = _columns(samples, steps, done.train_losses)
+        messages_KM, weights_K, state = messages(
+            aggregator,
+            self._layout.shared,
+            sent.start,
+            begin,
+            done.reported[0],
+            samples_K1=samples_K1,
+            steps_K1=steps_K1,
+            lr=local.lr if task.lr is None else task.lr,
+            momentum=local.momentum,
+            nesterov=local.nesterov,
+            train_loss_K1=losses_K1,
+            client_state=sent.state,
+            broadcast=sent.broadcast,
+            population=task.population,
+            places_K=torch.tensor(task.places, dtype=torch.int64) if task.places else None,
+            **self._measured(aggregator, sent),
+        )
+        return messages_KM, tuple(weights_K.tolist()), state
+
+    def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
+        """What the algorithm asks for of the task's model, on each client's own data."""
+        if aggregator.asks.isdisjoint({"loss", "gradient"}):
+            return {}
+        streams, task, wants = self._recipe.streams, sent.task, "gradient" in aggregator.asks
+        seeds = [streams.torch_seed("measure", *task.key_of(row)) for row in range(len(task.clients))]
+        given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
+        measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]
+        losses, gradients = zip(*measured, strict=True)
+        loss_K1 = dict(zip(["start_loss_K1"], _columns(losses), strict=True))
+        if not wants:
+            return loss_K1
+        return {**loss_K1, "start_gradient_KP": torch.stack(gradients)[:, : self._params]}
+
+    def _whole(self, shared: Tensor, sent: _Sent) -> _States:
+        """Shared states with what is private, of each client."""
+        model = shared, sent.integers
+        return self._layout.joined(model, (sent.own[0], sent.own[1])) if self._layout.private else model
+
+
+class _PhaseTraining:
+    """Trains groups in one phase of their tasks."""
+
+    def __init__(self, recipe: Recipe, number: int, loss: Loss, device: torch.device) -> None:
+        phase = recipe.phases[number]
+        parts = loss, recipe.local, phase, device, recipe.private
+        self.is_personal = phase.is_personal
+        self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)
+        is_batched = recipe.is_batched and not isinstance(phase.rule, ContrastiveRule)
+        self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
+        self._streams = recipe.streams
+        self._named = f" of phase {number}" if number else ""
+
+    def __call__(self, sent: _Sent, states: _States, given: Given) -> TrainedGroup:
+        """Train from states that are one for all, or each client's own."""
+        if self._batched is None:
+            return self._one_by_one(sent, states, given)
+        orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
+        return self._batched.train(*states, sent.pairs, orders, given)
+
+    def _one_by_one(self, sent: _Sent, states: _States, given: Given) -> TrainedGroup:
+        trained = []
+        rows = zip(sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
+        for row, (pair, vector_V, integers_I) in enumerate(rows):
+            seed = self._streams.torch_seed("module" + self._named, *sent.task.key_of(row))
+            streams: Any = {"order": self._order(sent.task, row), "seed": seed}
+            trained.append(self.trainer.train(vector_V, integers_I, pair, **streams, given=given.of_row(row)))
+        return TrainedGroup(
+            torch.stack([one.vector_V for one in trained]),
+            torch.stack([one.integers_I for one in trained]),
+            [one.train_loss for one in trained],
+            [one.samples_seen for one in trained],
+        )
+
+    def _order(self, task: Train, row: int) -> np.random.Generator:
+        return self._streams.generator("order" + self._named, *task.key_of(row))
+
+
+def _rows(states: _States, count: int) -> list[Tensor]:
+    """Of states that are one for all, or each client's own, so many rows."""
+    return [part.expand(count, -1) for part in states]
+
+
+def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:
+    """Numbers of a group's clients, [K, 1] each."""
+    return torch.tensor(numbers, dtype=torch.float64).unsqueeze(2).unbind()
+
+
+def _mean(messages_KM: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weighted mean; of a single message that one, to the bit."""
+    if len(weights) == 1:
+        return messages_KM[0]
+    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ messages_KM
+
+
+def _largest(integers_KI: Tensor, sent_I: Tensor) -> Tensor:
+    return integers_KI.amax(0) if integers_KI.numel() else sent_I
+
+
+def _overflown(task: Train, messages_KM: Tensor) -> tuple[ClientId, str] | None:
+    """The first client of a group whose message is not finite, as where a power of its loss overflows; or nobody."""
+    if math.isfinite(messages_KM.sum()):
+        return None
+    finite = torch.isfinite(messages_KM).all(1).tolist()
+    return next(
+        (
+            (client, "what it reports is not finite")
+            for client, is_finite in zip(task.clients, finite, strict=True)
+            if not is_finite
+        ),
+        None,
+    )
+
+
+def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:
+    """The first client of a group whose numbers are not finite in a phase, if there is one."""
+    for group in groups:
+        # That a sum is finite says so of each number; a sum of finite numbers may be none.
+        if all(map(math.isfinite, group.train_losses)) and math.isfinite(group.vectors_KV.sum()):
+            continue
+        for client, loss, vector_V in zip(task.clients, group.train_losses, group.vectors_KV, strict=True):
+            if not math.isfinite(loss):
+                return client, f"the training loss became {loss}"
+            if not bool(torch.isfinite(vector_V).all()):
+                return client, "the trained model is not finite"
+    return None

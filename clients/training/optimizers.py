@@ -1,0 +1,114 @@
+"""Optimizers as algebra on flat vectors, elementwise, so that one client [P] and many [clients, P] use the same code.
+
+Each step equals ``torch.optim``'s of the same name. A state lasts for one task. Of many clients the last may drop out
+from one step to the next.
+
+Shapes: P, trainable parameters.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fed.config.experiment import Local
+
+__all__ = ["SGD", "Adam", "Optimizer", "is_plain_descent", "optimizer_for"]
+
+
+class Optimizer(Protocol):
+    """A rule for one step, and its state."""
+
+    def step(self, x_P: Tensor, gradient_P: Tensor) -> None:
+        """Move x_P in place; the gradient may be overwritten."""
+        ...
+
+
+@dataclass
+class SGD:
+    r"""Stochastic gradient descent, with momentum and weight decay.
+
+    .. math:: g ← g + λ x, \qquad m ← ρ m + g, \qquad x ← x - η m \quad (\text{Nesterov: } x ← x - η (g + ρ m))
+
+    Args:
+        lr: η.
+        momentum: ρ.
+        nesterov: look one momentum step ahead.
+        weight_decay: λ.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    _momentum_P: Tensor | None = field(default=None, repr=False)
+
+    def step(self, x_P: Tensor, gradient_P: Tensor) -> None:
+        """One step, in place."""
+        if self.weight_decay:
+            gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)
+        if self.momentum:
+            if self._momentum_P is None:
+                self._momentum_P = gradient_P.clone()
+            else:
+                self._momentum_P = self._momentum_P[: len(gradient_P)]
+                self._momentum_P.mul_(self.momentum).add_(gradient_P)
+            ahead = gradient_P.add(self._momentum_P, alpha=self.momentum) if self.nesterov else self._momentum_P
+            gradient_P = ahead
+        x_P.add_(gradient_P, alpha=-self.lr)
+
+
+@dataclass
+class Adam:
+    r"""Adam (Kingma & Ba 2015, 1412.6980) and, ``decoupled``, AdamW (Loshchilov & Hutter 2019, 1711.05101).
+
+    .. math::
+        m ← β_1 m + (1 - β_1) g, \quad v ← β_2 v + (1 - β_2) g^2, \quad
+        x ← x - η \frac{m / (1 - β_1^t)}{\sqrt{v / (1 - β_2^t)} + ε}
+
+    Args:
+        lr: η.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ: g ← g + λ x before the moments, or ``decoupled``, x ← (1 − η λ) x.
+        decoupled: AdamW.
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+    _moments: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    _steps: int = 0
+
+    def step(self, x_P: Tensor, gradient_P: Tensor) -> None:
+        """One step, in place."""
+        if self.weight_decay and self.decoupled:
+            x_P.mul_(1 - self.lr * self.weight_decay)
+        elif self.weight_decay:
+            gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)
+        if self._moments is None:
+            self._moments = torch.zeros_like(x_P), torch.zeros_like(x_P)
+        first_P, second_P = self._moments = self._moments[0][: len(x_P)], self._moments[1][: len(x_P)]
+        self._steps += 1
+        beta1, beta2 = self.betas
+        first_P.lerp_(gradient_P, 1 - beta1)
+        second_P.mul_(beta2).addcmul_(gradient_P, gradient_P, value=1 - beta2)
+        root_P = second_P.sqrt().div_(math.sqrt(1 - beta2**self._steps)).add_(self.eps)
+        x_P.addcdiv_(first_P, root_P, value=-self.lr / (1 - beta1**self._steps))
+
+
+def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:
+    """A fresh optimizer for one task, with another step size where one is given."""
+    lr = local.lr if lr is None else lr
+    if local.optimizer == "sgd":
+        return SGD(lr, local.momentum, local.nesterov, local.weight_decay)
+    return Adam(lr, local.betas, local.eps, local.weight_decay, decoupled=local.optimizer == "adamw")
+
+
+def is_plain_descent(local: Local) -> bool:
+    """Whether a step is x ← x − η g and no more, so that it can be taken where the gradient is computed."""
+    return local.optimizer == "sgd" and not local.momentum and not local.weight_decay

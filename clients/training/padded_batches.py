@@ -1,0 +1,144 @@
+"""How the samples of a group of clients are cut into steps that all of them take at once.
+
+Shapes: K, clients of a group; S, optimizer steps; T, batches of all steps; W, places for samples in a step; B, those in
+each batch of it, n = K · B in those of all clients.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fed.clients.training.batches import Batches
+from fed.config.experiment import Local
+
+__all__ = ["Block", "GroupSteps"]
+
+_STEPS_AT_ONCE = 512  # for so many steps the indices of samples are made at a time
+
+_Order: TypeAlias = Callable[[], np.random.Generator]
+
+
+class Block(NamedTuple):
+    """Some steps of a group, clients in descending order of their steps.
+
+    Args:
+        index_n: for each batch, which of all samples stands in each place.
+        weights_KB: for each batch, what its losses count in their client's mean; 0 where a place is filled up.
+        sizes_SK: the samples that each client has in each step, in float64; 0 once it has finished.
+        active: how many clients take part in each step.
+    """
+
+    index_n: tuple[Tensor, ...]
+    weights_KB: tuple[Tensor, ...]
+    sizes_SK: Tensor
+    active: list[int]
+
+    def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+        """The batches of a step of the first rows: indices [rows · B] and weights [rows, B] each."""
+        batches = len(self.index_n) // len(self.active)
+        its = slice(step * batches, (step + 1) * batches)
+        pairs = zip(self.index_n[its], self.weights_KB[its], strict=True)
+        return [(index_n[: rows * weights_KB.shape[1]], weights_KB[:rows]) for index_n, weights_KB in pairs]
+
+
+class _Client(NamedTuple):
+    plan: Batches
+    order: _Order
+    begin: int  # of its samples among those of all
+
+
+class GroupSteps:
+    """Cuts groups into steps, one group after another.
+
+    Where a client has fewer samples in a step than another, its last one fills its places, with weight 0.
+
+    Args:
+        local: the experiment's section of that name.
+        device: where the indices and weights are wanted.
+        dtype: of the weights.
+
+    Example:
+        >>> steps = GroupSteps(Local(batch_size=4, epochs=1), torch.device("cpu"), torch.float32)
+        >>> orders = [lambda: np.random.default_rng(0)] * 2
+        >>> (block,) = steps.blocks([steps.plan(6), steps.plan(3)], orders, [0, 1])
+        >>> block.sizes_SK.tolist(), block.active
+        ([[4.0, 3.0], [2.0, 0.0]], [2, 1])
+    """
+
+    def __init__(self, local: Local, device: torch.device, dtype: torch.dtype) -> None:
+        self._local = local
+        self._device = device
+        self._dtype = dtype
+        self._plans: dict[tuple[int, int | None], Batches] = {}
+        self._ordered: tuple[list[Batches], list[Block]] | None = None
+
+    def plan(self, samples: int, steps: int | None = None) -> Batches:
+        """How a client with so many samples takes them; the same object for the same number."""
+        if (samples, steps) not in self._plans:
+            self._plans[samples, steps] = Batches(self._local, samples, steps=steps)
+        return self._plans[samples, steps]
+
+    def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
+        """A group's steps; the same as the last group's, if it had as many samples and all keep their order.
+
+        Args:
+            plans: each client's :meth:`plan`.
+            orders: each client's stream that shuffles its samples, made when something is drawn.
+            rows: the clients in descending order of steps, as they stand in the blocks.
+        """
+        in_rows = [plans[row] for row in rows]
+        if self._ordered is not None and self._ordered[0] == in_rows:
+            return self._ordered[1]
+        begins = [0, *itertools.accumulate(plan.samples for plan in plans)]
+        blocks = self._blocks([_Client(plans[row], orders[row], begins[row]) for row in rows])
+        if in_rows[0].steps > _STEPS_AT_ONCE or not all(plan.keeps_order for plan in in_rows):
+            return blocks
+        self._ordered = in_rows, list(blocks)
+        return self._ordered[1]
+
+    def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
+        """Some steps at a time."""
+        plans = [client.plan for client in clients]
+        largest = max(plan.sizes[0] for plan in plans)
+        batch = min(self._local.batch_size, 1 << (largest - 1).bit_length())  # few shapes, for each of them is recorded
+        places_W = np.arange(-(-largest // batch) * batch)
+        places = [_places(client, places_W) for client in clients]
+        for first in range(0, plans[0].steps, _STEPS_AT_ONCE):
+            steps_S = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
+            index_SKW = np.zeros((len(steps_S), len(plans), len(places_W)), dtype=np.int64)
+            sizes_SK = np.zeros(index_SKW.shape[:2], dtype=np.int64)
+            for row, (plan, its_places) in enumerate(zip(plans, places, strict=True)):
+                own_S = steps_S[steps_S < plan.steps]
+                if len(own_S):
+                    index_SKW[: len(own_S), row] = next(its_places)
+                    sizes_SK[: len(own_S), row] = np.take(plan.sizes, own_S, mode="wrap")
+            weights_SKW = (places_W < sizes_SK[..., None]) / np.maximum(sizes_SK, 1)[..., None]
+            index_TKB, weights_TKB = (
+                part.reshape(*sizes_SK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)
+                for part in (index_SKW, weights_SKW)
+            )
+            yield Block(
+                torch.from_numpy(index_TKB).to(self._device).flatten(1).unbind(),
+                torch.from_numpy(weights_TKB).to(self._device, self._dtype).unbind(),
+                torch.from_numpy(sizes_SK).to(self._device, torch.float64),
+                (sizes_SK > 0).sum(1).tolist(),
+            )
+
+
+def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Which samples stand in a client's places [S, W], some steps at a time; in those left over, a step's last one."""
+    plan = client.plan
+    orders = itertools.repeat(np.arange(plan.samples)) if plan.keeps_order else plan.orders(client.order())
+    taken: list[NDArray[np.int64]] = []
+    for first in range(0, plan.steps, _STEPS_AT_ONCE):
+        epochs_S, steps_S = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
+        epochs_S -= epochs_S[0]
+        taken = taken[-1:] if steps_S[0] else []
+        taken += itertools.islice(orders, int(epochs_S[-1]) + 1 - len(taken))
+        places_SW = np.minimum(places_W, np.take(plan.sizes, steps_S)[:, None] - 1) + plan.sizes[0] * steps_S[:, None]
+        yield client.begin + np.stack(taken)[epochs_S[:, None], places_SW]

@@ -1,0 +1,164 @@
+"""What there is to do for a process that works for clients, and what came of it.
+
+Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; M, numbers of a message.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import Tensor, nn
+
+from fed.aggregators.base import Aggregator, Phase
+from fed.clients.data import ClientId, Pair
+from fed.clients.evaluation import Metric, Score
+from fed.clients.training.losses import Loss
+from fed.config.experiment import Local
+from fed.randomness import Streams
+
+__all__ = ["Begin", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+
+_Reader: TypeAlias = Callable[[ClientId], Pair]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """No work: a worker that gives it back has started."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a group.
+
+    With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
+    tensors, and what the clients keep, [K, ·] each: the parts of the algorithm's state, and where the recipe says so a
+    vector and integers of their own.
+
+    The answer is a :class:`Trained`, what is wanted, and what the clients keep from now on. There are wanted
+
+    - the "models": the trained vectors [K, V], in the model's type, and integers [K, I];
+    - the "messages": each client's parts and its float buffers' update [K, M], in float64, and integers [K, I];
+    - their "mean": [M], in float64, and of the integers the largest [I].
+
+    Args:
+        clients: the group.
+        round: with the client it names the random streams, unless ``keys`` do.
+        wants: what is to be sent back.
+        lr: the step size; None: the experiment's.
+        steps: how many optimizer steps each client takes, None: as many as the experiment says; so do all where empty.
+        broadcast_count: how many tensors the algorithm sends beside the model.
+        population: how many clients there are.
+        places: each client's number among them, where the algorithm asks for it.
+        keys: what names each client's random streams beside it; the round where empty.
+    """
+
+    clients: tuple[ClientId, ...]
+    round: int
+    wants: Literal["models", "messages", "mean"]
+    lr: float | None = None
+    steps: tuple[int | None, ...] = ()
+    broadcast_count: int = 0
+    population: int = 1
+    places: tuple[int, ...] = ()
+    keys: tuple[tuple[int, ...], ...] = ()
+
+    def key_of(self, row: int) -> tuple[ClientId, ...]:
+        """What names a client's random streams."""
+        return self.clients[row], *(self.keys[row] if self.keys else (self.round,))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of a group.
+
+    Args:
+        samples: how many each client holds.
+        seen: how many samples each was trained on, each sample as often as it was seen.
+        train_losses: of each client, the mean over those.
+        weights: of each client in the mean.
+        diverged: the client whose loss or model is no longer finite, and a sentence that says so; or None.
+    """
+
+    samples: tuple[int, ...]
+    seen: tuple[int, ...]
+    train_losses: tuple[float, ...]
+    weights: tuple[float, ...] = ()
+    diverged: tuple[ClientId, str] | None = None
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class EvaluateByClients:
+    """Evaluate one model (vector [V], integers [I]), or each client's ([K, V], [K, I]), on what these hold out."""
+
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Each model's mean loss and mean metric (None without one) over so many samples.
+
+    By clients there is a score for each that holds samples out, in their order.
+    """
+
+    losses: tuple[float, ...]
+    metrics: tuple[float | None, ...]
+    samples: tuple[int, ...]
+
+    @classmethod
+    def of(cls, scores: Sequence[Score], samples: Sequence[int]) -> "Evaluated":
+        """These scores, in order."""
+        return cls(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores), tuple(samples))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that a process needs to do its part of the work; it can be pickled if the user's parts can.
+
+    Args:
+        module: the model.
+        loss: (output, target) → scalar.
+        metric: (output, target) → number, or None.
+        local: the experiment's section of that name.
+        aggregator: what clients report to; None where there is no coordinator.
+        phases: what local training consists of.
+        private: the names of what the model does not share.
+        is_batched: whether groups train as one computation.
+        read: a client's samples.
+        test: (inputs, targets) of the test set, or None.
+        streams: the run's random streams; a client's are named by client and round.
+        held_out: the samples that a client scores models on, where clients do.
+    """
+
+    module: nn.Module
+    loss: Loss
+    metric: Metric | None
+    local: Local
+    aggregator: Aggregator | None
+    phases: tuple[Phase, ...]
+    private: frozenset[str]
+    is_batched: bool
+    read: _Reader
+    test: Iterable[Tensor] | None
+    streams: Streams
+    held_out: _Reader | None = None
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether clients keep the private parts of the model, or else models of their own."""
+        return bool(self.private) or any(phase.is_personal for phase in self.phases)
+
+
+def label_of(task: Train) -> str:
+    """What people call a group in a round."""
+    names = [repr(client) for client in task.clients[:8]]
+    names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
+    who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"
+    return f"{who} of round {task.round}"

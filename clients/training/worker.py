@@ -1,0 +1,92 @@
+"""What a process does for clients, simulated or real: train groups of them, and evaluate models.
+
+Shapes: K models; V, a model's floating-point state; I, its integers.
+"""
+
+import copy
+import multiprocessing
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fed.clients.data import Pair
+from fed.clients.data.pairs import dense
+from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
+from fed.clients.training.group_trainer import GroupTraining
+from fed.clients.training.work_items import Begin, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
+from fed.machine import keep_freed_memory
+from fed.randomness import seeded_torch
+
+__all__ = ["Work", "device_of", "on_device"]
+
+
+def device_of(worker: int) -> torch.device:
+    """Where a worker computes: GPUs are dealt to workers in turn."""
+    return (
+        torch.device("cuda", worker % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
+    )
+
+
+def on_device(measure: Any, device: torch.device) -> Any:
+    """A loss or metric that is a module, such as one with weights of classes, where the model's output will be."""
+    return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
+
+
+class Work:
+    """Does one thing after another, on its share of the GPUs.
+
+    Args:
+        recipe: what there is to work with.
+        worker: which of the processes this is, from 0.
+    """
+
+    def __init__(self, recipe: Recipe, worker: int) -> None:
+        if multiprocessing.parent_process() is not None:
+            keep_freed_memory()
+        device = device_of(worker)
+        self._loss, self._metric = (on_device(measure, device) for measure in (recipe.loss, recipe.metric))
+        self._recipe = recipe
+        self._device = device
+        self._training = GroupTraining(recipe, self._loss, device)
+        parts = recipe.module, self._loss, self._metric, device, recipe.private
+        self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
+
+    def __call__(
+        self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
+    ) -> tuple[Begin | Trained | Evaluated, Sequence[Tensor]]:
+        """Do it; the answer's tensors are on the CPU."""
+        if isinstance(task, Begin):
+            return task, ()
+        if isinstance(task, Train):
+            return self._training(task, tensors)
+        if isinstance(task, Evaluate):
+            return self._evaluate(task, *tensors), ()
+        return self._evaluate_by_clients(task, *tensors), ()
+
+    def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
+        assert self._recipe.test is not None
+        inputs, targets = (part[task.first : task.last].contiguous() for part in self._recipe.test)
+        with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
+            if self._evaluator is not None and len(vectors_KV) > 1:
+                scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
+            else:
+                scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
+        return Evaluated.of(scores, [len(targets)] * len(scores))
+
+    def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
+        assert self._recipe.held_out is not None
+        rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
+        scores, samples = [], []
+        for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
+            pair = dense(self._recipe.held_out(client))
+            if count := len(pair[1]):
+                with seeded_torch(self._recipe.streams.torch_seed("evaluation", client), self._device):
+                    scores.append(self._score(vector_V, integers_I, pair))
+                samples.append(count)
+        return Evaluated.of(scores, samples)
+
+    def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
+        module = self._training.trainer.load(vector_V, integers_I)
+        return evaluate(module, self._loss, self._metric, samples, self._device)

@@ -1,0 +1,246 @@
+"""``fed algorithms``: what there is to choose from, and all about one of them, as its docstring and its code say it."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from fed.cli.tables import console
+from fed.errors import InvalidExperiment, InvalidInput
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fed.config.components import Component
+
+__all__ = ["all_algorithms", "one_algorithm"]
+
+_PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent show what they are made of
+
+
+def all_algorithms() -> None:
+    """Print each built-in algorithm: its kind, the primitive it is an equation over, what it does, and its paper."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from fed.config.docstrings import summary
+    from fed.config.registry import ALGORITHMS
+
+    table = Table("kind", "over", "what it does", "paper", box=box.SIMPLE_HEAD, pad_edge=False)
+    for kind in ALGORITHMS.builtin:
+        target = ALGORITHMS.section(kind).target
+        what, paper = _cited(summary(target))
+        table.add_row(*(Text(text) for text in (kind, getattr(target, "primitive", None) or "–", what, paper or "–")))
+    console().print(table)
+    console().print("fed algorithms NAME tells all about one of them", markup=False)
+
+
+def one_algorithm(kind: str) -> None:
+    """Print an algorithm's equation, hyper-parameters, state, what it sends and what it combines with.
+
+    Raises:
+        InvalidInput: if there is no such algorithm.
+    """
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from fed.config.docstrings import body, summary
+    from fed.config.registry import ALGORITHMS
+
+    try:
+        section = ALGORITHMS.section(kind)
+    except InvalidExperiment as error:
+        raise InvalidInput(f"{kind}: {error}") from None
+    what, paper = _cited(summary(section.target))
+    out = console()
+    out.print(Text(f"{kind}: {what}" + (f" {paper}." if paper else "")))
+    for paragraph in body(section.target):
+        out.print()
+        out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
+    has_keys = len(section.model_fields) > 1  # beside its kind
+    out.print(_hyperparameters(section) if has_keys else "")
+    facts = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in _facts(ALGORITHMS.make(kind).make()):
+        facts.add_row(Text(name, style="bold"), Text(text))
+    out.print(facts)
+
+
+def _hyperparameters(section: type["Component"]) -> "Table":
+    """A table of an algorithm's keys: default, range and meaning."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    properties = section.model_json_schema()["properties"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("hyper-parameter", "default", "range", "what it is"):
+        table.add_column(heading, no_wrap=heading != "what it is")
+    for name, field in section.model_fields.items():
+        if name != "kind":
+            default = "–" if field.is_required() else _written(field.get_default(call_default_factory=True))
+            table.add_row(*(Text(text) for text in (name, default, _range(properties[name]), field.description or "")))
+    return table
+
+
+def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
+    """What it keeps, sends, and goes with."""
+    import torch
+
+    from fed.aggregators.base import Aggregator, ContrastiveRule, LocalRule
+    from fed.aggregators.client_side import message_sizes
+
+    if not isinstance(algorithm, Aggregator):
+        yield "peers keep", "a model each"
+        yield "moves", "a model to every neighbour and back, whenever it mixes" if algorithm.primitive else "nothing"
+        yield "combines with", "any local training; any topology" if algorithm.primitive else "any local training"
+        return
+    params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
+    state = algorithm.init(params_P)
+    yield "server keeps", _fields(state)
+    is_private = type(algorithm).private is not Aggregator.private
+    kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if is_private else ""]
+    kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]
+    yield "client keeps", "; ".join(filter(None, kept)) or "nothing"
+    model = "the shared part of the model" if is_private else "the model"
+    if getattr(algorithm, "pools_data", False):
+        yield "moves down", "nothing"
+        yield "moves up", "nothing"
+        yield "combines with", "any local training; any schedule of the step size"
+        return
+    down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
+    yield "moves down", f"{_sizes(down, model)} to each client of a round"
+    yield "moves up", f"{_sizes(message_sizes(algorithm, params_P, _POPULATION), model)} from each client"
+    asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
+    if algorithm.asks:
+        asked = " and ".join(asks[name] for name in sorted(algorithm.asks))
+        yield "asks a client", f"for {asked}, at the model that it gets, on its own data"
+    kinds = ((LocalRule, "corrects each step's gradient"), (ContrastiveRule, "adds a term to each batch's loss"))
+    for kind, text in kinds:
+        if isinstance(algorithm, kind):
+            yield "local training", text
+    if len(algorithm.phases()) > 1:
+        yield "local training", _clause(algorithm.phases)
+    if algorithm.personal:
+        yield "evaluated", "by the clients, each its own model on its own data"
+    needs = "needs only the mean" if algorithm.linear else "needs each client's message"
+    yield "combines with", f"{_clause(algorithm.check_local)}; {_ROUNDS}; {needs}"
+
+
+def _clause(method: Any) -> str:
+    """The first line of a method's docstring, within a sentence."""
+    from fed.config.docstrings import summary
+
+    line = summary(method).removesuffix(".")
+    return line[0].lower() + line[1:]
+
+
+_ROUNDS = "any cohort, sampling and schedule of the step size"
+
+
+def _fields(state: Any) -> str:
+    """The names of a named tuple's tensors, those of its parts among them, without their shape suffixes."""
+    names = []
+    for name, part in zip(getattr(state, "_fields", ()), state or (), strict=False):
+        if part is None or hasattr(part, "shape"):
+            names += [re.sub(r"_[A-Z0-9]+$", "", name)] if part is not None else []
+        else:
+            names += filter(None, [_fields(part)] if hasattr(part, "_fields") else map(_fields, part))
+    return ", ".join(names)
+
+
+def _sizes(sizes: list[int], model: str) -> str:
+    """Sizes in the model's, the population's, and single numbers."""
+    models = sum(size == _PARAMETERS for size in sizes)
+    populations = sum(size == _POPULATION for size in sizes)
+    numbers = sum(size for size in sizes if size not in (_PARAMETERS, _POPULATION))
+    parts = [f"{models} × {model}"] if models != 1 else [model]
+    parts += [f"{populations} × one number for each client of the population"] if populations else []
+    parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
+    return " and ".join(parts)
+
+
+def _written(value: Any) -> str:
+    """A default as an experiment would write it.
+
+    Example:
+        >>> [_written(value) for value in (None, False, 0.0, "clients")]
+        ['null', 'false', '0.0', 'clients']
+    """
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _range(schema: dict[str, Any]) -> str:
+    """What values a key may have."""
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    if "anyOf" in schema:
+        return " or ".join(_range(choice) for choice in schema["anyOf"])
+    below = [f"> {schema[key]:g}" for key in ("exclusiveMinimum",) if key in schema]
+    below += [f"≥ {schema[key]:g}" for key in ("minimum",) if key in schema]
+    above = [f"< {schema[key]:g}" for key in ("exclusiveMaximum",) if key in schema]
+    above += [f"≤ {schema[key]:g}" for key in ("maximum",) if key in schema]
+    kinds = {"integer": "whole", "boolean": "true or false", "null": "null", "number": "", "string": "text"}
+    return " ".join(filter(None, [kinds.get(schema.get("type", ""), ""), ", ".join(below + above)])) or "any"
+
+
+def _cited(line: str) -> tuple[str, str]:
+    """A sentence, and the paper in parentheses at its end.
+
+    Example:
+        >>> _cited("The mean of models (McMahan et al. 2017, 1602.05629).")
+        ('The mean of models.', 'McMahan et al. 2017, 1602.05629')
+    """
+    match = re.fullmatch(r"(?P<what>.*) \((?P<paper>[^()]*\d{4}[^()]*)\)\.", line)
+    return (f"{match['what']}.", match["paper"]) if match else (line, "")
+
+
+_SYMBOLS = {
+    r"\qquad": "   ",
+    r"\quad": "  ",
+    r"\,": " ",
+    r"\;": " ",
+    r"\\": "\n",
+    r"\sum": "Σ",
+    r"\cdot": "·",
+    r"\sqrt": "√",
+    r"\min": "min",
+    r"\max": "max",
+    r"\cos": "cos",
+    r"\exp": "exp",
+    r"\log": "log",
+    r"\langle": "⟨",
+    r"\rangle": "⟩",
+    r"\bar W": "W̄",
+    r"\arg": "arg",
+    r"\left": "",
+    r"\right": "",
+}
+
+
+def _plain(paragraph: str) -> str:
+    r"""A paragraph of a docstring without its markup, formulas as a terminal can show them.
+
+    Example:
+        >>> _plain(r".. math:: v ← β v + Δ, \qquad x ← x + \frac{a}{b} \sum_{i} y_i")
+        'v ← β v + Δ,     x ← x + a/b Σ_i y_i'
+    """
+    text = re.sub(r"^\.\. math::\s*", "", paragraph)
+    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "")
+    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    text = re.sub(r"\\(?:text|operatorname|mathrm)\{([^{}]*)\}", r"\1", text)
+    fraction = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
+    exponent = re.compile(r"([_^])\{([^{}]*)\}")
+    while fraction.search(text) or exponent.search(text):  # from the innermost outwards
+        text = fraction.sub(lambda match: "/".join(_grouped(part) for part in match.groups() if part), text)
+        text = exponent.sub(lambda match: match[1] + _grouped(match[2]), text)
+    for latex, plain in _SYMBOLS.items():
+        text = text.replace(latex, plain)
+    return re.sub(r"\\([a-zA-Z]+|[{}&])", r"\1", text).replace("{", "").replace("}", "")
+
+
+def _grouped(part: str) -> str:
+    return f"({part})" if len(part) > 1 and not part.isalnum() else part

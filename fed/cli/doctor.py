@@ -1,0 +1,158 @@
+"""``fed doctor``: what this machine has, and what is missing for which feature, with the command that adds it."""
+
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fed
+from fed.cli.tables import console
+from fed.machine import usable_cores
+from fed.quantities import bytes_text
+from fed.wire.engines import FLOWER
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["examine"]
+
+_PACKAGES = {
+    "torch": "models and training",
+    "numpy": "data",
+    "pydantic": "experiments",
+    "PyYAML": "experiments in files",
+    "scikit-learn": "data of kind digits",
+    "networkx": "topologies",
+    "safetensors": "model.safetensors",
+    "matplotlib": "pictures and reports",
+    "jinja2": "reports",
+    "rich": "progress and tables",
+    "typer": "the command line",
+    "cryptography": "keys and certificates",
+    "grpcio": "real nodes",
+}
+"""What each package is needed for."""
+
+
+def examine() -> int:
+    """Print what this machine has and lacks; 1 if something is missing without which experiments cannot run, else 0."""
+    shown = console()
+    shown.print(_machine())
+    shown.print(_packages())
+    missing = [*_missing_packages()]
+    for line in (*missing, *_missing_devices(), *_missing_programs(), *_missing_engines()):
+        shown.print(f"• {line}", markup=False, soft_wrap=True)  # a command is copied whole
+    if not missing:
+        shown.print("All that experiments need is here.")
+    return 1 if missing else 0
+
+
+def _machine() -> "Table":
+    from rich.table import Table
+
+    table = Table("what", "here", show_header=False, box=None)
+    table.add_row("fed", f"{fed.__version__} in {Path(fed.__file__).parent}")
+    table.add_row("Python", f"{platform.python_version()} in {sys.prefix}")
+    table.add_row("system", platform.platform())
+    table.add_row("cores", f"{usable_cores()} of {os.cpu_count()}")
+    table.add_row("memory", _memory())
+    for name, what in _devices():
+        table.add_row(name, what)
+    return table
+
+
+def _packages() -> "Table":
+    from rich.table import Table
+
+    table = Table("package", "version", "at least", "for")
+    for package, feature in _PACKAGES.items():
+        table.add_row(package, _version(package) or "missing", _minimum(package), feature)
+    table.add_row("flwr", _version("flwr") or "none", FLOWER.removeprefix("flwr=="), "Flower's engine, if you want it")
+    return table
+
+
+def _missing_packages() -> Iterator[str]:
+    for package, feature in _PACKAGES.items():
+        found, least = _version(package), _minimum(package)
+        if found is None or _numbers(found) < _numbers(least):
+            what = "is missing" if found is None else f"is {found}, which is too old"
+            yield f'{package} {what}: needed for {feature}: pip install "{package}{least and f">={least}"}"'
+
+
+def _missing_devices() -> Iterator[str]:
+    try:
+        import torch
+    except ImportError:
+        return
+    if torch.cuda.is_available() or torch.backends.mps.is_available():
+        return
+    if not Path("/proc/driver/nvidia").exists() and shutil.which("nvidia-smi") is None:
+        yield "no GPU: training runs on the CPU"
+    elif torch.version.cuda is None:
+        yield f"torch {torch.__version__} cannot train on this machine's GPU: pip install --force-reinstall torch"
+    else:
+        yield f"torch {torch.__version__} finds no GPU through this machine's driver: see nvidia-smi"
+
+
+def _missing_programs() -> Iterator[str]:
+    if shutil.which("git") is None:
+        yield "git is missing: runs do not record the commit that they ran from"
+
+
+def _missing_engines() -> Iterator[str]:
+    found, tested = _version("flwr"), _numbers(FLOWER)
+    if found is None:
+        yield f'no Flower: only apps that fed flower-app writes need it: pip install "{FLOWER}"'
+    elif _numbers(found)[: len(tested)] != tested:
+        yield f'flwr is {found}, which is not tested: pip install "{FLOWER}"'
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    try:
+        import torch
+    except ImportError:
+        return
+    yield "cpu", f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        yield f"cuda:{index}", f"{properties.name}, {bytes_text(properties.total_memory)}, CUDA {torch.version.cuda}"
+    if torch.backends.mps.is_available():
+        yield "mps", "Apple GPU"
+
+
+def _memory() -> str:
+    try:
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        size_bytes, free_bytes = (os.sysconf(name) * page_bytes for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # a system that does not say it this way
+        return "unknown"
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    limited = f", of which this process may use {bytes_text(int(text))}" if text.isdigit() else ""
+    return f"{bytes_text(size_bytes)}, {bytes_text(free_bytes)} free{limited}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _minimum(package: str) -> str:
+    """The least version that fed says it needs; empty where it is not installed, so that nobody says."""
+    try:
+        needed = metadata.requires("fed") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    found = (re.fullmatch(rf"{re.escape(package)}>=([\d.]+)", text, re.IGNORECASE) for text in needed)
+    return next((match[1] for match in found if match), "")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))

@@ -1,0 +1,115 @@
+"""``fed keys``: a private authority, its server's and its nodes' certificates, and the roster."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fed.cli.tables import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fed.identity.authority import Authority
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Say who may serve and who may report to it: a private authority, certificates, and a roster of nodes."
+)
+
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.", show_default=False)]
+_Node = Annotated[str, typer.Argument(metavar="NAME", help="The node's name.", show_default=False)]
+_Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="H",
+        help="A name or an address under which nodes reach the server. Repeatable.",
+        show_default=False,
+    ),
+]
+_Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="N", help="How long the certificate is valid.")]
+
+
+@app.callback(invoke_without_command=True)
+def _keys(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("init")
+def _init(folder: _Folder, hosts: _Hosts = None, days: _Days = 3650) -> None:
+    """Make an authority, a certificate for its server, and an empty roster.
+
+    Without --host the server is reached as localhost and by this machine's host name.
+    """
+    from fed.identity.authority import Authority
+
+    authority = Authority.create(folder, hosts=hosts or None, days=days)
+    typer.echo(f"{folder}: an authority, valid until {authority.facts.expires:%Y-%m-%d}: keep it to yourself")
+    typer.echo(_about_server(authority))
+
+
+@app.command("issue")
+def _issue(folder: _Folder, name: _Node, days: _Days = 365) -> None:
+    """Give a node a key and a certificate, and a place on the roster."""
+    from fed.identity.authority import Authority
+
+    authority = Authority.load(folder)
+    place = authority.issue(name, days=days)
+    entry = authority.roster.get(name)
+    assert entry is not None
+    typer.echo(f"{place}: for the node {name} alone, valid until {entry.expires:%Y-%m-%d}")
+
+
+@app.command("server")
+def _server(folder: _Folder, hosts: _Hosts = None, days: _Days = 365) -> None:
+    """Give the server another key and certificate: before it expires, or for other hosts."""
+    from fed.identity.authority import Authority
+
+    authority = Authority.load(folder)
+    authority.issue_server(hosts=hosts or None, days=days)
+    typer.echo(_about_server(authority))
+
+
+@app.command("revoke")
+def _revoke(folder: _Folder, name: _Node) -> None:
+    """Admit a node no more; a server that runs with this roster refuses it at once."""
+    from fed.identity.authority import Authority
+
+    entry = Authority.load(folder).revoke(name)
+    typer.echo(f"{name}: revoked on {entry.revoked:%Y-%m-%d}")
+
+
+@app.command("list")
+def _list(folder: _Folder) -> None:
+    """List the nodes that were issued certificates, and which of them are valid."""
+    from fed.identity.authority import Authority
+
+    authority = Authority.load(folder)
+    typer.echo(f"authority: valid until {authority.facts.expires:%Y-%m-%d}")
+    typer.echo(_about_server(authority))
+    if not authority.roster.entries():
+        typer.echo(f"no nodes: fed keys issue {folder} NAME adds one")
+        return
+    console().print(_table(authority))
+
+
+def _about_server(authority: "Authority") -> str:
+    facts = authority.server_facts
+    place = authority.folder / "server"
+    return f"{place}: for the server alone, valid until {facts.expires:%Y-%m-%d}, reached as {', '.join(facts.hosts)}"
+
+
+def _table(authority: "Authority") -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table("node", "status", "issued", "expires", "revoked", "sha256", box=box.SIMPLE_HEAD, pad_edge=False)
+    time = authority.clock()
+    for entry in authority.roster.entries():
+        dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
+        shown.add_row(*map(Text, (entry.name, entry.status(time), *dates, f"{entry.sha256[:16]}…")))
+    return shown

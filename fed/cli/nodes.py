@@ -1,0 +1,195 @@
+"""``fed server`` and ``fed client``: an experiment on real nodes."""
+
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from fed.cli.progress import Display, display, say_all
+from fed.cli.runs import folder, summary_in, tell
+from fed.errors import InvalidInput
+from fed.machine import pool_freed_memory
+from fed.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from fed.config.experiment import Experiment
+    from fed.server.grpc.service import Patience
+    from fed.wire.transfers import NodePatience
+
+__all__ = ["client", "server"]
+
+_INTERRUPTED = 130
+_LAST_PORT = 65535
+_Patience = TypeVar("_Patience", "Patience", "NodePatience")
+
+
+def server(
+    experiment: "Experiment",
+    *,
+    listen: str,
+    credentials: Path | None,
+    insecure: bool,
+    min_nodes: int,
+    output: Path | None,
+    overwrite: bool,
+    resume: bool,
+    as_json: bool,
+    patience: Sequence[str] = (),
+) -> int:
+    """Coordinate an experiment over nodes that dial in, and say what came of it; the exit code."""
+    pool_freed_memory()
+    from fed.identity.credentials import ServerCredentials
+    from fed.server.deploy import serve
+    from fed.server.grpc.service import Patience
+    from fed.storage.run_reader import RunState, state_of
+
+    if resume and output is not None and state_of(output) is RunState.FINISHED:
+        tell(output, summary_in(output), as_json)
+        return 0
+    _hold_to_certificates(listen, credentials, insecure, "--listen")
+    loaded = ServerCredentials.load(credentials) if credentials is not None else None
+    shown = display()
+    say_all(shown)
+    signal.signal(signal.SIGTERM, _interrupt)
+    host = listen.rpartition(":")[0]
+    with folder(experiment.name, output, overwrite or resume) as directory, shown:
+        try:
+            run = serve(
+                experiment,
+                listen=listen,
+                output=directory,
+                credentials=loaded,
+                min_nodes=min_nodes,
+                overwrite=overwrite,
+                resume=resume,
+                patience=_patience(Patience(), patience),
+                on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
+                on_round=_Shown(shown, experiment.rounds.make().count).round,
+            )
+        except KeyboardInterrupt:
+            shown.say(f"stopped; fed server --resume {directory} goes on")
+            return _INTERRUPTED
+    tell(directory, run.summary, as_json)
+    return 0
+
+
+class _Shown:
+    """A line a round."""
+
+    def __init__(self, shown: Display, rounds: int) -> None:
+        self._shown = shown
+        self._rounds = rounds
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        accuracy = line.get("test_accuracy")
+        parts = [f"round {line['round']}/{self._rounds}", f"{line['replied']} of {line['selected']} answered"]
+        parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
+        parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
+        self._shown.say(", ".join(parts))
+
+
+def client(
+    *,
+    address: str | None,
+    credentials: Path | None,
+    insecure: bool,
+    name: str | None,
+    data: Path,
+    allowed: Sequence[str],
+    state: Path | None,
+    dry_run: bool,
+    patience: Sequence[str] = (),
+) -> int:
+    """Train what a server asks for on this node's data; the exit code."""
+    from fed.clients.node.edge_node import EdgeNode
+    from fed.clients.node.training_process import TrainingProcess
+    from fed.config.node_data import NodeData
+    from fed.identity.credentials import NodeCredentials
+    from fed.storage.atomic_files import held
+    from fed.wire.messages import client_id_of
+    from fed.wire.transfers import NodePatience
+
+    if address is None and not dry_run:
+        raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
+    if address is not None:
+        _hold_to_certificates(address, credentials, insecure, "--server")
+    loaded = NodeCredentials.load(credentials) if credentials is not None else None
+    if loaded and name not in {None, loaded.name}:
+        raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
+    name = loaded.name if loaded else name
+    if name is None:
+        raise InvalidInput("without credentials a node needs a name, got none: give --name NAME")
+    place = state or data.parent / f".fed-{name}"
+    training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
+    if dry_run:
+        _say_what_would_leave(training, name)
+        return 0
+    assert address is not None
+    shown = display()
+    say_all(shown)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    channel = loaded.for_grpc() if loaded else None
+    waiting = _patience(NodePatience(), patience)
+    node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed, waiting)
+    with held(place, "give another --state"):
+        try:
+            farewell = node.run(stopped=stopped)
+        finally:
+            training.close()
+    shown.say(f"{farewell or 'stopped'}; {node.tasks_done} tasks were done")
+    return 0
+
+
+def _say_what_would_leave(training: Any, name: str) -> None:
+    described = training.describe()
+    training.close()
+    shape = " × ".join(map(str, described.input_shape)) or "a number"
+    typer.echo(
+        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {described.samples} "
+        f"samples of {shape} ({described.input_dtype}), and that its labels go up to {described.classes} classes.\n"
+        "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
+        "was trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by "
+        "clients: how many samples it holds out, their mean loss and accuracy. All the while: the ids of the tasks "
+        "that it holds. Where a task fails: a sentence of why, which may name a folder of this node or a label that "
+        "was out of range.\nNothing else leaves, no sample among it. What a trained model tells of the samples is "
+        "another matter: see docs/security.md."
+    )
+
+
+def _patience(patience: _Patience, changes: Sequence[str]) -> _Patience:
+    """With other values: NAME=SECONDS."""
+    for change in changes:
+        name, _, value = change.partition("=")
+        try:
+            patience = replace(patience, **{name: float(value)})
+        except (TypeError, ValueError):
+            names = ", ".join(one.name for one in fields(patience))
+            raise InvalidInput(f"--patience must be NAME=SECONDS, of {names}, got {change!r}") from None
+    return patience
+
+
+def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
+    """Whoever wants to go without them says so, and stays on this machine."""
+    from fed.identity.credentials import hold_to_loopback
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise InvalidInput(f"{option} must be HOST:PORT, the port at most {_LAST_PORT}, got {address!r}")
+    if credentials is not None and insecure:
+        raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
+    if credentials is None and not insecure:
+        raise InvalidInput(
+            "servers and nodes know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+        )
+    if insecure:
+        hold_to_loopback(address)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,250 @@
+"""How far a run is, on standard error: a bar on a terminal, elsewhere a line about every tenth of the way."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import typer
+
+from fed.quantities import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    from fed.simulations.estimate import Expectation
+
+__all__ = ["Bar", "ComparisonProgress", "Display", "Lines", "SimulationProgress", "display", "say_all"]
+
+_LONG_S = 10.0
+"""A run expected to take longer is announced."""
+
+
+class Display(Protocol):
+    """Where progress is shown, between ``with`` and its end."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *ending: object) -> None: ...
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def show(self, done: float, total: float, text: str) -> None:
+        """Show how much is done, and what there is to say of it."""
+
+
+class Lines:
+    """At most eleven lines, whatever the number of steps."""
+
+    def __init__(self) -> None:
+        self._tenths = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        """Print it."""
+        # A run does not fail because nobody reads its progress any more.
+        with contextlib.suppress(BrokenPipeError):
+            typer.echo(text, err=True)
+
+    def show(self, done: float, total: float, text: str) -> None:
+        """Print it, if a tenth of the way has been passed since the last line."""
+        tenths = int(10 * done / total + 1e-6)
+        if tenths > self._tenths:
+            self._tenths = tenths
+            self.say(text)
+
+
+class Bar:
+    """One line that changes in place, and is gone in the end."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (BarColumn(bar_width=24), TextColumn("{task.description}", markup=False))
+        console = Console(stderr=True)
+        # What a user's own code prints goes above the bar, but stays in the file that standard output may be.
+        redirect = sys.stdout.isatty()
+        self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=redirect)
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Print it above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
+    def show(self, done: float, total: float, text: str) -> None:
+        """Change the line."""
+        self._progress.update(self._task, completed=done, total=total, description=text)
+
+
+def display() -> Display:
+    """A bar where standard error is a terminal that can show one, lines elsewhere."""
+    from rich.console import Console
+
+    return Bar() if sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal else Lines()
+
+
+class _Said(logging.Handler):
+    def __init__(self, shown: Display) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._shown.say(self.format(record))
+
+
+def say_all(shown: Display) -> None:
+    """Show all that is logged, between the progress of a run."""
+    logger = logging.getLogger("fed")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(_Said(shown))
+    logger.propagate = False
+
+
+class _Clock:
+    """Says how much time is left, from how long it has taken to get from where it was to where it is."""
+
+    def __init__(self, done: float = 0.0) -> None:
+        self._began_s = time.monotonic()
+        self._before = done
+
+    def left(self, done: float, total: float) -> str:
+        each_s = (time.monotonic() - self._began_s) / (done - self._before)
+        return f"{duration_text(each_s * max(0.0, total - done))} left"
+
+
+class SimulationProgress:
+    """Watches one simulation: its rounds, accuracy, bytes and the time left.
+
+    Args:
+        display: where progress is shown.
+        folder: the run's, whose metrics say which rounds were done before it was gone on with.
+    """
+
+    def __init__(self, display: Display, folder: Path | None = None) -> None:
+        self._display = display
+        self._folder = folder
+        self._rounds = 0
+        self._size_bytes = 0
+        self._accuracy: float | None = None
+        self._clock = _Clock()
+        self.has_begun = False
+        self.rounds_done = 0
+
+    def begin(self, expectation: "Expectation") -> None:
+        """Announce what is still to do, if that is long."""
+        from fed.storage.run_reader import metrics_lines
+
+        self._rounds = expectation.rounds
+        for line, _ in metrics_lines(self._folder) if self._folder else ():
+            self._count(line)
+        self._clock = _Clock(self.rounds_done)
+        self.has_begun = True
+        to_do = expectation.after(self.rounds_done)
+        if to_do.wall_s > _LONG_S:
+            self._display.say(_announced(to_do, of_all=not self.rounds_done))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Show a finished round."""
+        self._count(line)
+        parts = [f"round {self.rounds_done}/{self._rounds}"]
+        parts += [f"accuracy {self._accuracy:.3f}"] if self._accuracy is not None else []
+        parts += [bytes_text(self._size_bytes), self._clock.left(self.rounds_done, self._rounds)]
+        self._display.show(self.rounds_done, self._rounds, ", ".join(parts))
+
+    def _count(self, line: Mapping[str, Any]) -> None:
+        self.rounds_done = line["round"]
+        self._size_bytes += line["bytes_up"] + line["bytes_down"]
+        accuracy = line.get("test_accuracy")
+        self._accuracy = self._accuracy if accuracy is None else accuracy
+
+    def done(self) -> str:
+        """How far it came, in words."""
+        return f"{self.rounds_done} round{'' if self.rounds_done == 1 else 's'}"
+
+
+class ComparisonProgress:
+    """Watches the runs of a comparison, which may overlap; a round counts by the time that it is expected to take.
+
+    Args:
+        display: where progress is shown.
+        expected: what one run of each variant is expected to take.
+        seeds: how many runs each variant has.
+        jobs: how many run side by side.
+    """
+
+    def __init__(self, display: Display, expected: "Mapping[str, Expectation]", seeds: int, jobs: int) -> None:
+        self._display = display
+        self._expected = expected
+        self._seeds = seeds
+        self._jobs = jobs
+        self._runs = self._runs_done = 0
+        self._left_s = dict[tuple[str, int], float]()
+        self._size_bytes = 0
+        self._last = ""
+        self._clock = _Clock()
+        self.has_begun = False
+
+    def begin(self, runs: Sequence[tuple[str, int]]) -> None:
+        """Announce a long comparison."""
+        self._left_s = {(name, seed): self._expected[name].wall_s for name, seed in runs}
+        self._runs = len(runs)
+        self._clock = _Clock()
+        self.has_begun = True
+        whole_s = self._whole_s() / min(self._jobs, self._runs)
+        if whole_s > _LONG_S:
+            size_bytes = self._seeds * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
+            provisos = "".join(dict.fromkeys(f", {run.proviso}" for run in self._expected.values() if run.proviso))
+            text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs{provisos}"
+            self._display.say(text)
+
+    def expect(self, name: str, seed: int, expectation: "Expectation") -> None:
+        """Nothing new: all runs have been expected from the beginning."""
+
+    def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
+        """Show a finished round of one run."""
+        self._size_bytes += line["bytes_up"] + line["bytes_down"]
+        expected = self._expected[name]
+        self._left_s[name, seed] -= expected.wall_s / expected.rounds
+        self._show()
+
+    def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
+        """Show a finished run, or one that failed before its end."""
+        self._runs_done += 1
+        accuracy = summary.get("final_test_accuracy")
+        what = summary["status"] if accuracy is None else f"accuracy {accuracy:.3f}"
+        self._last = f", {name} seed {seed}: {what}"
+        self._left_s[name, seed] = 0.0
+        self._show()
+
+    def done(self) -> str:
+        """How far it came, in words."""
+        return f"{self._runs_done} of {self._runs} run{'' if self._runs == 1 else 's'}"
+
+    def _whole_s(self) -> float:
+        return self._seeds * sum(run.wall_s for run in self._expected.values())
+
+    def _show(self) -> None:
+        whole_s = self._whole_s()
+        done_s = whole_s - sum(self._left_s.values())
+        text = f"{self._runs_done} of {self._runs} runs{self._last}, {bytes_text(self._size_bytes)}"
+        self._display.show(done_s, whole_s, f"{text}, {self._clock.left(done_s, whole_s)}")
+
+
+def _announced(to_do: "Expectation", *, of_all: bool) -> str:
+    up, down = bytes_text(to_do.bytes_up), bytes_text(to_do.bytes_down)
+    rounds = f"{to_do.rounds} {'' if of_all else 'more '}round{'' if to_do.rounds == 1 else 's'}"
+    proviso = f", {to_do.proviso}" if to_do.proviso else ""
+    return f"about {duration_text(to_do.wall_s)}, {up} up and {down} down for {rounds}{proviso}"

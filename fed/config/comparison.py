@@ -1,0 +1,219 @@
+"""One validated description of a comparison: variants of an experiment, each run with every seed."""
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Mapping
+from itertools import product
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, GetJsonSchemaHandler, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
+from pydantic_core import CoreSchema
+
+from fed.config.document import Document
+from fed.config.experiment import Experiment, with_overrides
+from fed.config.validation import Section
+from fed.errors import InvalidExperiment
+from fed.randomness import Streams
+
+__all__ = ["Comparison", "Distribution", "Random", "Variant"]
+
+_Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+class _ExperimentKeys:
+    """Marks a mapping that holds an experiment's keys, so that the JSON schema says which."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(Experiment.__pydantic_core_schema__)
+
+
+class Variant(Section):
+    """A named variant: every other key replaces a section of the base, or what stands at its dotted path."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1)]
+    """What tables, curves and folders call it."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        own = handler.resolve_ref_schema(handler(schema))
+        experiment = handler.resolve_ref_schema(handler(Experiment.__pydantic_core_schema__))
+        own["properties"] = {**experiment["properties"], **own["properties"]}
+        del own["properties"]["seed"]  # the comparison's seeds decide
+        own["additionalProperties"] = False
+        own["patternProperties"] = {r"\.": {"description": "A dotted path such as rounds.count"}}
+        return own
+
+
+class Distribution(Section):
+    """Where a random value comes from: exactly one of these."""
+
+    choice: Annotated[list[Any], Field(min_length=1)] | None = None
+    """One of these values."""
+    uniform: _Bounds | None = None
+    """A number in [low, high)."""
+    log_uniform: _Bounds | None = None
+    """A number in [low, high), low > 0, whose logarithm is uniform."""
+    integer: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
+    """A whole number from low to high, both included."""
+
+    @model_validator(mode="after")
+    def _hold_bounds(self) -> Self:
+        given = {name: value for name, value in self if value is not None}
+        if len(given) != 1:
+            raise ValueError(f"must hold exactly one of choice, uniform, log_uniform and integer, got {list(given)}")
+        name, value = next(iter(given.items()))
+        if name != "choice" and value[0] >= value[1]:
+            raise ValueError(f"{name} must be [low, high] with low < high, got {value}")
+        if name == "log_uniform" and value[0] <= 0:
+            raise ValueError(f"log_uniform must be [low, high] with low > 0, got {value}")
+        return self
+
+    def draw(self, streams: Streams, *name: object) -> Any:
+        """The value of the stream of that name; numbers have five significant digits, so that names tell them whole."""
+        generator = streams.generator("comparison", *name)
+        if self.choice is not None:
+            return copy.deepcopy(self.choice[int(generator.integers(len(self.choice)))])
+        if self.integer is not None:
+            return int(generator.integers(self.integer[0], self.integer[1], endpoint=True))
+        low, high = self.uniform or self.log_uniform or [0.0, 1.0]
+        share = generator.random()
+        return float(f"{low + share * (high - low) if self.uniform else low * (high / low) ** share:.5g}")
+
+
+class Random(Section):
+    """So many variants, each with its own draw of every key."""
+
+    trials: PositiveInt
+    """How many variants."""
+    seed: NonNegativeInt = 0
+    """Of the draws alone; a trial's values depend neither on how many trials there are nor on other keys."""
+    keys: Annotated[dict[str, Distribution], Field(min_length=1)]
+    """Dotted path of a key → where its value comes from."""
+
+
+def _seeds_of_the_base(values: dict[str, Any]) -> list[int]:
+    seed = values.get("base", {}).get("seed")
+    return [seed] if type(seed) is int and seed >= 0 else [0]
+
+
+class Comparison(Document):
+    """The validated description of a comparison, YAML ⇄ Python.
+
+    ``base`` holds an experiment's keys. Exactly one of ``compare``, ``grid`` and ``random`` says how the variants
+    differ from it, with the semantics of :meth:`Experiment.override`: a mapping replaces the whole section.
+
+    Raises:
+        InvalidExperiment: on construction, one line for each thing wrong, in whichever variant it is.
+
+    Example:
+        >>> comparison = Comparison(
+        ...     base={"rounds": {"count": 5}},
+        ...     compare=[{"name": "FedAvg"}, {"name": "FedProx", "algorithm": {"kind": "fedprox", "mu": 0.1}}],
+        ... )
+        >>> comparison.variants()["FedProx"].algorithm.mu
+        0.1
+        >>> list(Comparison(grid={"local.lr": [0.1, 0.01], "rounds.count": [5]}).variants())
+        ['local.lr=0.1, rounds.count=5', 'local.lr=0.01, rounds.count=5']
+    """
+
+    name: Annotated[str, Field(min_length=1)] = "comparison"
+    """The title of the report."""
+    base: Annotated[dict[str, Any], _ExperimentKeys()] = Field(default_factory=dict)
+    """An experiment's keys: what the variants have in common."""
+    compare: Annotated[list[Variant], Field(min_length=1)] | None = None
+    """The variants by name, each with what it changes."""
+    grid: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)] | None = None
+    """Dotted path of a key → its values; every combination is a variant."""
+    random: Random | None = None
+    """Variants whose values are drawn."""
+    seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=_seeds_of_the_base)
+    """Every variant is run once with each; the base's own seed, unless given."""
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The test accuracy in (0, 1] that rounds, bytes and time are counted to."""
+
+    _variants: dict[str, Experiment] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_an_experiment_as_base(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and isinstance(keys.get("base"), Experiment):
+            return {**keys, "base": keys["base"].model_dump(mode="json", exclude_unset=True)}
+        return keys
+
+    @model_validator(mode="after")
+    def _hold_every_variant(self) -> Self:
+        given = [name for name in ("compare", "grid", "random") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"must hold exactly one of compare, grid and random, got {given or 'none of them'}")
+        for key, values in (self.grid or {}).items():
+            _hold_distinct(f"grid.{key}", [json.dumps(value, sort_keys=True, default=str) for value in values])
+        _hold_distinct("seeds", self.seeds)
+        _hold_distinct("names of variants", [name for _, name, _ in self._changes()])
+        self._variants.update(self._validated())
+        return self
+
+    def variants(self) -> dict[str, Experiment]:
+        """Name → the experiment in force; its seed is the first of ``seeds``."""
+        return dict(self._variants)
+
+    def _validated(self) -> dict[str, Experiment]:
+        variants, problems = {}, []
+        of_the_base = _problems(self.base)
+        for place, name, changes in self._changes():
+            keys = with_overrides(self.base, changes) | {"name": name, "seed": self.seeds[0]}
+            found = (
+                ["seed: a comparison runs every variant with all of its seeds: remove it"] if "seed" in changes else []
+            )
+            found += _problems(keys)
+            problems += [f"base: {line}" if line in of_the_base else f"{place}: {line}" for line in found]
+            if not problems:
+                variants[name] = Experiment(**keys)
+        if problems:
+            raise InvalidExperiment("\n".join(dict.fromkeys(problems)))
+        return variants
+
+    def _changes(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+        """Of each variant: where it stands, its name, and what it changes."""
+        if self.compare is not None:
+            return [
+                (f"compare[{index}] {variant.name}", variant.name, variant.model_extra or {})
+                for index, variant in enumerate(self.compare)
+            ]
+        if self.grid is not None:
+            cells = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
+            return [(f"grid {_named(cell)}", _named(cell), cell) for cell in cells]
+        if self.random is None:
+            return []
+        streams, keys = Streams(self.random.seed), self.random.keys
+        trials = [{key: keys[key].draw(streams, key, trial) for key in keys} for trial in range(self.random.trials)]
+        names = [f"trial {number}: {_named(trial)}" for number, trial in enumerate(trials, 1)]
+        return [(f"random {name}", name, trial) for name, trial in zip(names, trials, strict=True)]
+
+
+def _problems(keys: dict[str, Any]) -> list[str]:
+    try:
+        Experiment(**{str(key): value for key, value in keys.items()})
+    except InvalidExperiment as error:
+        return str(error).splitlines()
+    return []
+
+
+def _hold_distinct(what: str, values: list[Any]) -> None:
+    twice = [value for value, times in Counter(values).items() if times > 1]
+    if twice:
+        raise ValueError(f"{what} must be distinct, got {twice[0]} more than once")
+
+
+def _named(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={_readable(value)}" for key, value in changes.items()) or "base"
+
+
+def _readable(value: Any) -> str:
+    """A value in a name: ``0.1``, ``fedavg``, ``fedprox(mu=0.1)``."""
+    if isinstance(value, dict) and isinstance(value.get("kind"), str):
+        others = {key: inner for key, inner in value.items() if key != "kind"}
+        return f"{value['kind']}({_named(others)})" if others else str(value["kind"])
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,253 @@
+"""The vocabulary of kinds: what a section's ``kind`` names, which keys it takes, and how it is made.
+
+A kind is a callable: a class of hyper-parameters, a function, a factory. Some of its parameters are *given* by the
+framework when it is made (the labels to a partition, the input's shape to a model), by name and only if it asks for
+them; the others are the keys of its section, held to their annotations. Built-in kinds have short names; any other
+callable is ``python:package.module:Name``. Built-in ones are named here as text and imported when they are used, so
+that this room knows of the rooms below it by name alone.
+"""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
+
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
+from pydantic_core import CoreSchema, ValidationError, core_schema
+
+from fed.config import docstrings
+from fed.config.validation import Section, nearest, sentence_error
+from fed.errors import InvalidExperiment
+
+__all__ = ["Component", "Family", "keys_of"]
+
+
+class Component(Section):
+    """A section whose ``kind`` chooses a callable and whose other keys are that callable's."""
+
+    target: ClassVar[Callable[..., Any]]
+    """What the kind names."""
+
+    family: ClassVar["Family[Any]"]
+    """What it was chosen from."""
+
+    kind: str
+    """A built-in name, or python:package.module:Name."""
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its class is made when it is asked for, and has no name to import
+        return self.family.validate, (self.model_dump(exclude_unset=True),)
+
+    def make(self, **given: object) -> Any:
+        """Call what the kind names with this section's keys, and with those of ``given`` that it asks for."""
+        asked_for = _parameters(self.target)
+        keys = {name: getattr(self, name) for name in type(self).model_fields if name in asked_for}
+        given = {name: value for name, value in given.items() if name in asked_for}
+        return self.target(**{**keys, **(self.model_extra or {}), **given})
+
+    @model_validator(mode="after")
+    def _hold_what_spans_keys(self) -> "Component":
+        # A class of hyper-parameters may check keys against each other; what needs more than its keys waits until made.
+        if inspect.isclass(self.target) and _required(self.target) <= type(self).model_fields.keys():
+            try:
+                self.make()
+            except TypeError as error:  # an abstract class, or one that cannot be called so
+                raise ValueError(f"{self.kind} cannot be made: {error}") from None
+        return self
+
+
+_Section = TypeVar("_Section", bound=Component)
+
+
+@dataclass(frozen=True)
+class Family(Generic[_Section]):
+    """The kinds that one section of an experiment chooses from; an annotation of that section's type.
+
+    Args:
+        name: what one of them is called in a message.
+        base: keys that every kind of the family has.
+        builtin: short name → ``module:Name``.
+        given: names of the parameters that the framework supplies.
+        default: the kind of a section that names none.
+    """
+
+    name: str
+    base: type[_Section]
+    builtin: Mapping[str, str] = field(hash=False)
+    given: frozenset[str] = frozenset()
+    default: str | None = None
+
+    def section(self, kind: str) -> type[_Section]:
+        """The section that a kind's keys are held to.
+
+        Raises:
+            InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
+        """
+        return cast("type[_Section]", _component(self, kind))
+
+    def validate(self, value: object) -> _Section:
+        """The section that these keys, ``kind`` among them, make."""
+        if isinstance(value, self.base):
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, dict):
+            raise ValueError(f"must be a mapping with the key kind, got {value!r}")
+        kind = value.get("kind", self.default)
+        try:
+            if kind is None:
+                raise InvalidExperiment(f"missing key; known: {', '.join(self.builtin)}")
+            if not isinstance(kind, str):
+                raise InvalidExperiment(f"must be a text; known: {', '.join(self.builtin)}")
+            section = self.section(kind)
+        except InvalidExperiment as error:
+            detail = sentence_error(str(error), "kind", kind)
+            raise ValidationError.from_exception_data(self.name, [detail]) from None
+        return section.model_validate({"kind": kind, **value})
+
+    def make(self, kind: str, **keys: object) -> _Section:
+        """The section of a kind with these keys."""
+        return self.validate({"kind": kind, **keys})
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        dump = core_schema.plain_serializer_function_ser_schema(
+            lambda component, info: component.model_dump(mode=info.mode, exclude_unset=info.exclude_unset),
+            info_arg=True,
+        )
+        return core_schema.no_info_plain_validator_function(self.validate, serialization=dump)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        choices = [self._schema_of(kind, handler) for kind in self.builtin]
+        pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
+        users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
+        names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
+        return {"anyOf": [names, *choices, users]}
+
+    def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        section = self.section(kind)
+        name = f"{kind}_{self.name}:{id(section)}"  # under which it stands once, however often it is referred to
+        named = cast("CoreSchema", {**section.__pydantic_core_schema__, "ref": name})
+        reference = handler(core_schema.definitions_schema(core_schema.definition_reference_schema(name), [named]))
+        definition = handler.resolve_ref_schema(reference)
+        definition["properties"]["kind"] = {"const": kind, "description": docstrings.summary(section.target)}
+        definition["required"] = [key for key in definition["required"] if key != "kind" or kind != self.default]
+        return reference
+
+
+@cache
+def _component(family: Family[Any], kind: str) -> type[Component]:
+    target = _load(family, kind)
+    fields = _fields(target, family.given)
+    _refuse_taken_names(kind, fields, family.base)
+    base = _open(family.base) if _takes_any_key(target) else family.base
+    about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
+    section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
+    section.target = staticmethod(target)
+    section.family = family
+    return section
+
+
+def _refuse_taken_names(kind: str, names: Iterable[str], base: type[Component]) -> None:
+    """Keys are attributes of a section, which has some of its own."""
+    free = base.model_fields.keys()
+    for name in names:
+        if name.startswith("_") or (name not in free and (name in base.__class_vars__ or hasattr(base, name))):
+            raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
+
+
+def _open(base: type[Component]) -> type[Component]:
+    class Open(base):  # type: ignore[valid-type,misc]  # the base is known only when the family is
+        model_config = ConfigDict(extra="allow")
+
+    return Open
+
+
+@cache
+def keys_of(target: Callable[..., Any]) -> type[Section]:
+    """A section whose keys are a callable's parameters, held to their annotations."""
+    fields: dict[str, Any] = _fields(target)
+    return cast("type[Section]", create_model(target.__name__, __base__=Section, **fields))
+
+
+def _load(family: Family[Any], kind: str) -> Callable[..., Any]:
+    if kind in family.builtin:
+        module, _, name = family.builtin[kind].partition(":")
+        return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
+    if not kind.startswith("python:"):
+        raise InvalidExperiment(f"no such {family.name}{nearest(kind, list(family.builtin))}")
+    module, _, name = kind.removeprefix("python:").partition(":")
+    if not module or module.startswith(".") or not name:
+        raise InvalidExperiment("must have the form python:package.module:Name")
+    loaded = _import(module)
+    if not hasattr(loaded, name):
+        raise InvalidExperiment(f"module {module} has no {name}")
+    target = getattr(loaded, name)
+    if not callable(target):
+        raise InvalidExperiment(f"{name} of {module} must be a class or a function, not a {type(target).__name__}")
+    return cast("Callable[..., Any]", target)
+
+
+def _import(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
+    except Exception as error:
+        # A ValueError would pass for a wrong value of the experiment, and the place where the module fails be lost.
+        raise ImportError(f"module {module} fails while it is imported: {error!r}") from error
+
+
+@cache
+def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(target).parameters
+
+
+def _required(target: Callable[..., Any]) -> set[str]:
+    parameters = _parameters(target).values()
+    optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind not in optional
+    }
+
+
+def _takes_any_key(target: Callable[..., Any]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values())
+
+
+def _fields(target: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, tuple[Any, Any]]:
+    """Each parameter but those given as (annotation, default), in the form that pydantic's ``create_model`` takes."""
+    keys = {
+        name: parameter
+        for name, parameter in _parameters(target).items()
+        if name not in given and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    annotations = _annotations(target, keys)
+    described = docstrings.arguments(target)
+    factories = _default_factories(target)
+    fields = {}
+    for name, parameter in keys.items():
+        default: dict[str, Any] = {"default": parameter.default} if parameter.default is not parameter.empty else {}
+        if name in factories:
+            default = {"default_factory": factories[name]}
+        fields[name] = (annotations.get(name, Any), Field(**default, description=described.get(name)))
+    return fields
+
+
+def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
+    """What the parameters of these names are held to; all other annotations may be for type checkers alone."""
+    if inspect.isclass(target):
+        return get_type_hints(target, include_extras=True) | get_type_hints(target.__init__, include_extras=True)
+    function = inspect.unwrap(target)
+    wanted = {name: text for name, text in getattr(function, "__annotations__", {}).items() if name in names}
+    holder = SimpleNamespace(__annotations__=wanted)
+    return get_type_hints(holder, globalns=getattr(function, "__globals__", {}), include_extras=True)
+
+
+def _default_factories(target: Callable[..., Any]) -> dict[str, Callable[[], Any]]:
+    parts = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+    return {part.name: part.default_factory for part in parts if part.default_factory is not dataclasses.MISSING}

@@ -1,0 +1,28 @@
+"""Who scores models, and on which samples."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fed.config.hyperparameters import Hyperparameters
+
+__all__ = ["ByClients", "ByCoordinator"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByCoordinator(Hyperparameters):
+    """The model is scored on the test set of the data, which nobody trains on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByClients(Hyperparameters):
+    """Each client scores a model on a share of its own samples, and trains on the others.
+
+    The model is the client's own where the algorithm lets clients keep whole ones, otherwise the coordinator's.
+
+    Args:
+        fraction: of a client's samples to hold out, in (0, 1), to the nearest whole sample; one at least is trained on.
+    """
+
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2

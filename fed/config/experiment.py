@@ -1,0 +1,321 @@
+"""One validated description of a run: data, model, local training, algorithm, topology and rounds."""
+
+import copy
+import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from fed.config.components import Component
+from fed.config.document import Document
+from fed.config.hyperparameters import DecayRate
+from fed.config.lr_schedules import Schedule
+from fed.config.registry import (
+    ADVERSARIES,
+    ALGORITHMS,
+    DATA,
+    DEVICES,
+    EVALUATIONS,
+    HIERARCHIES,
+    MODELS,
+    ROUNDS,
+    SCHEDULES,
+    TOPOLOGIES,
+    AdversariesSection,
+    DataSection,
+)
+from fed.config.validation import Section
+
+__all__ = ["Checkpointing", "Execution", "Experiment", "Local", "with_overrides"]
+
+
+class Local(Section):
+    """What a client does with a task: so many epochs, or steps, of an optimizer on its own data."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """The rule of a step. Its state (momentum, moments) begins anew with every task."""
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1
+    """Step size η."""
+    schedule: Annotated[Component, SCHEDULES] = Field(default_factory=lambda: SCHEDULES.validate({}))
+    """How η goes over the rounds."""
+    scaling: Literal["none", "linear", "square_root"] = "none"
+    """How η grows with the cohort: as cohort / base_cohort, or as the root of that."""
+    base_cohort: PositiveInt = 1
+    """The cohort for which η is meant, of scaling."""
+    momentum: DecayRate = 0.0
+    """ρ in [0, 1), of sgd."""
+    nesterov: bool = False
+    """Nesterov's momentum, of sgd."""
+    betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), strict=False)
+    """Decay of the two moments, of adam and adamw."""
+    eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment, of adam and adamw."""
+    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0
+    """λ: added to the gradient as λx; decoupled from it under adamw."""
+    batch_size: PositiveInt = 16
+    """Samples in a batch; the last batch of an epoch may be shorter."""
+    accumulate: PositiveInt = 1
+    """Batches whose samples share one step: a step sees up to batch_size × accumulate samples."""
+    epochs: PositiveInt | None = None
+    """Passes over the client's data; 1 where neither epochs nor steps is given."""
+    steps: PositiveInt | None = None
+    """Optimizer steps, in place of epochs."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64."""
+
+    def lr_in(self, number: int, count: int, cohort: int) -> float:
+        """η in a round.
+
+        Args:
+            number: of the round, from 1.
+            count: how many rounds there are.
+            cohort: how many clients take part.
+        """
+        ratio = cohort / self.base_cohort
+        scale = {"none": 1.0, "linear": ratio, "square_root": math.sqrt(ratio)}[self.scaling]
+        return self.lr * scale * self._schedule.factor(number, count)
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        schedule: Schedule = self.schedule.make()
+        return schedule
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_epoch_by_default(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(keys, dict) or keys.get("epochs") is not None or keys.get("steps") is not None:
+            return handler(keys)
+        local = handler({**keys, "epochs": 1})
+        local.model_fields_set.discard("epochs")  # so that an override with steps need not take it back
+        return local
+
+    @model_validator(mode="after")
+    def _hold_what_spans_keys(self) -> Self:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError(
+                f"give epochs or steps, not both, got epochs={self.epochs} and steps={self.steps}: set one to null"
+            )
+        if self.optimizer != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(
+                f"momentum and nesterov belong to sgd, got optimizer={self.optimizer}: remove them, or use sgd"
+            )
+        if self.optimizer == "sgd" and any(getattr(self, key) != _default(key) for key in ("betas", "eps")):
+            raise ValueError("betas and eps belong to adam and adamw, got optimizer=sgd: remove them, or use adam")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov")
+        return self
+
+
+class Execution(Section):
+    """How a simulation is computed. Batching and groups change results by rounding only, workers not at all."""
+
+    batching: Literal["auto", "on", "off"] = "auto"
+    """Train clients in groups, one operation for all of a group; auto: where the model allows it and it pays."""
+    group: PositiveInt = 32
+    """The most clients of a group; fewer where their models would not fit into the cache, or the GPU's memory."""
+    workers: NonNegativeInt | Literal["auto"] = "auto"
+    """Processes that train, one thread each; 0: this one; auto: as many as cores or GPUs, where a run takes long."""
+
+
+class Checkpointing(Section):
+    """What of a run that is written to a folder is kept to go on with: model, states, streams, clock, open tasks."""
+
+    every: PositiveInt | None = 5
+    """Rounds from one checkpoint to the next; null for none."""
+    keep: PositiveInt = 3
+    """How many stay."""
+
+
+def _mixes(algorithm: Component) -> bool:
+    return getattr(algorithm.target, "primitive", None) == "mix"
+
+
+def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
+    return TOPOLOGIES.validate({}) if _mixes(values["algorithm"]) else None
+
+
+def _is_personal(algorithm: Component) -> bool:
+    return bool(getattr(algorithm.target, "personal", False))
+
+
+def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
+    return EVALUATIONS.make("clients" if _is_personal(values["algorithm"]) else "coordinator")
+
+
+def _default(key: str) -> Any:
+    return Local.model_fields[key].get_default()
+
+
+class Experiment(Document):
+    """The validated description of a run, YAML ⇄ Python.
+
+    Every key has a default that :meth:`dump` shows. A ``kind`` is a built-in name or ``python:package.module:Name``.
+    ``data`` and ``model`` count only where :func:`fed.simulate` is not given others.
+
+    Raises:
+        InvalidExperiment: on construction, one line for each key that is unknown, of another type or out of its range.
+
+    Example:
+        >>> experiment = Experiment(algorithm={"kind": "fedprox", "mu": 0.1}, local={"lr": 0.05})
+        >>> experiment.algorithm.mu, experiment.local.epochs
+        (0.1, 1)
+        >>> experiment.override({"rounds.count": 5}).rounds.count
+        5
+    """
+
+    name: Annotated[str, Field(min_length=1)] = "experiment"
+    """What reports and folders call this run."""
+    seed: NonNegativeInt = 0
+    """Every random draw is a function of this."""
+    data: Annotated[DataSection, DATA] | None = Field(default_factory=lambda: DATA.validate({}))
+    """What is learned from, and how clients share it; null where data are given in Python."""
+    model: Annotated[Component, MODELS] | None = Field(default_factory=lambda: MODELS.validate({}))
+    """What is trained; null where a model is given in Python."""
+    local: Local = Local()
+    """A client's work between two rounds_stats."""
+    algorithm: Annotated[Component, ALGORITHMS] = Field(default_factory=lambda: ALGORITHMS.validate({}))
+    """How clients' work becomes one model."""
+    topology: Annotated[Component, TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
+    """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
+    rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
+    """Who trains when, and how often."""
+    hierarchy: Annotated[Component, HIERARCHIES] | None = None
+    """Edge coordinators between clients and coordinator; null for none."""
+    devices: Annotated[Component, DEVICES] = Field(default_factory=lambda: DEVICES.validate({}))
+    """What simulated clients run on: how fast they are, when they are there, how often they fail."""
+    evaluation: Annotated[Component, EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
+    """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
+    adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None
+    """Simulated clients that attack, and how; null for none."""
+    checkpoints: Checkpointing = Checkpointing()
+    """What is kept to go on with after an interruption."""
+    simulation: Execution = Execution()
+    """How a simulation is computed."""
+
+    if TYPE_CHECKING:  # sections are given as mappings, whatever type they become
+
+        def __init__(self, **keys: Any) -> None: ...
+
+    @model_validator(mode="after")
+    def _refuse_what_has_no_meaning(self) -> Self:
+        if self.topology is not None and not _mixes(self.algorithm):
+            raise ValueError(
+                f"topology has no meaning for {self.algorithm.kind}, whose clients do not exchange models with "
+                f"neighbours, got {self.topology.kind}: remove it, or choose an algorithm over mix such as dpsgd"
+            )
+        if self.evaluation.kind == "coordinator" and _is_personal(self.algorithm):
+            raise ValueError(
+                f"evaluation by the coordinator has no meaning for {self.algorithm.kind}, whose clients use models of "
+                f"their own, each on its own data, got {self.evaluation.kind}: remove it, or write clients"
+            )
+        algorithm = self.algorithm.make()
+        if self.adversaries is not None:
+            if getattr(algorithm, "primitive", "mean") != "mean" or getattr(algorithm, "pools_data", False):
+                raise ValueError(
+                    f"adversaries have no meaning for {self.algorithm.kind}, whose clients report to no coordinator, "
+                    f"got {self.adversaries.kind}: set adversaries to null, or choose an algorithm over mean such as "
+                    "median"
+                )
+            if isinstance(clients := getattr(self.data, "clients", None), int):
+                self.adversaries.attackers_among(clients)
+        if self.hierarchy is not None:
+            self._refuse_edges(algorithm)
+        if getattr(algorithm, "primitive", "mean") != "mean":
+            self._refuse_time_that_peers_do_not_take()
+        if "place" in getattr(algorithm, "asks", ()):
+            self._refuse_members_that_change()
+        if hasattr(algorithm, "check_local"):  # a user's own may be anything, until it is run
+            algorithm.check_local(self.local)
+        return self
+
+    def _refuse_edges(self, algorithm: object) -> None:
+        if getattr(algorithm, "primitive", "mean") != "mean" or getattr(algorithm, "pools_data", False):
+            raise ValueError(
+                f"hierarchy has no meaning for {self.algorithm.kind}, whose clients report to no coordinator, got "
+                f"{self.hierarchy}: set hierarchy to null, or choose an algorithm over mean such as fedavg"
+            )
+        if not getattr(algorithm, "linear", True):
+            raise ValueError(
+                f"hierarchy has no meaning for {self.algorithm.kind}, which needs each client's message where edges "
+                f"send sums, got {self.hierarchy}: set it to null, or choose an algorithm that needs only the mean"
+            )
+        if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
+            raise ValueError(
+                f"hierarchy has no meaning for {self.rounds.kind} rounds, which wait for nobody, where edges wait for "
+                f"their clients, got {self.hierarchy}: set hierarchy to null, or rounds to synchronous"
+            )
+
+    def _refuse_time_that_peers_do_not_take(self) -> None:
+        if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
+            raise ValueError(
+                f"rounds: {self.rounds.kind} have no meaning for {self.algorithm.kind}, which has no coordinator to "
+                "answer to: choose synchronous, or an algorithm over mean such as fedavg"
+            )
+        devices = self.devices.model_dump()
+        plain = {"availability": {"kind": "always"}, "failure": 0.0, "interruption": 0.0}
+        plain |= {"joining_s": 0.0, "staying_s": None}
+        for key, value in plain.items():
+            if devices.get(key, value) != value:
+                raise ValueError(
+                    f"devices.{key} has no meaning for {self.algorithm.kind}, whose clients are always there, got "
+                    f"{devices[key]}: write {value}, or choose an algorithm over mean such as fedavg"
+                )
+
+    def _refuse_members_that_change(self) -> None:
+        devices = self.devices.model_dump()
+        for key, value in {"joining_s": 0.0, "staying_s": None}.items():
+            if devices.get(key, value) != value:
+                raise ValueError(
+                    f"devices.{key} has no meaning for {self.algorithm.kind}, which numbers all clients from the "
+                    f"beginning to the end, got {devices[key]}: write {value or 'null'}, or choose an algorithm such "
+                    "as fedavg"
+                )
+
+    def override(self, values: dict[str, Any]) -> Self:
+        """The same experiment with other values.
+
+        Args:
+            values: path of a key → its value, as ``{"rounds.count": 5}``. A mapping replaces the whole section.
+
+        Raises:
+            InvalidExperiment: one line for each thing wrong.
+        """
+        given = self.model_dump(mode="json", exclude_unset=True)
+        return type(self)(**with_overrides(given, values))
+
+
+def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested mappings with some values replaced; sections on the way to a value are created.
+
+    A text on the way is a section's kind, written short, and stays its kind.
+
+    Args:
+        document: a document's keys and values.
+        values: dotted path of a key → its value; a mapping replaces the whole section.
+
+    Example:
+        >>> with_overrides({"local": {"lr": 0.1}}, {"local.steps": 3, "topology.kind": "ring"})
+        {'local': {'lr': 0.1, 'steps': 3}, 'topology': {'kind': 'ring'}}
+        >>> with_overrides({"evaluation": "clients"}, {"evaluation.fraction": 0.5})
+        {'evaluation': {'kind': 'clients', 'fraction': 0.5}}
+    """
+    changed = copy.deepcopy(dict(document))
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        place = changed
+        for name in sections:
+            section = place.get(name)
+            if not isinstance(section, dict):
+                place[name] = {"kind": section} if isinstance(section, str) else {}
+            place = place[name]
+        place[key] = copy.deepcopy(value)
+    return changed

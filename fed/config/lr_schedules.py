@@ -1,0 +1,92 @@
+"""How a step size goes over the rounds of a run: factors in [0, 1] of ``local.lr``."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from fed.config.hyperparameters import Hyperparameters
+
+__all__ = ["Constant", "Cosine", "Schedule", "Step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(Hyperparameters, ABC):
+    r"""A factor for each round, after a linear warm-up.
+
+    .. math:: η_t = η · t / (w + 1) \text{ for } t ≤ w, \qquad η_t = η · s(t - w) \text{ after it}
+
+    Args:
+        warm_up: w, rounds in which the step size rises in equal parts; it is whole in round w + 1 (Goyal et al. 2017,
+            1706.02677), where s begins.
+    """
+
+    warm_up: NonNegativeInt = 0
+
+    def factor(self, number: int, count: int) -> float:
+        """The factor in a round.
+
+        Args:
+            number: of the round, from 1.
+            count: how many rounds there are.
+        """
+        if number <= self.warm_up:
+            return number / (self.warm_up + 1)
+        return self.decay(number - self.warm_up, count - self.warm_up)
+
+    @abstractmethod
+    def decay(self, number: int, count: int) -> float:
+        """The factor in a round of those after the warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Schedule):
+    """The step size stays as it is: s = 1."""
+
+    def decay(self, number: int, count: int) -> float:
+        """One."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    r"""Half a cosine, from the whole step size down (Loshchilov & Hutter 2017, 1608.03983).
+
+    .. math:: s(t) = e + (1 - e) (1 + \cos(π (t - 1) / T)) / 2
+
+    Args:
+        end: e in [0, 1], the factor after the last of T rounds, those of the warm-up not among them.
+
+    Example:
+        >>> [round(Cosine().factor(number, 5), 3) for number in range(1, 6)]
+        [1.0, 0.905, 0.655, 0.345, 0.095]
+    """
+
+    end: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def decay(self, number: int, count: int) -> float:
+        """Of T rounds the t-th."""
+        return self.end + (1 - self.end) * (1 + math.cos(math.pi * (number - 1) / count)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Schedule):
+    r"""The step size falls by a factor every so many rounds: :math:`s(t) = γ^{⌊(t-1)/E⌋}`.
+
+    Args:
+        every: E, rounds between two falls.
+        gamma: γ in (0, 1].
+
+    Example:
+        >>> [Step(every=2, gamma=0.5).factor(number, 5) for number in range(1, 6)]
+        [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+
+    every: PositiveInt = 10
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def decay(self, number: int, count: int) -> float:
+        """Of so many falls."""
+        return float(self.gamma ** ((number - 1) // self.every))

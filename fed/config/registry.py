@@ -1,0 +1,278 @@
+"""The kinds that each section of an experiment chooses from."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ModelWrapValidatorHandler, NonNegativeFloat, PositiveInt, model_validator
+
+from fed.config.components import Component, Family
+from fed.errors import InvalidExperiment
+
+__all__ = [
+    "ADVERSARIES",
+    "ALGORITHMS",
+    "AVAILABILITIES",
+    "DATA",
+    "DEVICES",
+    "EVALUATIONS",
+    "HIERARCHIES",
+    "MODELS",
+    "PARTITIONS",
+    "ROUNDS",
+    "SAMPLINGS",
+    "SCHEDULES",
+    "STALENESSES",
+    "TOPOLOGIES",
+    "AdversariesSection",
+    "DataSection",
+    "PartitionSection",
+]
+
+
+class PartitionSection(Component):
+    """How samples are dealt to clients."""
+
+    overlap: NonNegativeFloat = 0.0
+    """Copies: how many clients more than one hold a sample, on average. 0: nobody; 1: each sample has two holders."""
+
+
+PARTITIONS = Family(
+    "partition",
+    PartitionSection,
+    {
+        kind: f"fed.clients.data.partitions:{kind}"
+        for kind in ("iid", "dirichlet", "shards", "quantity", "range", "hash", "rank", "file", "natural")
+    }
+    | {"range": "fed.clients.data.partitions:by_range", "hash": "fed.clients.data.partitions:by_hash"},
+    given=frozenset({"samples", "clients", "generator"}),
+)
+
+
+class DataSection(Component):
+    """What is learned from, and how clients share it."""
+
+    clients: PositiveInt | None = None
+    """How many clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
+    partition: Annotated[PartitionSection, PARTITIONS] | None = None
+    """Who holds what: natural where the source names clients, iid elsewhere, unless given."""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """The share of samples held out to evaluate on, where the source brings no test set of its own."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill_in(cls, keys: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(keys, dict) or str(keys.get("kind")).startswith("python:"):
+            return handler(keys)
+        defaults = cls._defaults_of_the_source(keys)
+        section = handler({**keys, **defaults})
+        section.model_fields_set.difference_update(defaults)  # an override may choose another source
+        return section
+
+    @classmethod
+    def _defaults_of_the_source(cls, keys: dict[str, Any]) -> dict[str, Any]:
+        defaults: dict[str, Any] = {}
+        if not keys.get("partition"):
+            names_clients = keys.get("kind") in ("synthetic", "text") or keys.get("client") is not None
+            defaults["partition"] = {"kind": "natural" if names_clients else "iid"}
+        partition = {**keys, **defaults}["partition"]
+        chosen = str(partition.get("kind") if isinstance(partition, dict) else getattr(partition, "kind", partition))
+        names_them = chosen in ("natural", "file") or chosen.startswith("python:")
+        if keys.get("clients") is None and "clients" not in cls.target.__annotations__ and not names_them:
+            defaults["clients"] = 100
+        return defaults
+
+
+DATA = Family(
+    "data",
+    DataSection,
+    {
+        "digits": "fed.clients.data.sources.digits:digits",
+        "idx": "fed.clients.data.sources.idx:idx",
+        "synthetic": "fed.clients.data.sources.synthetic:synthetic",
+        "text": "fed.clients.data.sources.text:text",
+        "npz": "fed.clients.data.sources.tables:npz",
+        "csv": "fed.clients.data.sources.tables:csv",
+    },
+    given=frozenset({"streams"}),
+    default="digits",
+)
+
+MODELS = Family(
+    "model",
+    Component,
+    {
+        "logistic": "fed.clients.models:logistic",
+        "mlp": "fed.clients.models:mlp",
+        "cnn": "fed.clients.models:cnn",
+        "char_gru": "fed.clients.models:char_gru",
+        "char_transformer": "fed.clients.models:char_transformer",
+    },
+    given=frozenset({"input_shape", "classes"}),
+    default="mlp",
+)
+
+ALGORITHMS = Family(
+    "algorithm",
+    Component,
+    {
+        "fedavg": "fed.aggregators.fedavg:FedAvg",
+        "fedprox": "fed.aggregators.fedprox:FedProx",
+        "fedavgm": "fed.aggregators.fedavgm:FedAvgM",
+        "bmuf": "fed.aggregators.bmuf:BMUF",
+        "moon": "fed.aggregators.moon:MOON",
+        "slowmo": "fed.aggregators.slowmo:SlowMo",
+        "diloco": "fed.aggregators.diloco:DiLoCo",
+        "local_sgd": "fed.aggregators.local_sgd:LocalSGD",
+        "post_local_sgd": "fed.aggregators.post_local_sgd:PostLocalSGD",
+        "easgd": "fed.aggregators.easgd:EASGD",
+        "eamsgd": "fed.aggregators.eamsgd:EAMSGD",
+        "scaffold": "fed.aggregators.scaffold:Scaffold",
+        "fednova": "fed.aggregators.fednova:FedNova",
+        "feddyn": "fed.aggregators.feddyn:FedDyn",
+        "mimelite": "fed.aggregators.mimelite:MimeLite",
+        "qfedavg": "fed.aggregators.qfedavg:QFedAvg",
+        "afl": "fed.aggregators.afl:AFL",
+        "fedadagrad": "fed.aggregators.fedadagrad:FedAdagrad",
+        "fedadam": "fed.aggregators.fedadam:FedAdam",
+        "fedyogi": "fed.aggregators.fedyogi:FedYogi",
+        "fedbn": "fed.aggregators.fedbn:FedBN",
+        "fedper": "fed.aggregators.fedper:FedPer",
+        "fedrep": "fed.aggregators.fedrep:FedRep",
+        "ditto": "fed.aggregators.ditto:Ditto",
+        "median": "fed.aggregators.robust.algorithms:FedMedian",
+        "trimmed_mean": "fed.aggregators.robust.algorithms:FedTrimmedMean",
+        "krum": "fed.aggregators.robust.algorithms:FedKrum",
+        "multi_krum": "fed.aggregators.robust.algorithms:FedMultiKrum",
+        "bulyan": "fed.aggregators.robust.algorithms:FedBulyan",
+        "geometric_median": "fed.aggregators.robust.algorithms:FedGeometricMedian",
+        "centered_clipping": "fed.aggregators.robust.algorithms:FedCenteredClipping",
+        "norm_bound": "fed.aggregators.robust.algorithms:FedNormBound",
+        "dpsgd": "fed.aggregators.dpsgd:DPSGD",
+        "local": "fed.aggregators.local:Local",
+        "centralized": "fed.aggregators.centralized:Centralized",
+    },
+    default="fedavg",
+)
+
+TOPOLOGIES = Family(
+    "topology",
+    Component,
+    {kind: f"fed.topology:{kind}" for kind in ("ring", "complete", "exponential")},
+    given=frozenset({"peers"}),
+    default="ring",
+)
+
+
+class AdversariesSection(Component):
+    """Clients that attack."""
+
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The share of all clients that attack, to the nearest whole client: the same ones in every round."""
+
+    def attackers_among(self, clients: int) -> int:
+        """How many of so many clients attack.
+
+        Raises:
+            InvalidExperiment: if nobody or everybody does.
+        """
+        count = round(self.fraction * clients)
+        if not 0 < count < clients:
+            raise InvalidExperiment(
+                f"adversaries.fraction must leave at least one attacker and one honest client, got {self.fraction} of "
+                f"{clients} clients, which is {count}: change it, or set adversaries to null (or data, where data are "
+                "given in Python)"
+            )
+        return count
+
+
+ADVERSARIES = Family(
+    "adversaries",
+    AdversariesSection,
+    {
+        "sign_flip": "fed.simulations.attacks:SignFlip",
+        "label_flip": "fed.simulations.attacks:LabelFlip",
+        "gaussian": "fed.simulations.attacks:Gaussian",
+        "alie": "fed.simulations.attacks:ALIE",
+        "ipm": "fed.simulations.attacks:IPM",
+        "mimic": "fed.simulations.attacks:Mimic",
+    },
+)
+
+SCHEDULES = Family(
+    "schedule",
+    Component,
+    {
+        "constant": "fed.config.lr_schedules:Constant",
+        "cosine": "fed.config.lr_schedules:Cosine",
+        "step": "fed.config.lr_schedules:Step",
+    },
+    default="constant",
+)
+
+SAMPLINGS = Family(
+    "sampling",
+    Component,
+    {
+        "uniform": "fed.server.rounds.sampling:Uniform",
+        "weighted": "fed.server.rounds.sampling:Weighted",
+        "round_robin": "fed.server.rounds.sampling:RoundRobin",
+        "poisson": "fed.server.rounds.sampling:Poisson",
+        "power_of_choice": "fed.server.rounds.sampling:PowerOfChoice",
+    },
+    default="uniform",
+)
+
+STALENESSES = Family(
+    "staleness",
+    Component,
+    {
+        "constant": "fed.server.rounds.staleness:Constant",
+        "polynomial": "fed.server.rounds.staleness:Polynomial",
+        "hinge": "fed.server.rounds.staleness:Hinge",
+    },
+    default="polynomial",
+)
+
+ROUNDS = Family(
+    "rounds",
+    Component,
+    {
+        "synchronous": "fed.server.rounds.synchronous:Synchronous",
+        "buffered": "fed.server.rounds.asynchronous:Buffered",
+        "asynchronous": "fed.server.rounds.asynchronous:Asynchronous",
+        "bounded_staleness": "fed.server.rounds.bounded_staleness:BoundedStaleness",
+    },
+    default="synchronous",
+)
+
+EVALUATIONS = Family(
+    "evaluation",
+    Component,
+    {"coordinator": "fed.config.evaluation:ByCoordinator", "clients": "fed.config.evaluation:ByClients"},
+    default="clients",
+)
+
+AVAILABILITIES = Family(
+    "availability",
+    Component,
+    {
+        "always": "fed.simulations.availability:Always",
+        "daily": "fed.simulations.availability:Daily",
+        "on_off": "fed.simulations.availability:OnOff",
+        "trace": "fed.simulations.availability:Traced",
+    },
+    default="always",
+)
+
+DEVICES = Family(
+    "devices",
+    Component,
+    {
+        "uniform": "fed.simulations.devices:Uniform",
+        "lognormal": "fed.simulations.devices:Lognormal",
+        "mobile": "fed.simulations.devices:Mobile",
+        "trace": "fed.simulations.devices:Traced",
+    },
+    default="uniform",
+)
+
+HIERARCHIES = Family("hierarchy", Component, {"edges": "fed.server.hierarchy:Hierarchy"}, default="edges")

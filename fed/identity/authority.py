@@ -1,0 +1,353 @@
+"""A private authority in a folder: who may serve, and who may report to it.
+
+::
+
+    DIR/
+    ├── authority/       certificate.pem and key.pem, by which all else is signed
+    ├── server/          authority.pem, certificate.pem, key.pem and roster.json: all that a server needs
+    └── nodes/NAME/      authority.pem, certificate.pem and key.pem: all that a node needs
+
+An authority certifies and a roster admits; what they issued is loaded and used through ``ServerCredentials`` and
+``NodeCredentials``. Folders are for their owner alone (0700), and so are files (0600).
+"""
+
+import fcntl
+import ipaddress
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Self
+
+from fed.errors import InvalidCredentials, OutputExists
+from fed.identity.certificates import (
+    CertificateFacts,
+    Pair,
+    Role,
+    fingerprint,
+    issue,
+    now,
+    read_facts,
+    read_pair,
+    read_pem,
+)
+from fed.identity.credentials import NodeCredentials, ServerCredentials, peer_of
+from fed.identity.roster import Entry, Roster, keep
+from fed.storage.atomic_files import replaced
+from fed.wire.protocol import NODE_NAME
+
+__all__ = ["Authority", "Entry", "NodeCredentials", "Roster", "ServerCredentials", "default_hosts", "peer_of"]
+
+_HOST = re.compile(
+    r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
+)
+_MOST_DAYS = 36_500
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A private authority, as its folder holds it.
+
+    Args:
+        folder: where it is.
+        clock: tells the time, in UTC.
+
+    Example:
+        >>> authority = Authority.create(Path("keys"))
+        >>> node = NodeCredentials.load(authority.issue("ann"))
+        >>> roster = ServerCredentials.load(Path("keys")).roster
+        >>> roster.admits(node.name, node.certificate_pem)  # None: it is
+        >>> _ = authority.revoke("ann")
+        >>> roster.admits(node.name, node.certificate_pem)
+        "'ann' was revoked on ..."
+    """
+
+    folder: Path
+    clock: Callable[[], datetime] = now
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        *,
+        hosts: Sequence[str] | None = None,
+        days: int = 3650,
+        server_days: int = 365,
+        clock: Callable[[], datetime] = now,
+    ) -> Self:
+        """A new authority, with a certificate for its server and an empty roster.
+
+        Args:
+            folder: a new or empty one.
+            hosts: names and addresses under which nodes reach the server; those of this machine unless given.
+            days: how long the authority's certificate is valid, and so all others at the most.
+            server_days: how long the server's is.
+            clock: tells the time, in UTC.
+
+        Raises:
+            OutputExists: if the folder holds something.
+            InvalidCredentials: if a host is none, a lifetime out of range, or the folder cannot be written.
+        """
+        authority = cls(folder, clock)
+        hosts = _valid_hosts(hosts)
+        started = clock()
+        expires = _expiry(started, days)
+        _expiry(started, server_days)
+        with _written_into(folder), _new_folder(folder):
+            name = f"fed authority {secrets.token_hex(4)}"
+            pair = issue(Role.AUTHORITY, name, issued=started, expires=expires)
+            authority._write("authority", {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem})
+            _make_private(folder / "nodes")
+            authority._write_server(hosts, server_days)
+            keep(authority._roster_file, [])
+        return authority
+
+    @classmethod
+    def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
+        """The authority in a folder. Its key is not read before something is to be signed.
+
+        Raises:
+            InvalidCredentials: if there is none, or its roster cannot be read.
+        """
+        authority = cls(folder, clock)
+        if not (folder / "authority").is_dir():
+            raise InvalidCredentials(f"{folder} must be an authority's folder, got none: make one with fed keys init")
+        _ = authority.roster
+        return authority
+
+    @property
+    def facts(self) -> CertificateFacts:
+        """What its certificate says.
+
+        Raises:
+            InvalidCredentials: if it cannot be read.
+        """
+        return read_facts(self.folder / "authority" / "certificate.pem")
+
+    @property
+    def server_facts(self) -> CertificateFacts:
+        """What its server's certificate says.
+
+        Raises:
+            InvalidCredentials: if it cannot be read.
+        """
+        return read_facts(self.folder / "server" / "certificate.pem")
+
+    @property
+    def roster(self) -> Roster:
+        """The nodes that it issued certificates to.
+
+        Raises:
+            InvalidCredentials: if it cannot be read.
+        """
+        return Roster(self._roster_file, clock=self.clock)
+
+    def issue(self, name: str, *, days: int = 365) -> Path:
+        """A new key and certificate for a node, and its place on the roster.
+
+        One that was revoked or has expired gets another; what it had before is not admitted any more.
+
+        Args:
+            name: the node's: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
+            days: how long it is valid; never longer than the authority's certificate.
+
+        Returns:
+            The folder that belongs on the node, and nowhere else.
+
+        Raises:
+            OutputExists: if it has a certificate that is valid, or its folder is there without one.
+            InvalidCredentials: if the name or the lifetime is out of range, the authority has expired, or its folder
+                cannot be read and written.
+        """
+        if not NODE_NAME.fullmatch(name):
+            raise InvalidCredentials(
+                "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter or "
+                f"a digit, got {name!r}"
+            )
+        with self._locked():
+            entries = {entry.name: entry for entry in self.roster.entries()}
+            self._check_free(name, entries)
+            started = self.clock()
+            expires = self._expiry(started, days)
+            pair = issue(Role.NODE, name, issued=started, expires=expires, by=self._pair())
+            place = f"nodes/{name}"
+            with ExitStack() as undo:
+                if not (self.folder / place).exists():
+                    undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
+                self._write(place, self._belongings(pair))
+                sha256 = fingerprint(pair.certificate_pem)
+                entry = Entry(name=name, sha256=sha256, issued=started, expires=expires)
+                keep(self._roster_file, {**entries, name: entry}.values())
+                undo.pop_all()
+        return self.folder / place
+
+    def issue_server(self, *, hosts: Sequence[str] | None = None, days: int = 365) -> Path:
+        """A new key and certificate for the server, in place of those that it has; the roster stays.
+
+        Those before stay valid until they expire: who has a server's key can pose as it to the nodes until then.
+
+        Args:
+            hosts: names and addresses under which nodes reach it; those that it has unless given.
+            days: how long it is valid; never longer than the authority's certificate.
+
+        Returns:
+            The folder that belongs on the server, and nowhere else.
+
+        Raises:
+            InvalidCredentials: if a host is none, the lifetime out of range, the authority has expired, or its folder
+                cannot be read and written.
+        """
+        hosts = self.server_facts.hosts if hosts is None else _valid_hosts(hosts)
+        with self._locked():
+            self._write_server(hosts, days)
+        return self.folder / "server"
+
+    def revoke(self, name: str) -> Entry:
+        """Admit a node no more; a server that runs with this roster refuses it at once.
+
+        Returns:
+            The node, revoked now, or since when it was before.
+
+        Raises:
+            InvalidCredentials: if it is not on the roster, or the roster cannot be read and written.
+        """
+        with self._locked():
+            entries = {entry.name: entry for entry in self.roster.entries()}
+            if name not in entries:
+                raise InvalidCredentials(
+                    f"{name!r} is not on the roster of {self.folder}: fed keys list {self.folder} shows who is"
+                )
+            if entries[name].revoked is None:
+                entries[name] = replace(entries[name], revoked=self.clock())
+                keep(self._roster_file, entries.values())
+        return entries[name]
+
+    @property
+    def _roster_file(self) -> Path:
+        return self.folder / "server" / "roster.json"
+
+    def _check_free(self, name: str, entries: Mapping[str, Entry]) -> None:
+        entry = entries.get(name)
+        if entry is None:
+            other = next((other for other in entries if other.lower() == name.lower()), None)
+            if other is not None:  # some file systems keep one folder for both
+                raise InvalidCredentials(f"{name} differs from {other}, who is on the roster, in case alone: rename it")
+            if (self.folder / "nodes" / name).exists():
+                raise OutputExists(
+                    f"{self.folder / 'nodes' / name} exists, and {name} is not on the roster: move it away"
+                )
+        elif entry.status(self.clock()) == "valid":
+            raise OutputExists(
+                f"{name} has a certificate that is valid until {entry.expires:%Y-%m-%d}: to replace it, first "
+                f"fed keys revoke {self.folder} {name}"
+            )
+
+    def _expiry(self, started: datetime, days: int) -> datetime:
+        expires = self.facts.expires
+        if started >= expires:
+            raise InvalidCredentials(
+                f"{self.folder} can issue nothing, its own certificate expired on {expires:%Y-%m-%d}: begin a new "
+                "authority with fed keys init"
+            )
+        return min(_expiry(started, days), expires)
+
+    def _pair(self) -> Pair:
+        return read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
+
+    def _belongings(self, pair: Pair) -> dict[str, bytes]:
+        authority_pem = read_pem(self.folder / "authority" / "certificate.pem")
+        return {"authority.pem": authority_pem, "certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem}
+
+    def _write_server(self, hosts: Sequence[str], days: int) -> None:
+        started = self.clock()
+        expires = self._expiry(started, days)
+        pair = issue(Role.SERVER, "fed server", issued=started, expires=expires, by=self._pair(), hosts=hosts)
+        self._write("server", self._belongings(pair))
+
+    def _write(self, place: str, files: Mapping[str, bytes]) -> None:
+        """Write files into a folder, all or, if there is no room, none of them."""
+        _make_private(self.folder / place)
+        with ExitStack() as stack:
+            for name, content in files.items():
+                file = stack.enter_context(replaced(self.folder / place / name, mode=0o600))
+                file.write(content)
+                file.flush()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One at a time reads the roster and writes it."""
+        with _written_into(self.folder):
+            place = os.open(self.folder, os.O_RDONLY)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(place)
+
+
+def default_hosts() -> tuple[str, ...]:
+    """Under which a server is reached from its own machine, and by its host name."""
+    own = socket.gethostname()
+    return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", *([own] if _is_host(own) else ()))))
+
+
+def _valid_hosts(hosts: Sequence[str] | None) -> tuple[str, ...]:
+    if hosts is None:
+        return default_hosts()
+    for host in hosts:
+        if not _is_host(host):
+            raise InvalidCredentials(f"a host must be a name or an IP address, without a port, got {host!r}")
+    if not hosts:
+        raise InvalidCredentials("hosts must name at least one, got none: give those by which nodes reach the server")
+    return tuple(dict.fromkeys(hosts))
+
+
+def _is_host(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        last = host.rpartition(".")[2]
+        return bool(_HOST.fullmatch(host)) and not last.isdigit()  # else an address that is none
+    return "%" not in host
+
+
+def _expiry(started: datetime, days: int) -> datetime:
+    if not 1 <= days <= _MOST_DAYS:
+        raise InvalidCredentials(f"days must be from 1 to {_MOST_DAYS}, got {days}")
+    return started + timedelta(days=days)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """A folder that is new or empty, and is so again if the block fails."""
+    was_there = folder.is_dir()
+    if folder.exists() and (not was_there or any(folder.iterdir())):
+        raise OutputExists(f"{folder} exists and is not an empty folder: give another, or move it away")
+    try:
+        _make_private(folder)
+        folder.chmod(0o700)
+        yield
+    except BaseException:
+        for path in [*folder.glob("*")] if was_there else [folder]:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _written_into(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InvalidCredentials(
+            f"{folder} cannot be written to ({error.strerror}): make room, or give a folder that can be"
+        ) from None

@@ -1,0 +1,177 @@
+"""What a server and a node hold: their own certificate and key, and the authority's certificate to check the other by.
+
+A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them.
+"""
+
+import ipaddress
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, cast
+
+from fed.errors import InvalidCredentials, InvalidInput
+from fed.identity.certificates import CertificateFacts, Role, is_issued_by, now, read_facts, read_pair, read_pem
+from fed.identity.roster import Roster
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["NodeCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
+
+_WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.AUTHORITY: "an authority's"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Credentials:
+    """What both hold.
+
+    Args:
+        folder: where it was read from.
+        authority_pem: the certificate by which the other side is checked.
+        certificate_pem: one's own.
+        key_pem: its private key.
+        facts: what one's own certificate says.
+    """
+
+    folder: Path
+    authority_pem: bytes
+    certificate_pem: bytes
+    key_pem: bytes = field(repr=False)
+    facts: CertificateFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCredentials(_Credentials):
+    """What a server holds.
+
+    Args:
+        roster: the nodes that are admitted.
+    """
+
+    roster: Roster
+
+    @classmethod
+    def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
+        """What a folder holds.
+
+        Args:
+            folder: the server's own, or the authority's that has it within.
+            clock: tells the time, in UTC.
+
+        Raises:
+            InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
+                or the folder is a node's.
+        """
+        folder = folder / "server" if (folder / "server").is_dir() else folder
+        own = _load(folder, Role.SERVER, clock)
+        return cls(**vars(own), roster=Roster(folder / "roster.json", clock=clock))
+
+    def for_grpc(self) -> "grpc.ServerCredentials":
+        """For ``server.add_secure_port``: a client without a certificate of this authority's for a node is refused.
+
+        Who is admitted among those that have one is the roster's to say, call by call.
+        """
+        import grpc
+
+        pair = (self.key_pem, self.certificate_pem)
+        return grpc.ssl_server_credentials([pair], self.authority_pem, require_client_auth=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCredentials(_Credentials):
+    """What a node holds."""
+
+    @classmethod
+    def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
+        """What a node's folder holds.
+
+        Args:
+            folder: the node's.
+            clock: tells the time, in UTC.
+
+        Raises:
+            InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
+                or the folder is the server's or the authority's.
+        """
+        return cls(**vars(_load(folder, Role.NODE, clock)))
+
+    @property
+    def name(self) -> str:
+        """Who the node is."""
+        return self.facts.name
+
+    def for_grpc(self) -> "grpc.ChannelCredentials":
+        """For ``grpc.secure_channel``: a server without a certificate of this authority's for servers is refused."""
+        import grpc
+
+        return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
+
+
+def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
+    """Who calls, by its certificate alone: its name and the certificate as PEM, for ``Roster.admits``.
+
+    None if the connection has no certificate, as one that is insecure.
+    """
+    properties = cast("Mapping[str, Sequence[bytes]]", context.auth_context())  # the stubs say less than there is
+    names, certificates = ([*properties.get(key, ())] for key in ("x509_common_name", "x509_pem_cert"))
+    if len(names) != 1 or len(certificates) != 1:
+        return None
+    return names[0].decode(errors="replace"), certificates[0]
+
+
+def hold_to_loopback(address: str) -> None:
+    """Without certificates nothing leaves this machine.
+
+    Args:
+        address: HOST:PORT.
+
+    Raises:
+        InvalidInput: if it is of another machine, or of all that this one has.
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise InvalidInput(
+            f"without credentials loopback alone will do (--insecure), got {host}: write 127.0.0.1, or give credentials"
+        )
+
+
+def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentials:
+    _check_folder(folder, role)
+    authority, certificate = folder / "authority.pem", folder / "certificate.pem"
+    authority_pem, facts = read_pem(authority), read_facts(certificate)
+    if facts.role is not role:
+        raise InvalidCredentials(f"{folder} holds {_WHOSE[facts.role]} certificate: {_remedy(role)}")
+    pair = read_pair(certificate, folder / "key.pem")
+    authority_facts = read_facts(authority)
+    if authority_facts.role is not Role.AUTHORITY or not is_issued_by(pair.certificate_pem, authority_pem):
+        raise InvalidCredentials(
+            f"{certificate} is not of the authority in {authority}: copy both from the same folder"
+        )
+    if clock() >= authority_facts.expires:
+        raise InvalidCredentials(
+            f"{authority} expired on {authority_facts.expires:%Y-%m-%d}: begin a new authority with fed keys init"
+        )
+    if clock() >= facts.expires:
+        command = "server" if role is Role.SERVER else "issue"
+        raise InvalidCredentials(
+            f"{certificate} expired on {facts.expires:%Y-%m-%d}: issue another with fed keys {command}"
+        )
+    return _Credentials(folder=folder, authority_pem=authority_pem, facts=facts, **pair._asdict())
+
+
+def _check_folder(folder: Path, role: Role) -> None:
+    if not folder.is_dir():
+        raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
+    if (folder / "authority").is_dir():
+        raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
+
+
+def _remedy(role: Role) -> str:
+    if role is Role.NODE:
+        return "give the node's own, which fed keys issue writes into nodes/NAME"
+    return "give the server's own, which fed keys init writes into server"

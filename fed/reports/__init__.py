@@ -1,0 +1,1 @@
+"""Reports of runs and comparisons: tables, charts, conclusions and an HTML page."""

@@ -1,0 +1,308 @@
+"""Pictures of runs and data as SVG: accuracy against rounds, bytes and time, and which client holds what.
+
+Shapes: K clients, C classes; T evaluated rounds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed.quantities import bytes_text
+from fed.reports.plot_style import (
+    COLOURS,
+    INK,
+    WIDTH_INCH,
+    Style,
+    blank,
+    for_file,
+    for_page,
+    legend,
+    legend_columns,
+    see_through,
+    short_labels,
+    styles,
+    svg_of,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+__all__ = [
+    "INK",
+    "Curve",
+    "Partition",
+    "Style",
+    "against_time",
+    "by_round",
+    "curve_of",
+    "curves",
+    "for_file",
+    "for_page",
+    "partition",
+    "short_labels",
+    "styles",
+]
+
+_UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
+
+
+class Partition(NamedTuple):
+    """Samples by client and class.
+
+    Args:
+        clients: ids of the clients shown.
+        counts_KC: their samples of each class; [K, 1] where targets are no labels.
+        population: the number of all clients.
+    """
+
+    clients: Sequence[object]
+    counts_KC: NDArray[np.int64]
+    population: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A measure by evaluated round, and its spread over seeds.
+
+    Args:
+        rounds: [T], those that every run measured.
+        size_bytes: [T], sent through that round, both ways; the mean over runs.
+        virtual_s: [T], simulated time at its end; the mean over runs.
+        mean: [T], of the measure over runs.
+        deviation: [T], the sample standard deviation; 0 for a single run.
+    """
+
+    rounds: NDArray[np.float64]
+    size_bytes: NDArray[np.float64]
+    virtual_s: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    deviation: NDArray[np.float64]
+
+
+def curve_of(
+    metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: str, within: str | None = None
+) -> Curve | None:
+    """The curve of one variant's runs.
+
+    Args:
+        metrics_of_runs: of each run a line a round.
+        measure: the key to draw.
+        within: a key that holds a deviation within a run; the curve has its mean over runs in place of that over seeds.
+
+    Returns:
+        None where no round was measured by all runs.
+    """
+    measured = [{line["round"]: line for line in run if line.get(measure) is not None} for run in metrics_of_runs]
+    rounds = sorted(set.intersection(*map(set, measured))) if measured else []
+    if not rounds:
+        return None
+    values = np.array([[run[number][measure] for number in rounds] for run in measured], np.float64)
+    sent = np.array([[_sent_through(number, run) for number in rounds] for run in metrics_of_runs], np.float64)
+    deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
+    if within is not None:
+        deviation = np.mean([[run[number][within] or 0.0 for number in rounds] for run in measured], axis=0)
+    time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
+    return Curve(np.array(rounds, np.float64), sent.mean(axis=0), time_s.mean(axis=0), values.mean(axis=0), deviation)
+
+
+def _sent_through(number: int, run: Sequence[Mapping[str, Any]]) -> int:
+    return sum(line["bytes_up"] + line["bytes_down"] for line in run if line["round"] <= number)
+
+
+def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None) -> str:
+    """Two panels, against rounds and against bytes; what sends no bytes is a level line in the second.
+
+    Args:
+        lines: name → its curve. More than one are named beneath the panels.
+        look: name → its style.
+        label: of the vertical axis.
+        target: a level to mark.
+    """
+
+    def draw(figure: "Figure") -> list["Line2D"]:
+        left, right = figure.subplots(1, 2, sharey=True)
+        handles = [_line(left, curve.rounds, curve, look[name]) for name, curve in lines.items()]
+        _rounds_axis(left)
+        left.set_ylabel(label)
+        _against_bytes(right, lines, look)
+        _mark_target(left, target)
+        _mark_target(right, target, is_named=True)
+        return handles
+
+    return _with_names(list(lines), 3.9, draw)
+
+
+def against_time(
+    lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None
+) -> str:
+    """One panel, against simulated time.
+
+    Args:
+        lines: name → its curve. More than one are named beneath the panel.
+        look: name → its style.
+        label: of the vertical axis.
+        target: a level to mark.
+    """
+    ends_s = [float(curve.virtual_s[-1]) for curve in lines.values()]
+    unit_s, unit = next(((size_s, name) for size_s, name in _UNITS_OF_TIME if max(ends_s) >= 2 * size_s), (1.0, "s"))
+
+    def draw(figure: "Figure") -> list["Line2D"]:
+        from matplotlib.ticker import FuncFormatter
+
+        axes = figure.subplots()
+        handles = [_line(axes, curve.virtual_s / unit_s, curve, look[name]) for name, curve in lines.items()]
+        if _lie_apart(ends_s):
+            _logarithmic(axes)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time:g}"))
+        axes.set_xlabel(f"simulated time, {unit}")
+        axes.set_ylabel(label)
+        _mark_target(axes, target, is_named=True)
+        return handles
+
+    return _with_names(list(lines), 3.6, draw)
+
+
+def _with_names(names: Sequence[str], height_inch: float, draw: "Callable[[Figure], list[Line2D]]") -> str:
+    """A picture of lines, named beneath it where there are more than one."""
+    labels = short_labels(names)
+    columns = min(len(names), legend_columns(labels))
+    rows = -(-len(names) // columns) if len(names) > 1 else 0
+    with blank(WIDTH_INCH, height_inch + 0.2 * rows) as figure:
+        handles = draw(figure)
+        for axes in figure.axes:
+            tidy(axes)
+        if rows:
+            legend(figure, labels, handles, columns)
+        return svg_of(figure)
+
+
+def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
+    """What a single run measured, round by round.
+
+    Args:
+        panels: label of a panel's vertical axis → name of a line → its curve. All panels share their styles in order.
+    """
+    with blank(WIDTH_INCH, 3.6) as figure:
+        for axes, (label, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+            look = styles(dict.fromkeys(lines, ""))
+            handles = [_line(axes, curve.rounds, curve, look[name]) for name, curve in lines.items()]
+            axes.legend(handles, list(lines), frameon=False, handlelength=3.2)
+            axes.set_ylabel(label)
+            _rounds_axis(axes)
+            tidy(axes)
+        return svg_of(figure)
+
+
+def _rounds_axis(axes: "Axes") -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
+def _lie_apart(ends: Sequence[float]) -> bool:
+    """Whether lines end so far apart that the short ones would not be seen on a linear axis."""
+    return max(ends) > 8 * min(ends) > 0
+
+
+def _logarithmic(axes: "Axes") -> None:
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) -> None:
+    if target is None:
+        return
+    axes.axhline(target, color=INK, linewidth=0.6, alpha=0.55)
+    if is_named:
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "textcoords": "offset points"}
+        axes.annotate(f"target {target:g}", (0.005, target), fontsize=8, color=INK, **place)
+
+
+def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style) -> "Line2D":
+    dashes = {"dashes": style.dashes} if style.dashes else {}
+    marker = "o" if len(x) == 1 else ""
+    (line,) = axes.plot(x, curve.mean, color=style.colour, linewidth=1.7, marker=marker, **dashes)  # type: ignore[arg-type]
+    if curve.deviation.any():
+        low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
+        axes.fill_between(x, low, high, color=style.colour, alpha=0.14, linewidth=0)
+    return line
+
+
+def _against_bytes(axes: "Axes", lines: Mapping[str, Curve], look: Mapping[str, Style]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    sent = [size for curve in lines.values() for size in curve.size_bytes if size > 0]
+    totals = [curve.size_bytes[-1] for curve in lines.values() if curve.size_bytes[-1] > 0]
+    for name, curve in lines.items():
+        if curve.size_bytes[-1] > 0:
+            _line(axes, curve.size_bytes, curve, look[name])
+        else:
+            dashes: dict[str, Any] = {"dashes": look[name].dashes} if look[name].dashes else {}
+            axes.axhline(curve.mean[-1], color=look[name].colour, linewidth=1.1, **dashes)
+    if totals and _lie_apart(totals):
+        _logarithmic(axes)
+        axes.set_xlim(min(sent) * 0.9, max(sent) * 1.1)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size) if size >= 0 else ""))
+    axes.set_xlabel("bytes sent, both ways" if sent else "bytes sent: none")
+
+
+def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
+    """Samples of each client: above in total, and below by class where there is more than one.
+
+    Args:
+        ids: the clients', K of them.
+        counts_KC: how many samples of each class each client holds.
+    """
+    clients, classes = counts_KC.shape
+    height = min(4.0, max(1.2, 0.22 * classes)) if classes > 1 else 0.0
+    with blank(WIDTH_INCH, 1.8 + height) as figure:
+        panels = figure.subplots(
+            1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
+        )
+        for axes in panels[:, 0]:
+            tidy(axes)
+        totals, last = panels[0, 0], panels[-1, 0]
+        if clients <= 200:
+            totals.bar(np.arange(clients), counts_KC.sum(axis=1), width=0.8, color=INK, alpha=0.5)
+        else:  # one outline, however many
+            totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
+        totals.set_ylabel("samples")
+        totals.set_ylim(bottom=0)
+        if classes > 1:
+            _cells(figure, last, counts_KC)
+        last.set_xlabel("client")
+        last.set_xlim(-0.5, clients - 0.5)
+        _ticks(last.xaxis, ids, 25)
+        return svg_of(figure, dpi=200)
+
+
+def _cells(figure: "Figure", axes: "Axes", counts_KC: NDArray[np.int64]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_KC.shape)
+    # Beyond a thousand cells or so a picture within the picture is the smaller one.
+    colours = {"cmap": see_through(COLOURS[0]), "vmin": 0, "rasterized": counts_KC.size > 1500}
+    mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
+    axes.grid(visible=False)
+    axes.set_ylabel("class")
+    _ticks(axes.yaxis, range(counts_KC.shape[1]), 12)
+    scale = figure.colorbar(mesh, ax=figure.axes, pad=0.01, aspect=30, ticks=MaxNLocator(6, integer=True))
+    scale.set_label("samples of a class")
+    scale.outline.set_visible(False)
+
+
+def _ticks(axis: Any, names: Sequence[object], most: int) -> None:
+    step = -(-len(names) // most)
+    places = range(0, len(names), step)
+    axis.set_ticks(list(places), [str(names[place])[:12] for place in places])
+    if any(len(str(names[place])) > 3 for place in places) and axis.axis_name == "x":
+        axis.set_tick_params(rotation=60)

@@ -1,0 +1,114 @@
+"""What a comparison says, in a sentence or two that claim no more than its seeds can tell."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fed.quantities import bytes_text, count_text, mean_text
+from fed.reports.summary import ComparisonResult, has_finished
+
+__all__ = ["accuracy_text", "failures", "finding", "unlike"]
+
+_BASELINES = {"centralized": "the ceiling", "local": "the floor"}
+
+
+def finding(result: ComparisonResult) -> str:
+    """The variant with the highest final accuracy, which others its seeds do not tell it apart from, and the cheapest.
+
+    Two variants are told apart when the intervals of mean ± one standard deviation over seeds do not meet. The
+    baselines ``centralized`` and ``local``, which bound what the others can do, stand apart.
+    """
+    measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
+    if not measured:
+        return _by_loss(result.rows)
+    if difference := unlike(result):
+        return difference
+    rivals = [row for row in measured if row["algorithm"] not in _BASELINES] or measured
+    sentences = [_best(rivals)]
+    bounds = [row for row in measured if row["algorithm"] in _BASELINES and row not in rivals]
+    if bounds:
+        bounds.sort(key=lambda row: list(_BASELINES).index(row["algorithm"]))
+        texts = [f"{row['name']}, {_BASELINES[row['algorithm']]}, ends at {accuracy_text(row)}" for row in bounds]
+        sentences.append(f"{'; '.join(texts)}.")
+    if result.comparison.target_accuracy is not None:
+        sentences.append(_cheapest(rivals, result.comparison.target_accuracy))
+    return " ".join(sentences)
+
+
+def unlike(result: ComparisonResult) -> str:
+    """That variants were scored on different samples, some by the clients and some by the coordinator; else empty."""
+    measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
+    by_clients = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is not None]
+    others = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is None]
+    if not by_clients or not others:
+        return ""
+    return (
+        f"Accuracies do not compare: clients score {_sequence(by_clients)} on samples of their own, the coordinator "
+        f"{_sequence(others)} on the test set. Write evaluation: clients in the base to score all alike."
+    )
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> str:
+    best = max(rows, key=lambda row: row["final_test_accuracy"])
+    said = f"{best['name']} ends with the highest test accuracy, {accuracy_text(best)}"
+    if len(rows) == 1:
+        return f"{best['name']} ends with a test accuracy of {accuracy_text(best)}."
+    if any(row["final_test_accuracy_std"] is None for row in rows):
+        return f"{said}; with one seed nobody can say how much of that is chance."
+    near = [row["name"] for row in rows if row is not best and _meet(row, best)]
+    seeds = f"{len(best['seeds'])} seeds"
+    if not near:
+        return f"{said} over {seeds}, and no other comes within its spread."
+    return f"{said} over {seeds}, which do not tell it apart from {_sequence(near)}."
+
+
+def _meet(lower: dict[str, Any], higher: dict[str, Any]) -> bool:
+    top = lower["final_test_accuracy"] + lower["final_test_accuracy_std"]
+    return bool(top >= higher["final_test_accuracy"] - higher["final_test_accuracy_std"])
+
+
+def _cheapest(rows: Sequence[dict[str, Any]], target: float) -> str:
+    # A mean over those seeds that were fast enough would flatter a variant that often fails to arrive.
+    there = [row for row in rows if row["reached"] and row["reached"] == len(row["seeds"])]
+    if not there:
+        return f"None reaches {target:g} with every seed."
+    first = min(there, key=lambda row: row["rounds_to_target"])
+    least = min(there, key=lambda row: row["bytes_to_target"])
+    said = f"{first['name']} is the first at {target:g}, after {count_text(first['rounds_to_target'])} rounds"
+    if least["bytes_to_target"] == 0:
+        return f"{said}."
+    if least is first:
+        return f"{said}, and sends the fewest bytes to get there, {bytes_text(least['bytes_to_target'])}."
+    return f"{said}; {least['name']} sends the fewest bytes to get there, {bytes_text(least['bytes_to_target'])}."
+
+
+def _by_loss(rows: Sequence[dict[str, Any]]) -> str:
+    measured = [row for row in rows if row["final_test_loss"] is not None]
+    if not measured:
+        return "No variant was measured to the end."
+    best = min(measured, key=lambda row: row["final_test_loss"])
+    return f"{best['name']} ends with the lowest test loss, {best['final_test_loss']:.4g}; accuracy was not measured."
+
+
+def failures(result: ComparisonResult) -> list[str]:
+    """A line for each variant that failed: its name, and each reason once, with the seeds that it stopped."""
+    lines = []
+    for row in result.rows:
+        seeds_of = dict[str, list[int]]()
+        for seed, run in sorted(result.runs.get(row["name"], {}).items()) if row["status"] == "failed" else ():
+            if not has_finished(run["summary"]):
+                seeds_of.setdefault(str(run["summary"]["reason"]), []).append(seed)
+        texts = [
+            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {why}"
+            for why, seeds in seeds_of.items()
+        ]
+        lines += [f"{row['name']}: {'; '.join(texts)}"] if texts else []
+    return lines
+
+
+def accuracy_text(row: dict[str, Any]) -> str:
+    """The final accuracy of a row, and ± its standard deviation where there are seeds enough."""
+    return mean_text(row["final_test_accuracy"], row["final_test_accuracy_std"])
+
+
+def _sequence(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

@@ -1,0 +1,152 @@
+"""What the runs of a comparison come to: one row of figures for each variant.
+
+*To the target* means through the first evaluated round whose test accuracy is at least the target: that round's number,
+the bytes of all rounds up to and with it, both ways, and its virtual time. Each is the mean over the seeds that reach
+the target; how many do stands beside it, and it is None where none does.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fed.config.comparison import Comparison
+
+__all__ = ["ComparisonResult", "Record", "Runs", "first_round_at", "has_finished", "last_measured", "row_of", "spread"]
+
+Record: TypeAlias = dict[str, Any]
+"""A run: ``metrics``, a line a round, and ``summary``, whose ``status`` says whether it came to its end."""
+Runs: TypeAlias = dict[str, dict[int, Record]]
+"""Name of a variant → seed → its run."""
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """What a comparison found.
+
+    Args:
+        comparison: what was compared.
+        rows: one mapping for each variant, in order: what :func:`row_of` says.
+        runs: name of a variant → seed → ``{"metrics": [...], "summary": {...}}``; of a failed run what it came to.
+        status: finished, or interrupted.
+        directory: the folder that holds all this, or None.
+    """
+
+    comparison: Comparison
+    rows: list[dict[str, Any]]
+    runs: Runs
+    status: str = "finished"
+    directory: Path | None = None
+
+
+def row_of(
+    name: str, algorithm: str, runs: Mapping[int, Record], seeds: Sequence[int], target: float | None
+) -> dict[str, Any]:
+    """The figures of one variant.
+
+    Args:
+        name: the variant's.
+        algorithm: its kind.
+        runs: seed → the run, of those that have finished or failed.
+        seeds: those that were asked for.
+        target: a test accuracy in (0, 1], or None.
+
+    Returns:
+        ``name``, ``algorithm``, ``seeds`` that came to their end, and of these: the mean and the sample standard
+        deviation (None for a single seed) of ``final_test_accuracy`` and ``final_test_loss``; ``rounds_to_target``,
+        ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that reach it; the means of
+        ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s`` and ``idle_share``; the means of the last measured
+        ``client_accuracy_mean``, ``client_accuracy_std`` and ``client_accuracy_worst_decile``; of all tasks the shares
+        ``late`` and ``failed``, and of all replies the mean ``staleness``; ``status`` (finished,
+        failed if any run failed, or interrupted if one is missing) and ``reason``.
+    """
+    finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run["summary"])}
+    reasons = [f"seed {seed}: {run['summary']['reason']}" for seed, run in sorted(runs.items()) if seed not in finished]
+    summaries = [run["summary"] for run in finished.values()]
+    accuracy, accuracy_std = spread(summary.get("final_test_accuracy") for summary in summaries)
+    loss, loss_std = spread(summary.get("final_test_loss") for summary in summaries)
+    return {
+        "name": name,
+        "algorithm": algorithm,
+        "seeds": list(finished),
+        "final_test_accuracy": accuracy,
+        "final_test_accuracy_std": accuracy_std,
+        "final_test_loss": loss,
+        "final_test_loss_std": loss_std,
+        **_to_target([run["metrics"] for run in finished.values()], target),
+        **{
+            key: spread(summary[key] for summary in summaries)[0]
+            for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s")
+        },
+        "idle_share": spread(summary.get("idle_share") for summary in summaries)[0],
+        **{
+            key: spread(last_measured(run["metrics"], key) for run in finished.values())[0]
+            for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile")
+        },
+        **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
+        "status": "failed" if reasons else "finished" if len(finished) == len(seeds) else "interrupted",
+        "reason": "; ".join(reasons) or None,
+    }
+
+
+def _to_target(metrics_of_runs: Iterable[list[dict[str, Any]]], target: float | None) -> dict[str, Any]:
+    reached = []
+    for metrics in metrics_of_runs:
+        line = None if target is None else first_round_at(target, metrics)
+        if line is not None:
+            through = [other for other in metrics if other["round"] <= line["round"]]
+            reached.append(
+                (line["round"], sum(other["bytes_up"] + other["bytes_down"] for other in through), line["virtual_s"])
+            )
+    rounds, size_bytes, virtual_s = zip(*reached, strict=True) if reached else ((), (), ())
+    return {
+        "rounds_to_target": spread(rounds)[0],
+        "bytes_to_target": spread(size_bytes)[0],
+        "virtual_s_to_target": spread(virtual_s)[0],
+        "reached": None if target is None else len(reached),
+    }
+
+
+def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    asked, replied = (sum(line.get(key, 0) for line in lines) for key in ("selected", "replied"))
+    stale = math.fsum(line.get("staleness_mean", 0.0) * line.get("replied", 0) for line in lines)
+    late, failed = (sum(line.get(key, 0) for line in lines) for key in ("late", "failed"))
+    return {
+        "late": late / asked if asked else None,
+        "failed": failed / asked if asked else None,
+        "staleness": stale / replied if replied else None,
+    }
+
+
+def has_finished(summary: Mapping[str, Any]) -> bool:
+    """Whether a run came to its end."""
+    return bool(summary["status"] == "finished")
+
+
+def first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line of the first evaluated round whose test accuracy is at least the target."""
+    evaluated = (line for line in metrics if line["test_accuracy"] is not None)
+    return next((line for line in evaluated if line["test_accuracy"] >= target), None)
+
+
+def last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    """A key's value in the last round that has one."""
+    return next((line[key] for line in reversed(list(metrics)) if line.get(key) is not None), None)
+
+
+def spread(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """The mean of what was measured and its sample standard deviation; None where too little was.
+
+    Example:
+        >>> spread([1.0, None, 3.0])
+        (2.0, 1.4142135623730951)
+        >>> spread([1.0]), spread([])
+        ((1.0, None), (None, None))
+    """
+    measured = [value for value in values if value is not None]
+    if not all(map(math.isfinite, measured)):  # which statistics would not take
+        return sum(measured) / len(measured), math.nan if len(measured) > 1 else None
+    mean = statistics.fmean(measured) if measured else None
+    return mean, statistics.stdev(measured) if len(measured) > 1 else None

@@ -1,0 +1,121 @@
+"""The table of a comparison: the same columns in a terminal and in a report."""
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fed.quantities import bytes_text, count_text, duration_text, mean_text
+from fed.reports.conclusions import accuracy_text
+from fed.reports.summary import ComparisonResult
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Column", "columns", "table"]
+
+_WORD = 32
+"""A longer word of a name may break, so that it does not take the table for itself."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and a text for each row; ``is_number`` is set right."""
+
+    heading: str
+    texts: list[str]
+    is_number: bool = True
+
+
+def columns(result: ComparisonResult) -> list[Column]:
+    """The columns that have something to say of this comparison."""
+    rows, target = result.rows, result.comparison.target_accuracy
+    shown = [
+        Column("variant", [row["name"] for row in rows], is_number=False),
+        Column("final accuracy", [accuracy_text(row) for row in rows]),
+    ]
+    if all(row["final_test_accuracy"] is None for row in rows):
+        shown[1] = Column("final loss", [_or_dash(row["final_test_loss"], lambda loss: f"{loss:.4g}") for row in rows])
+    if target is not None:
+        shown += [
+            Column(f"rounds to {target:g}", [_rounds(row) for row in rows]),
+            Column(f"bytes to {target:g}", [_or_dash(row["bytes_to_target"], bytes_text) for row in rows]),
+        ]
+        if any(row["virtual_s_to_target"] for row in rows):
+            texts = [_or_dash(row["virtual_s_to_target"], duration_text) for row in rows]
+            shown.append(Column(f"simulated time to {target:g}", texts))
+    shown += [
+        Column("bytes up", [_or_dash(row["bytes_up"], bytes_text) for row in rows]),
+        Column("bytes down", [_or_dash(row["bytes_down"], bytes_text) for row in rows]),
+    ]
+    shown += _of_clients(rows)
+    shown += _of_tasks(rows)
+    shown.append(Column("wall time", [_or_dash(row["wall_s"], duration_text) for row in rows]))
+    if any(row["status"] != "finished" for row in rows):
+        shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
+    return shown
+
+
+def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
+    """How clients differ: their own models on the test set or, where clients evaluate, each on samples of its own."""
+    worst = [row["client_accuracy_worst_decile"] for row in rows]
+    for heading, by_clients in (("clients' own accuracy", False), ("mean of clients", True)):
+        texts = [
+            mean_text(row["client_accuracy_mean"], row["client_accuracy_std"])
+            if (mean is not None) == by_clients
+            else "–"
+            for row, mean in zip(rows, worst, strict=True)
+        ]
+        if set(texts) != {"–"}:
+            yield Column(heading, texts)
+    if set(worst) != {None}:
+        yield Column("worst tenth of clients", [mean_text(mean, None) for mean in worst])
+
+
+def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
+    """Where tasks were late, failed or stale, how many; and then how much of their time clients had none."""
+    found = [
+        Column(key, [_or_dash(row[key], text) for row in rows])
+        for key, text in (("late", "{:.0%}".format), ("failed", "{:.0%}".format), ("staleness", count_text))
+        if any(row[key] for row in rows)
+    ]
+    yield from found
+    if found:
+        yield Column("idle", [_or_dash(row["idle_share"], "{:.0%}".format) for row in rows])
+
+
+def table(result: ComparisonResult, width: int = 160) -> "Table":
+    """For a terminal of that width, with rich; names that must wrap do so between words, before figures do."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    first, *others = columns(result)
+    left = width - sum(max(map(len, (column.heading, *column.texts))) + 2 for column in others) - 2
+    names = [_wrapped(name, max(left, _longest_word(first.texts))) for name in first.texts]
+    rendered = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in (first, *others):
+        justify: Literal["left", "right"] = "right" if column.is_number else "left"
+        rendered.add_column(Text(column.heading), justify=justify, overflow="fold", no_wrap=not column.is_number)
+    for texts in zip(names, *(column.texts for column in others), strict=True):
+        rendered.add_row(*(Text(text, no_wrap=False) for text in texts))  # as it stands: a name may look like markup
+    return rendered
+
+
+def _wrapped(name: str, width: int) -> str:
+    return "\n".join(textwrap.wrap(name, width, break_on_hyphens=False)) if len(name) > width else name
+
+
+def _longest_word(names: list[str]) -> int:
+    return min(_WORD, max((len(word) for name in names for word in name.split()), default=1))
+
+
+def _rounds(row: dict[str, Any]) -> str:
+    if not row["reached"]:
+        return "–"
+    part = "" if row["reached"] == len(row["seeds"]) else f" ({row['reached']} of {len(row['seeds'])} seeds)"
+    return count_text(row["rounds_to_target"]) + part
+
+
+def _or_dash(value: float | None, text: Any) -> str:
+    return "–" if value is None else str(text(value))

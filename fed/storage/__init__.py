@@ -1,0 +1,1 @@
+"""Runs, checkpoints and the files that hold them, each written whole or not at all."""

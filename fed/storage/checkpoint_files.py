@@ -1,0 +1,133 @@
+"""A checkpoint's file: safetensors with a seal, the SHA-256 of all its other bytes.
+
+Whatever changes in it, its length included, the seal tells, without PyTorch. It holds two arrays of bytes,
+``structure`` and ``tensors`` (:mod:`fed.storage.serialization`): where a million clients have a state, an entry for
+each tensor would make a header of more than the 100 MB that safetensors read.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["file_name", "flaw_of", "numbers_in", "remove_all", "remove_unfinished", "write_sealed"]
+
+_NAME = re.compile(r"round-([0-9]{6,})\.safetensors")
+_UNFINISHED = ".round-*.safetensors.*"
+_SEAL = "format 1, round {number}, sha256 {digest}"
+_SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
+_UNSEALED = "0" * 64
+_HEADER_BYTES = 4096
+"""More than a header of ours has."""
+_PIECE_BYTES = 1 << 20
+
+
+def file_name(number: int) -> str:
+    """What the checkpoint of a round is called.
+
+    Example:
+        >>> file_name(12), file_name(12_345_678)
+        ('round-000012.safetensors', 'round-12345678.safetensors')
+    """
+    return f"round-{number:06d}.safetensors"
+
+
+def numbers_in(folder: Path) -> list[int]:
+    """The rounds of the checkpoints in a folder, whole or not, in ascending order; none where there is no folder.
+
+    Raises:
+        OSError: if the folder cannot be read.
+    """
+    if not folder.exists():
+        return []
+    found = [_NAME.fullmatch(path.name) for path in folder.iterdir()]
+    return sorted(number for match in found if match and file_name(number := int(match[1])) == match[0])
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote.
+
+    Raises:
+        OSError: if it cannot be removed.
+    """
+    for path in folder.glob(_UNFINISHED):
+        path.unlink(missing_ok=True)
+
+
+def remove_all(folder: Path) -> None:
+    """Remove a folder's checkpoints, and the folder unless it holds anything else.
+
+    Raises:
+        OSError: if they cannot be removed.
+    """
+    if not folder.is_dir():
+        return
+    for number in numbers_in(folder):
+        (folder / file_name(number)).unlink(missing_ok=True)
+    remove_unfinished(folder)
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterable[memoryview], size_bytes: int) -> None:
+    """Write a checkpoint.
+
+    Args:
+        file: new, empty and seekable.
+        number: of the round.
+        structure: of the tree.
+        tensors: the bytes of its tensors, one after another; each is asked for when the one before is written.
+        size_bytes: of all of these.
+
+    Raises:
+        OSError: if there is no room.
+    """
+    header = _header(number, len(structure), size_bytes)
+    digest = hashlib.sha256(header)
+    file.write(header)
+    parts: Iterator[bytes | memoryview] = chain([structure], tensors)
+    for part in parts:
+        digest.update(part)
+        file.write(part)
+    file.seek(header.index(_UNSEALED.encode()))
+    file.write(digest.hexdigest().encode())
+
+
+def _header(number: int, structure_bytes: int, tensors_bytes: int) -> bytes:
+    end = structure_bytes + tensors_bytes
+    content = {
+        "__metadata__": {"checkpoint": _SEAL.format(number=number, digest=_UNSEALED)},
+        "structure": {"dtype": "U8", "shape": [structure_bytes], "data_offsets": [0, structure_bytes]},
+        "tensors": {"dtype": "U8", "shape": [tensors_bytes], "data_offsets": [structure_bytes, end]},
+    }
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def flaw_of(path: Path, number: int) -> str | None:
+    """What is wrong with a file that should be a round's checkpoint, as the end of a sentence; None if it is whole."""
+    try:
+        with path.open("rb") as file:
+            return _flaw(file, number)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _flaw(file: BinaryIO, number: int) -> str | None:
+    piece = file.read(_HEADER_BYTES)
+    seal = _SEALED.search(piece)
+    if seal is None:
+        return "is empty" if not piece else "does not begin as a checkpoint does"
+    start, end = seal.span(3)
+    digest = hashlib.sha256(piece[:start] + _UNSEALED.encode() + piece[end:])
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    if digest.hexdigest().encode() != seal[3]:
+        return "is damaged: what it holds does not have the checksum that it names"
+    if seal[1] != b"1":
+        return f"is of format {seal[1].decode()}, of which this version of fed knows nothing"
+    return None if int(seal[2]) == number else f"is the checkpoint of round {int(seal[2])} under another name"

@@ -1,0 +1,149 @@
+"""Checkpoints: the whole state of a run after some of its rounds, of which the newest whole one is gone on from."""
+
+import logging
+from pathlib import Path
+
+from safetensors import safe_open
+
+from fed.errors import CheckpointFailed, InvalidCheckpoint, ValueRange
+from fed.quantities import bytes_text
+from fed.storage.atomic_files import replaced, sync_folder
+from fed.storage.checkpoint_files import file_name, flaw_of, numbers_in, remove_unfinished, write_sealed
+from fed.storage.serialization import bytes_of, put_together, taken_apart
+from fed.storage.state_trees import Tree, plain, refilled
+
+__all__ = ["Checkpoints", "Tree", "plain", "refilled"]
+
+_log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """A folder of checkpoints, of which the last few are kept.
+
+    Each is a file that is there whole or not at all, also after a crash, and that notices any change of its bytes.
+    One process writes into a folder at a time.
+
+    Args:
+        folder: where they are; it is made with the first of them.
+        keep: how many stay, at least 1.
+
+    Raises:
+        ValueRange: if ``keep`` is less than 1.
+
+    Example:
+        >>> import torch
+        >>> checkpoints = Checkpoints(Path("checkpoints"), keep=2)
+        >>> for number in (5, 10, 15):
+        ...     checkpoints.write(number, {"clock": 0.5 * number, "model": torch.full((2,), number)})
+        >>> checkpoints.newest()
+        (15, {'clock': 7.5, 'model': tensor([15, 15])})
+        >>> sorted(path.name for path in Path("checkpoints").iterdir())
+        ['round-000010.safetensors', 'round-000015.safetensors']
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        if keep < 1:
+            raise ValueRange(f"keep must be at least 1, got {keep}: the newest checkpoint is what a run goes on from")
+        self.folder, self.keep = folder, keep
+
+    def write(self, number: int, state: Tree) -> None:
+        """Keep the state after a round; it is then the newest, and all but the last ``keep`` go.
+
+        Later ones go too: they are of a course that was given up when the run went on from an earlier one. Nothing goes
+        before the new one has been read back. No more than one tensor is copied at a time.
+
+        Args:
+            number: of the round, 0 or more.
+            state: a tree. Tensors on GPUs and such as are not contiguous will do; one that stands in it several times
+                is written once.
+
+        Raises:
+            InvalidCheckpoint: if the state holds what a tree cannot.
+            CheckpointFailed: if it cannot be written; those before it are as they were.
+            ValueRange: if the number is negative.
+        """
+        if number < 0:
+            raise ValueRange(f"a checkpoint's number must be 0 or more, got {number}: count rounds from 1")
+        structure, tensors = taken_apart(state)
+        size_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        try:
+            self._make_folder()
+            with replaced(self._path(number)) as file:
+                write_sealed(file, number, structure, map(bytes_of, tensors), size_bytes)
+        except OSError as error:
+            raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
+        self._check(number, len(structure) + size_bytes)
+        self._retire(number)
+
+    def newest(self) -> tuple[int, Tree] | None:
+        """The number and the state of the newest checkpoint that is whole; None if there is none at all.
+
+        One that is not is named in a warning. Tensors come back on the CPU, those that were one tensor as one, all
+        others with memory of their own.
+
+        Raises:
+            InvalidCheckpoint: if there are some, but none is whole.
+        """
+        try:
+            numbers = numbers_in(self.folder)
+        except OSError as error:
+            problem = f"{self.folder} cannot be read ({error.strerror}): make it readable, then resume"
+            raise InvalidCheckpoint(problem) from None
+        flaws: list[str] = []
+        for number in reversed(numbers):
+            flaw = flaw_of(self._path(number), number)
+            if flaw is None:
+                for other in flaws:
+                    _log.warning("%s; the checkpoint before it is used, of round %d", other, number)
+                return number, self._read(number)
+            flaws.append(f"{self._path(number)} {flaw}")
+        if flaws:
+            raise InvalidCheckpoint(
+                f"there must be a whole checkpoint to resume from, got {'; '.join(flaws)}: put a copy of one of them "
+                "in its place, or run the experiment again with --overwrite"
+            )
+        return None
+
+    def _path(self, number: int) -> Path:
+        return self.folder / file_name(number)
+
+    def _make_folder(self) -> None:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True)
+            sync_folder(self.folder.parent)
+        remove_unfinished(self.folder)
+
+    def _read(self, number: int) -> Tree:
+        with safe_open(self._path(number), "pt") as file:
+            structure = bytes_of(file.get_tensor("structure")).tobytes()
+            return put_together(structure, file.get_tensor("tensors"))
+
+    def _check(self, number: int, size_bytes: int) -> None:
+        flaw = flaw_of(self._path(number), number)
+        if flaw is not None:
+            self._path(number).unlink(missing_ok=True)
+            raise self._failure(number, f"read back, it {flaw}", size_bytes)
+
+    def _retire(self, number: int) -> None:
+        """Remove all but the last ones until this; the run is not worth less if that fails."""
+        try:
+            numbers = numbers_in(self.folder)
+            stay = [other for other in numbers if other <= number][-self.keep :]
+            for other in numbers:
+                if other not in stay:
+                    self._path(other).unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s: earlier checkpoints cannot be removed (%s)", self.folder, error.strerror)
+
+    def _failure(self, number: int, reason: str, size_bytes: int) -> CheckpointFailed:
+        try:
+            earlier = [other for other in numbers_in(self.folder) if other != number]
+        except OSError:  # no folder, or none that can be read: nothing that could be said to be kept
+            earlier = []
+        kept = (
+            f"earlier checkpoints are kept, the last of round {earlier[-1]}" if earlier else "there is no earlier one"
+        )
+        return CheckpointFailed(
+            f"the checkpoint of round {number} cannot be written to {self.folder} ({reason}); {kept}: make room there "
+            f"for {bytes_text(size_bytes)} that this process may write, then resume the run"
+        )

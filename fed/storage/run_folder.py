@@ -1,0 +1,323 @@
+"""What a run leaves behind: metrics by round, a summary, the model; in memory, and in a folder."""
+
+import errno
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fed import __version__
+from fed.config import yaml
+from fed.config.experiment import Experiment
+from fed.errors import InvalidInput, OutputExists, RunFailed
+from fed.storage.atomic_files import LOCK, held, write_atomically
+from fed.storage.checkpoint_files import remove_all
+from fed.storage.run_reader import is_run, metrics_lines, state_of
+
+__all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        experiment: what was run, every default resolved.
+        metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning, bytes, counts
+            and losses are the round's own; what a round did not measure is None.
+        summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
+        model: the trained module.
+        models: where clients keep models of their own, client id → module; empty otherwise.
+        directory: the folder that holds all this, or None.
+    """
+
+    experiment: Experiment
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+    model: nn.Module
+    models: Mapping[int | str, nn.Module] = field(default_factory=dict)
+    directory: Path | None = None
+
+
+class RunFolder:
+    """A run's folder, readable while the run goes on: each file appears whole, metrics line by line.
+
+    Args:
+        path: the folder; it is made where it does not exist, once the run begins.
+        overwrite: take an existing run's place, once this one begins: bad input costs no run.
+
+    Raises:
+        OutputExists: if the folder holds anything and ``overwrite`` is not given.
+        InvalidInput: if there can be no such folder.
+    """
+
+    FILES = ("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
+    """Beside them there may be ``checkpoints/``."""
+
+    def __init__(self, path: Path, *, overwrite: bool = False) -> None:
+        self.path = path
+        with written_to(path):
+            if not path.is_dir() or not set(path.iterdir()) <= {*_unfinished(path), path / LOCK}:
+                refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
+
+    @classmethod
+    def existing(cls, path: Path) -> "RunFolder":
+        """The folder of a run that is there, to be gone on with.
+
+        Raises:
+            InvalidInput: if it holds none, or cannot be read.
+        """
+        with written_to(path):
+            if not is_run(path):
+                raise InvalidInput(f"{path} must be the folder of a run, got none there: fed runs lists what there is")
+        return cls(path, overwrite=True)  # nothing is overwritten unless it begins
+
+    def held(self) -> AbstractContextManager[None]:
+        """Have it to oneself, for as long as the run goes on.
+
+        Raises:
+            InvalidInput: if another process has it, or there can be no such folder.
+        """
+        return held(self.path, "choose another --output")
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of its checkpoints; there need be none."""
+        return self.path / "checkpoints"
+
+    def begin(self, experiment: Experiment, given: Sequence[str] = ()) -> None:
+        """Write what is known before the first round, in place of what an earlier run left.
+
+        What tells that it is a run's folder comes first, so that it can be overwritten wherever this is broken off.
+
+        Args:
+            experiment: what is run.
+            given: the names of what was given in Python beside it.
+
+        Raises:
+            InvalidInput: if there can be no such folder.
+        """
+        found = {**environment(), "given": list(given)}
+        with written_to(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            clear_run(self.path)
+            write_atomically(self.path / "environment.json", to_json(found, indent=2).encode())
+            write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
+            write_atomically(self.path / "metrics.jsonl", b"")
+
+    def experiment(self) -> Experiment:
+        """What was run.
+
+        Raises:
+            InvalidInput: if it cannot be read.
+        """
+        if not (self.path / "experiment.yaml").exists():
+            raise InvalidInput(
+                f"{self.path / 'experiment.yaml'} must say what is to be gone on with, got no such file: restore it, "
+                "or run the experiment again with --overwrite"
+            )
+        return Experiment.load(self.path / "experiment.yaml")
+
+    def given(self) -> list[str]:
+        """The names of what was given to the run in Python beside its experiment.
+
+        Raises:
+            InvalidInput: if the file that says so cannot be read.
+        """
+        file = self.path / "environment.json"
+        try:
+            given = json.loads(file.read_bytes())["given"]
+        except (OSError, ValueError, TypeError, KeyError):
+            problem = "must be a run's, as it was written, got something else"
+            raise InvalidInput(
+                f"{file} {problem}: restore the file, or run the experiment again with --overwrite"
+            ) from None
+        return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+
+    def resume(self, after: int) -> list[dict[str, Any]]:
+        """Go on after a round: what a later end left goes, and later rounds' lines of the metrics.
+
+        Args:
+            after: the last round that counts; 0, before the first.
+
+        Returns:
+            The lines that stay, as ``metrics.jsonl`` has them: None where a number was not finite.
+
+        Raises:
+            InvalidInput: if the metrics cannot be read, or end before that round; the folder is then as it was.
+            RunFailed: if the folder cannot be written to.
+        """
+        lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
+        last = lines[-1][0]["round"] if lines else 0
+        if last < after:
+            raise InvalidInput(
+                f"{self.path / 'metrics.jsonl'} must hold all rounds until {after}, got them until {last}: restore the "
+                "file, or run the experiment again with --overwrite"
+            )
+        with self._written_on():
+            _remove_unfinished(self.path)
+            for name in ("summary.json", "report.html"):
+                (self.path / name).unlink(missing_ok=True)
+            write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
+        return [line for line, _ in lines]
+
+    def sync(self) -> None:
+        """Wait until the disk has all lines: a checkpoint that outlives a loss of power goes with those until it.
+
+        Raises:
+            RunFailed: if the disk fails.
+        """
+        with self._written_on(), (self.path / "metrics.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add a round's line to ``metrics.jsonl``, in one write; the whole line, or nothing of it.
+
+        Raises:
+            RunFailed: if there is no room.
+        """
+        content = (to_json(line) + "\n").encode()
+        with self._written_on(), (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
+            size_bytes = file.tell()
+            written_bytes = file.write(content)
+            if written_bytes != len(content):  # a disk that is almost full takes what it can
+                file.truncate(size_bytes)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def keep(self, model: nn.Module) -> None:
+        """Write the model's tensors; what else its state may hold has no place there.
+
+        Raises:
+            RunFailed: if there is no room; a model that was there before is as it was.
+        """
+        tensors = {name: part for name, part in model.state_dict().items() if isinstance(part, Tensor)}
+        state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights stand twice
+        with self._written_on():
+            write_atomically(self.path / "model.safetensors", save(state))
+
+    def finish(self, summary: Mapping[str, Any], report: str) -> None:
+        """Write the report, and last of all the summary: where there is one, all else is there.
+
+        Raises:
+            RunFailed: if there is no room.
+        """
+        with self._written_on():
+            write_atomically(self.path / "report.html", report.encode())
+            write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
+
+    @contextmanager
+    def _written_on(self) -> Iterator[None]:
+        """Say what the system refuses once the run has begun."""
+        try:
+            yield
+        except OSError as error:
+            raise RunFailed(
+                f"{self.path} cannot be written to any more ({error.strerror or error}); what it holds is kept: make "
+                "room there that this process may write to, then resume the run"
+            ) from None
+
+
+def clear_run(folder: Path) -> None:
+    """Remove a run's files and checkpoints; all others stay. What tells that it is a run's folder goes last.
+
+    Raises:
+        OSError: if one cannot be removed.
+    """
+    remove_all(folder / "checkpoints")
+    _remove_unfinished(folder)
+    for name in sorted(RunFolder.FILES, key="environment.json".__eq__):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote a file of a run.
+
+    Raises:
+        OSError: if it cannot be removed.
+    """
+    for path in list(_unfinished(folder)):
+        path.unlink(missing_ok=True)
+
+
+def _unfinished(folder: Path) -> Iterator[Path]:
+    for name in RunFolder.FILES:
+        yield from (path for path in folder.glob(f".{name}.*") if path.suffix[1:].isdigit())
+
+
+def refuse_taken(folder: Path, *, overwrite: bool) -> None:
+    """Hold a folder to come to being new or empty, or else free to be overwritten.
+
+    Args:
+        folder: what is to be written to.
+        overwrite: the user allows it, and what the folder holds is of the kind that takes its place.
+
+    Raises:
+        OutputExists: if it is neither, or is a file.
+    """
+    is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_taken and not overwrite:
+        raise OutputExists(
+            f"{folder} exists and is not an empty folder: choose another --output, or pass --overwrite where it holds "
+            "an earlier result of the same kind"
+        )
+
+
+@contextmanager
+def written_to(folder: Path) -> Iterator[None]:
+    """Lay what the system refuses here to the choice of the folder.
+
+    Raises:
+        InvalidInput: if the folder cannot be read, made or written to.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written to ({error.strerror}): choose another --output") from None
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON without NaN and infinity, which no other reader takes: they become null."""
+    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs in order to repeat a run: versions, hardware, and the commit of the folder it ran in."""
+    commit = None
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+        commit = answer.stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        pass  # no git here: the commit is unknown, which the null says
+    return {
+        "fed": __version__,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "pydantic", "safetensors")},
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "git_commit": commit,
+        "command": sys.argv,
+    }

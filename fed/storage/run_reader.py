@@ -1,0 +1,235 @@
+"""What runs have left in their folders, read back: metrics, how far they came, and whether they can be resumed."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fed.config import yaml
+from fed.errors import InvalidInput
+from fed.storage.checkpoint_files import file_name, flaw_of, numbers_in
+
+__all__ = ["KeptRun", "RunState", "is_run", "kept_run", "metrics_lines", "runs_below", "state_of"]
+
+_Kind = TypeVar("_Kind", int, str)
+
+
+class RunState(StrEnum):
+    """How a run ended, as far as its folder tells."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    UNFINISHED = "unfinished"
+    """There is no summary: it goes on, or it ended without a word, as one that is killed does."""
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptRun:
+    """A run as its folder shows it.
+
+    Args:
+        folder: where it is.
+        state: how it ended.
+        reason: why it failed or cannot be read; None otherwise.
+        name: the experiment's.
+        algorithm: its kind.
+        rounds: how many are done.
+        rounds_planned: how many were to be, where the experiment says so.
+        test_accuracy: the last one measured.
+        written: when it ended, or was last written to.
+        checkpoint: the round after which it could be resumed: of the newest whole checkpoint. None for a run that is
+            finished, or has none.
+    """
+
+    folder: Path
+    state: RunState
+    reason: str | None = None
+    name: str | None = None
+    algorithm: str | None = None
+    rounds: int = 0
+    rounds_planned: int | None = None
+    test_accuracy: float | None = None
+    written: datetime | None = None
+    checkpoint: int | None = None
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (path / "environment.json").is_file()
+
+
+def state_of(path: Path) -> RunState:
+    """How the run in a folder ended; unreadable where there is none.
+
+    Example:
+        >>> state_of(Path("runs/none"))
+        <RunState.UNREADABLE: 'unreadable'>
+    """
+    try:
+        return _state(path, _summary(path))
+    except InvalidInput:
+        return RunState.UNREADABLE
+
+
+def kept_run(path: Path) -> KeptRun:
+    """What the folder of a run shows.
+
+    Of one that is not finished the newest checkpoint is read, to see whether it is whole. Never raises on what a folder
+    holds: what cannot be read is the reason that the run is unreadable.
+
+    Example:
+        >>> kept_run(Path("runs/none")).reason
+        'runs/none must hold a run, got none: fed simulate begins one there with --output'
+    """
+    try:
+        summary = _summary(path)
+        state = _state(path, summary)
+        experiment = yaml.load(path / "experiment.yaml")
+        metrics = [line for line, _ in metrics_lines(path)]
+    except InvalidInput as error:
+        return KeptRun(folder=path, state=RunState.UNREADABLE, reason=str(error), written=_written(path))
+    measured = [line["test_accuracy"] for line in metrics if isinstance(line.get("test_accuracy"), int | float)]
+    return KeptRun(
+        folder=path,
+        state=state,
+        reason=_within(str, summary, "reason"),
+        name=_within(str, experiment, "name"),
+        algorithm=_within(str, experiment, "algorithm", "kind"),
+        rounds=metrics[-1]["round"] if metrics else 0,
+        rounds_planned=_within(int, experiment, "rounds", "count"),
+        test_accuracy=measured[-1] if measured else None,
+        written=_written(path),
+        checkpoint=None if state is RunState.FINISHED else _last_whole(path / "checkpoints"),
+    )
+
+
+def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """The lines of a run's metrics, each as it is read and as it stands in the file.
+
+    A last line that is cut short, as a crash leaves it, counts for nothing.
+
+    Args:
+        path: the run's folder. Without ``metrics.jsonl`` it has done no round.
+
+    Raises:
+        InvalidInput: if the file cannot be read, or another line is not a round's.
+    """
+    file = path / "metrics.jsonl"
+    lines = (_content(file) or b"").split(b"\n")[:-1]  # what follows the last end of a line is cut short
+    found = []
+    for number, line in enumerate(lines, 1):
+        measured = _line(line)
+        if measured is not None:
+            found.append((measured, line + b"\n"))
+        elif number < len(lines):
+            raise InvalidInput(
+                f"{file}: line {number} must be a round's metrics, got {line[:40]!r}: restore the file, or run the "
+                "experiment again with --overwrite"
+            )
+    return found
+
+
+def runs_below(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
+    """The folders of runs at a place and below it, in the order of their names; those within a run's own are no runs.
+
+    Args:
+        folder: where to look.
+        unreadable: is told of every folder that cannot be looked into.
+
+    Raises:
+        InvalidInput: if there is no such folder, or it cannot be read itself.
+    """
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "no such folder"
+        raise InvalidInput(f"{folder}: {problem}: give one that holds runs, as fed simulate writes them")
+
+    def tell(error: OSError) -> None:
+        if Path(error.filename) == folder:
+            raise InvalidInput(f"{folder} cannot be read ({error.strerror}): make it readable")
+        unreadable(error)
+
+    for place, folders, files in os.walk(folder, onerror=tell):
+        folders.sort()
+        if "environment.json" in files:
+            folders.clear()
+            yield Path(place)
+
+
+def _state(path: Path, summary: dict[str, Any] | None) -> RunState:
+    if not is_run(path):
+        raise InvalidInput(f"{path} must hold a run, got none: fed simulate begins one there with --output")
+    if summary is None:
+        return RunState.UNFINISHED
+    status = summary.get("status")
+    if status not in (RunState.FINISHED, RunState.INTERRUPTED, RunState.FAILED):
+        raise InvalidInput(f"{path / 'summary.json'}: status must be finished, interrupted or failed, got {status!r}")
+    return RunState(status)
+
+
+def _summary(path: Path) -> dict[str, Any] | None:
+    file = path / "summary.json"
+    content = _content(file)
+    if content is None:
+        return None
+    try:
+        summary = _json(content)
+    except ValueError as error:
+        raise InvalidInput(f"{file} must hold JSON ({error}): restore the file") from None
+    if not isinstance(summary, dict):
+        raise InvalidInput(f"{file} must hold keys and values, got {type(summary).__name__}: restore the file")
+    return summary
+
+
+def _line(content: bytes) -> dict[str, Any] | None:
+    try:
+        line = _json(content)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("round"), int) else None
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content.decode(), parse_constant=lambda _: None)  # NaN, as others write it
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _within(kind: type[_Kind], section: Any, *keys: str) -> _Kind | None:
+    """What stands at a place among nested keys, if it is there and of this kind."""
+    for key in keys:
+        section = section.get(key) if isinstance(section, dict) else None
+    return section if isinstance(section, kind) else None
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be read ({error.strerror}): make it readable") from None
+
+
+def _written(path: Path) -> datetime | None:
+    """When the summary was written, or else whatever was last."""
+    summary = path / "summary.json"
+    try:
+        files = [summary] if summary.exists() else [*path.iterdir(), *(path / "checkpoints").glob("*")]
+        return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
+    except (OSError, ValueError):  # it may be going on, and a file that was there a moment ago replaced
+        return None
+
+
+def _last_whole(folder: Path) -> int | None:
+    try:
+        numbers = numbers_in(folder)
+    except OSError:
+        return None
+    return next((number for number in reversed(numbers) if flaw_of(folder / file_name(number), number) is None), None)

@@ -1,0 +1,1 @@
+"""All that travels between a coordinator, nodes and peers: messages, payloads, transfers and calls."""

@@ -1,0 +1,160 @@
+"""Tensors on their way: a file of plain numbers, in chunks with a checksum each, and whole when its hash says so."""
+
+import hashlib
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fed.errors import DamagedPayload, InvalidPayload
+from fed.storage.serialization import bytes_of
+from fed.wire.protocol_pb2 import Chunk, Payload
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+
+__all__ = ["CHUNK_BYTES", "SHA256", "Incoming", "chunks", "read", "size_of", "spec_of", "written"]
+
+CHUNK_BYTES = 1 << 20
+_DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int64": torch.int64,
+}
+_MOST_TENSORS = 1000
+_LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
+
+SHA256 = re.compile("[0-9a-f]{64}")
+"""How a hash is written, by which a payload is named."""
+
+
+def spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
+    """What a payload says of its tensors.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+    """
+    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    if unknown := [name for name in names if name not in _DTYPES]:
+        raise InvalidPayload(f"tensors travel as one of {', '.join(_DTYPES)}, got {unknown[0]}")
+    return [TensorMessage(dtype=name, numbers=tensor.numel()) for name, tensor in zip(names, tensors, strict=True)]
+
+
+def size_of(spec: Sequence[TensorMessage]) -> int:
+    """Bytes of such tensors.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+    """
+    if unknown := [part.dtype for part in spec if part.dtype not in _DTYPES]:
+        raise InvalidPayload(f"tensors travel as one of {', '.join(_DTYPES)}, got {unknown[0][:20]!r}")
+    return sum(part.numbers * _DTYPES[part.dtype].itemsize for part in spec)
+
+
+def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
+    """Write tensors into a file that is sent in chunks, and say what is in it.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+        OSError: if the file cannot be written.
+    """
+    spec, digest, size_bytes = spec_of(tensors), hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for tensor in tensors:
+            content = memoryview(bytes_of(tensor)).cast("B") if tensor.numel() else memoryview(b"")
+            digest.update(content)
+            file.write(content)
+            size_bytes += len(content)
+    return Payload(sha256=digest.hexdigest(), size_bytes=size_bytes, tensors=spec)
+
+
+def read(path: Path, payload: Payload) -> list[Tensor]:
+    """The tensors of a file that has been checked, each one-dimensional, with memory of its own."""
+    tensors = []
+    with path.open("rb") as file:
+        for part in payload.tensors:
+            tensor = torch.empty(part.numbers, dtype=_DTYPES[part.dtype])
+            if part.numbers:
+                file.readinto(bytes_of(tensor))
+            tensors.append(tensor)
+    return tensors
+
+
+def chunks(path: Path, offset: int = 0) -> Iterator[Chunk]:
+    """The file's chunks from an offset on."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while data := file.read(CHUNK_BYTES):
+            yield Chunk(data=data, crc32=zlib.crc32(data))
+
+
+class Incoming:
+    """A file that arrives in chunks, over several connections if it must.
+
+    Attributes:
+        received_bytes: how much of it is there.
+
+    Args:
+        path: where it is put.
+        payload: what the sender says of it.
+        spec: what it must hold, if that is known.
+
+    Raises:
+        InvalidPayload: if it says something else.
+    """
+
+    def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
+        said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
+        if spec is not None and said != (asked := [(part.dtype, part.numbers) for part in spec]):
+            raise InvalidPayload(f"the tensors must be {asked[:4]}, got {said[:4]}")
+        if len(payload.tensors) > _MOST_TENSORS:
+            raise InvalidPayload(f"there may be {_MOST_TENSORS} tensors at most, got {len(payload.tensors)}")
+        if (size_bytes := size_of(payload.tensors)) != payload.size_bytes:
+            raise InvalidPayload(f"the tensors take {size_bytes} bytes, got {payload.size_bytes}")
+        if not SHA256.fullmatch(payload.sha256):
+            raise InvalidPayload(f"sha256 must be 64 hexadecimal digits, got {payload.sha256[:70]!r}")
+        self.path = path
+        self.payload = payload
+        self.received_bytes = 0
+        self._digest = hashlib.sha256()
+        path.write_bytes(b"")
+
+    def add(self, chunk: Chunk) -> None:
+        """The next chunk.
+
+        Raises:
+            DamagedPayload: if it is not what was sent; what was there stays.
+            InvalidPayload: if it is too small, or there is more than was said.
+            OSError: if the disk is full.
+        """
+        data = chunk.data  # each look at it copies it
+        if zlib.crc32(data) != chunk.crc32:
+            raise DamagedPayload("a chunk was damaged on its way")
+        left_bytes = self.payload.size_bytes - self.received_bytes
+        if not min(_LEAST_BYTES, max(left_bytes, 1)) <= len(data) <= min(CHUNK_BYTES, left_bytes):
+            raise InvalidPayload(
+                f"a chunk must have {_LEAST_BYTES} to {CHUNK_BYTES} bytes or be the last, and all together "
+                f"{self.payload.size_bytes}, got {len(data)} after {self.received_bytes}"
+            )
+        with self.path.open("r+b") as file:
+            file.seek(self.received_bytes)
+            file.write(data)
+        self._digest.update(data)
+        self.received_bytes += len(data)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all bytes are there."""
+        return self.received_bytes == self.payload.size_bytes
+
+    def check(self) -> None:
+        """Hold the whole to its hash.
+
+        Raises:
+            DamagedPayload: if it is another; all of it has to be sent again.
+        """
+        if self._digest.hexdigest() != self.payload.sha256:
+            raise DamagedPayload("the whole has another hash than was said")

@@ -1,0 +1,176 @@
+"""A node's transfers: payloads fetched and answers delivered, however often the connection breaks."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from fed.errors import DamagedPayload, InvalidPayload, RunFailed
+from fed.wire.messages import one_line
+from fed.wire.payloads import Incoming, chunks
+from fed.wire.protocol import TIMES_DAMAGED
+from fed.wire.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+
+if TYPE_CHECKING:
+    from fed.wire.protocol_pb2_grpc import CoordinationStub
+
+__all__ = ["NodePatience", "Transfers", "words_of"]
+
+_log = logging.getLogger(__name__)
+_LOOKS_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class NodePatience:
+    """How long a node waits.
+
+    Args:
+        silence_s: without a sign of life from the server, after which the connection counts as lost.
+        call_s: for one transfer; a longer one goes on in the next.
+        backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
+        most_backoff_s: the longest pause.
+    """
+
+    silence_s: float = 20.0
+    call_s: float = 60.0
+    backoff_s: float = 0.2
+    most_backoff_s: float = 15.0
+
+    def pause_s(self, failures: int) -> float:
+        """Longer after each failure, and not the same for all nodes."""
+        pause_s = self.backoff_s * 2.0 ** min(failures, 20)
+        return min(pause_s, self.most_backoff_s) * (0.5 + random.random())
+
+
+class Transfers:
+    """Calls beside the node's stream, which wait for that when they break off.
+
+    Attributes:
+        connected: whether the stream is there.
+        over: ends all that goes on.
+        stub: of the connection that there is, or was last.
+
+    Args:
+        patience: how long they wait.
+    """
+
+    def __init__(self, patience: NodePatience) -> None:
+        self._patience = patience
+        self.connected = threading.Event()
+        self.over = threading.Event()
+        self.stub: CoordinationStub | None = None
+
+    def download(
+        self, payload: Payload, path: Path, spec: Sequence[TensorMessage], is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Fetch a file; False if nobody wants it any more.
+
+        Args:
+            payload: as the server says it is.
+            path: where it is put.
+            spec: what it must hold.
+            is_wanted: whether to go on.
+
+        Raises:
+            InvalidPayload: if it holds something else.
+            DamagedPayload: if it came damaged too often.
+            RunFailed: if the server does not have it any more.
+            OSError: if it cannot be written.
+        """
+        incoming, failures, times_damaged = Incoming(path, payload, spec), 0, 0
+        while is_wanted() and not self.over.is_set():
+            before_bytes = incoming.received_bytes
+            try:
+                if not incoming.is_complete:
+                    wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
+                    assert self.stub is not None
+                    for chunk in self.stub.Download(wanted, timeout=self._patience.call_s):
+                        incoming.add(chunk)
+                if incoming.is_complete:
+                    incoming.check()
+                    return True
+            except DamagedPayload as error:
+                times_damaged += 1
+                if times_damaged == TIMES_DAMAGED:
+                    raise
+                _log.warning("a download was damaged (%s); it begins anew", error)
+                incoming = Incoming(path, payload, spec)
+            except (grpc.RpcError, ValueError) as error:  # a channel that was closed meanwhile raises ValueError
+                if isinstance(error, grpc.RpcError) and error.code() is grpc.StatusCode.NOT_FOUND:
+                    raise RunFailed("the server has no such payload any more") from None
+                _log.info(
+                    "a download broke off (%s); it will go on after %d bytes", words_of(error), incoming.received_bytes
+                )
+                failures += 1
+                self._await_connection(failures, is_wanted)
+            else:
+                failures = failures + 1 if incoming.received_bytes == before_bytes else 0
+                if failures:
+                    self._await_connection(failures, is_wanted)
+        return False
+
+    def deliver(self, answer: Answer, path: Path, is_wanted: Callable[[], bool]) -> Receipt | None:
+        """Send an answer until the server has it, or says that it wants none; None if nobody wants it any more.
+
+        Args:
+            answer: its header.
+            path: of its file.
+            is_wanted: whether to go on.
+
+        Raises:
+            InvalidPayload: if the server says that it has more than there is.
+            OSError: if the file cannot be read.
+        """
+        offset = failures = 0
+        while is_wanted() and not self.over.is_set():
+            path.stat()  # of a file that is gone gRPC would not say so, but break off again and again
+            try:
+                assert self.stub is not None
+                receipt: Receipt = self.stub.Deliver(_parts(answer, path, offset), timeout=self._patience.call_s)
+            except (grpc.RpcError, ValueError) as error:
+                _log.info("a delivery broke off (%s); it will go on", words_of(error))
+                failures += 1
+                self._await_connection(failures, is_wanted)
+                continue
+            if receipt.accepted or receipt.reason:
+                return receipt
+            if receipt.received_bytes > answer.payload.size_bytes:
+                raise InvalidPayload(
+                    f"the server has {receipt.received_bytes} of {answer.payload.size_bytes} bytes of an answer, as it "
+                    "says"
+                )
+            failures = failures + 1 if receipt.received_bytes <= offset else 0
+            offset = receipt.received_bytes
+            if failures:
+                self._await_connection(failures, is_wanted)
+        return None
+
+    def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
+        """Before a transfer goes on: a pause, and until the server is there."""
+        until_s = time.monotonic() + self._patience.pause_s(failures)
+        while is_wanted() and not self.over.is_set():
+            if time.monotonic() > until_s and self.connected.is_set():
+                return
+            time.sleep(_LOOKS_EVERY_S)
+
+
+def words_of(error: Exception) -> str:
+    """Why a call broke off, for a log."""
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name.lower().replace('_', ' ')}: {one_line(error.details() or '')}"
+    return str(error)
+
+
+def _parts(answer: Answer, path: Path, offset: int) -> Iterator[Part]:
+    header = Part(answer=answer)
+    header.answer.offset = offset
+    yield header
+    for chunk in chunks(path, offset):
+        yield Part(chunk=chunk)

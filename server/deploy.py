@@ -1,0 +1,320 @@
+"""One experiment on real nodes, recorded as a simulation of it would be."""
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fed.aggregators.base import Aggregator
+from fed.aggregators.client_side import message_sizes, sends_models
+from fed.clients.data import FederatedData, load
+from fed.clients.setup import Preparation
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.config.evaluation import ByClients
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
+from fed.randomness import Streams
+from fed.reports.html import run_report
+from fed.server.coordinator import Coordinator
+from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
+from fed.server.federation import Coordinated, Federation, State
+from fed.server.grpc.fleet import NodeFleet
+from fed.server.grpc.service import Patience
+from fed.server.real_fleet import RealFleet
+from fed.server.resume import begun_as, last_kept
+from fed.server.training_loop import TrainingLoop
+from fed.storage.run_folder import Run, RunFolder
+from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
+
+if TYPE_CHECKING:
+    from fed.identity.credentials import ServerCredentials
+
+__all__ = ["Deployment", "serve"]
+
+_log = logging.getLogger(__name__)
+_SIMULATED = ("adversaries", "hierarchy", "topology")
+_SCORED_WITHIN_S = 600.0  # where rounds have no deadline
+_MESSAGE = torch.float64
+_TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
+_INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
+
+
+def serve(
+    experiment: Experiment,
+    *,
+    listen: str,
+    output: Path,
+    credentials: "ServerCredentials | None" = None,
+    min_nodes: int = 1,
+    overwrite: bool = False,
+    resume: bool = False,
+    patience: Patience | None = None,
+    on_listen: Callable[[int], None] | None = None,
+    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Run:
+    """Coordinate an experiment over nodes that dial in.
+
+    Args:
+        experiment: what to run. Its data give the test set and what models are made for; where they are null, the first
+            node to join says that, and nobody but clients can score models.
+        listen: HOST:PORT; port 0 takes a free one.
+        output: the run's folder.
+        credentials: of the server; None: none, for loopback alone.
+        min_nodes: how many must be there before the first round, and again after a resumption.
+        overwrite: take the place of a run that the folder holds.
+        resume: go on with the run that the folder holds, from its last checkpoint.
+        patience: how long to wait for nodes.
+        on_listen: is told the port.
+        on_round: is called after each round, with its line of the metrics.
+
+    Returns:
+        The run.
+
+    Raises:
+        InvalidInput: if the experiment cannot be deployed, or nothing can listen there.
+        RunFailed: if the run cannot go on.
+    """
+    folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
+    deployment = Deployment(experiment)
+    with folder.held():
+        fleet = NodeFleet(
+            listen,
+            output.with_name(f".{output.name}.spool"),
+            credentials=credentials.for_grpc() if credentials else None,
+            admits=credentials.roster.admits if credentials else None,
+            accepts=deployment.accepts,
+            patience=patience,
+        )
+        try:
+            if on_listen is not None:
+                on_listen(fleet.port)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+        except BaseException:
+            fleet.close("the server stops for now", is_final=False)
+            raise
+        fleet.close("the run is over", is_final=True)
+    return run
+
+
+class Deployment:
+    """One experiment, before and while it has nodes.
+
+    Args:
+        experiment: what to run.
+
+    Raises:
+        InvalidInput: if it cannot be deployed.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        algorithm = experiment.algorithm.make()
+        if not isinstance(algorithm, Aggregator) or algorithm.pools_data:
+            raise InvalidExperiment(
+                f"algorithm: a server needs one over mean, got {experiment.algorithm.kind}: choose one such as fedavg"
+            )
+        for name in _SIMULATED:
+            if (section := getattr(experiment, name)) is not None:
+                raise InvalidExperiment(f"{name}: is for simulations alone, got {section}: set it to null")
+        if experiment.model is None:
+            raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
+        self.experiment = experiment
+        self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
+        evaluation = experiment.evaluation.make()
+        self._by_clients = isinstance(evaluation, ByClients)
+        self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else 0.5
+        self._signature = _signature_of(self._data) if self._data is not None else None
+
+    def accepts(self, joining: Joining) -> str | None:
+        """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
+        said = joining.signature
+        if said.input_dtype not in _INPUTS:
+            return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
+        if self._signature is None:
+            self._signature = said
+        asked = self._signature
+        shape, dtype = tuple(asked.input_shape), asked.input_dtype
+        if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
+            return (
+                f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
+                f"{tuple(said.input_shape)[:8]}: check the node's data file"
+            )
+        if said.classes > asked.classes:
+            return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
+        return None
+
+    def run(
+        self,
+        fleet: RealFleet,
+        min_nodes: int,
+        folder: RunFolder,
+        *,
+        resume: bool,
+        patience: Patience | None,
+        on_round: Callable[[Mapping[str, Any]], None] | None,
+    ) -> Run:
+        """All rounds."""
+        if self._signature is None:
+            fleet.await_nodes(1)
+        assert self._signature is not None
+        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out))
+        shared, algorithm = prepared.layout.shared, prepared.algorithm
+        begun = begun_as(self.experiment, prepared.layout, None)
+        kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
+        policy, asks_place = self.experiment.rounds.make(), "place" in algorithm.asks
+        first_P = shared.pack(prepared.module)[0][: shared.parameters].double()
+        policy.check_algorithm(algorithm, len(message_sizes(algorithm, first_P, population=1)))
+        del first_P  # as large as the model
+        if kept is None:
+            folder.begin(self.experiment)
+        else:
+            fleet.restore(kept[1]["federation"]["fleet"])
+        if kept is not None and asks_place:
+            fleet.fix_registered()
+            min_nodes = min(min_nodes, len(fleet.registered()))
+        fleet.await_nodes(min_nodes)
+        policy.check(len(fleet.registered()))
+        if asks_place:  # how long a message is depends on how many they are
+            fleet.fix_registered()
+        model = shared.pack(prepared.module)
+        coordinator = Coordinator(algorithm, fleet, shared, *model, prepared.streams, self._lr_in)
+        del model
+        numbers, dtype = (
+            (shared.size, shared.dtype) if sends_models(algorithm) else (coordinator.message_size, _MESSAGE)
+        )
+        example = torch.empty(numbers, dtype=dtype, device="meta")
+        plan = Plan(
+            run=secrets.token_hex(8),
+            experiment=json.dumps(_part_of_nodes(self.experiment)),
+            signature=self._signature,
+            heartbeat_s=(patience or Patience()).heartbeat_s,
+        )
+        fleet.begin(
+            plan,
+            (example, coordinator.model()[1]),
+            reports_models=sends_models(algorithm),
+            asks_place=asks_place,
+            keeps_checkpoints=self.experiment.checkpoints.every is not None,
+        )
+        federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
+        recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
+        if kept is not None:
+            recording.restore(*kept)
+        _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
+        del kept  # its tensors are large
+        fleet.dispatch([found.task for found in coordinator.open.values()])
+        return recording.run()
+
+    def _recording(
+        self,
+        prepared: Preparation,
+        policy: Any,
+        federation: Federation,
+        fleet: RealFleet,
+        begun: Mapping[str, Any],
+        folder: RunFolder,
+        on_round: Callable[[Mapping[str, Any]], None] | None,
+    ) -> TrainingLoop:
+        test = None if self._by_clients or self._data is None else self._data.test
+        recipe = prepared.recipe(prepared.data, is_batched=False)
+        executor = InProcess(partial(Work, recipe) if test is not None else _no_work)
+
+        def begin_scoring() -> Any:
+            if self._by_clients:
+                limit_s = getattr(policy, "deadline_s", None) or _SCORED_WITHIN_S
+                return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
+            return ScoringByCoordinator(test, federation, executor)
+
+        take_back = _let_go(prepared.module)
+
+        def module_of(state: State) -> nn.Module:
+            take_back()
+            prepared.layout.unpack(*state, prepared.module)
+            return prepared.module.eval()
+
+        return TrainingLoop(
+            self.experiment,
+            policy,
+            federation,
+            begin_scoring=begin_scoring,
+            has_scores=self._by_clients or test is not None,
+            scores_meanwhile=False,
+            module_of=module_of,
+            facts=lambda: {
+                "clients": len(fleet.registered()),
+                "parameters": prepared.layout.parameters,
+                "refused": fleet.refused,
+            },
+            report=lambda run: run_report(run, None),
+            begun=begun,
+            folder=folder,
+            on_round=on_round,
+        )
+
+    def _lr_in(self, number: int, clients: int) -> float:
+        return self.experiment.local.lr_in(number, self.experiment.rounds.make().count, clients)
+
+
+class _ScoringByNodes:
+    """What nodes found of a model on what they hold out."""
+
+    def __init__(self, scores: list[Scores]) -> None:
+        for one in scores:
+            if one.problem:
+                _log.warning("a node could not score the model: %s", one.problem)
+        self._scores = [one for one in scores if one.samples and not one.problem]
+
+    def line(self) -> dict[str, Any]:
+        """The mean over clients, weighted by what they hold out, and how clients differ."""
+        metrics = [one.metric if one.HasField("metric") else None for one in self._scores]
+        losses, samples = [one.loss for one in self._scores], [one.samples for one in self._scores]
+        return scores_over_clients(losses, metrics, samples)
+
+
+def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
+    """Where there is nothing to score, no copy of the model is needed for it."""
+    return lambda content, tensors: (None, ())
+
+
+def _let_go(module: nn.Module) -> Callable[[], None]:
+    """Free the memory of a module's state, which the coordinator keeps; what is returned asks for it again."""
+    saved = module.state_dict(keep_vars=True).keys()
+    tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    sizes = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
+    for storage, _ in sizes:
+        storage.resize_(0)
+
+    def take_back() -> None:
+        for storage, size_bytes in sizes:
+            storage.resize_(size_bytes)
+
+    return take_back
+
+
+def _signature_of(data: FederatedData) -> Signature:
+    inputs, _ = data.read(data.clients[0])
+    classes = data.number_of_classes() or 0
+    return Signature(
+        input_shape=inputs.shape[1:], input_dtype=str(inputs.dtype).removeprefix("torch."), classes=classes
+    )
+
+
+def _stand_in(signature: Signature, held_out: float) -> FederatedData:
+    """Samples of zeros, for a server without data, by which the model is made; enough to hold a share of them out."""
+    samples = math.ceil(2 / min(held_out, 1 - held_out))
+    inputs = torch.zeros(samples, *signature.input_shape, dtype=_INPUTS[signature.input_dtype])
+    return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
+
+
+def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:
+    """What nodes need to know of an experiment."""
+    keys = experiment.dump()
+    return {**{key: keys[key] for key in ("name", "seed", "model", "local", "algorithm", "evaluation")}, "data": None}

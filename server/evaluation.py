@@ -1,0 +1,178 @@
+"""Scores of models, on the test set or on what clients hold out, found by whoever is free while the next round goes on.
+
+Shapes: V, a model's floating-point state; I, its integers.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fed.clients.data import ClientId, Pair
+from fed.clients.data.held_out import nobody_holds_out
+from fed.clients.training.executor import Executor, Item
+from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated
+from fed.server.federation import Federation, State
+
+__all__ = [
+    "CLIENTS_AT_ONCE",
+    "MODELS_AT_ONCE",
+    "ScoringByClients",
+    "ScoringByCoordinator",
+    "scores_over_clients",
+]
+
+CLIENTS_AT_ONCE = 32
+"""The most clients of one item that score the same model."""
+
+MODELS_AT_ONCE = 8
+"""The most models of one item."""
+
+_SAMPLES = 4096
+_AFTER_TRAINING = 1
+
+
+class ScoringByCoordinator:
+    """All models on the test set, or where it is ``only_own`` the clients' own alone."""
+
+    def __init__(
+        self, test: Pair | None, federation: Federation, executor: Executor, *, only_own: bool = False
+    ) -> None:
+        self._executor = executor
+        self._own = list(federation.models().values())
+        self._only_own = bool(self._own) and only_own
+        states = self._own if self._only_own else [*self._own, federation.model()]
+        samples = 0 if test is None else len(test[1])
+        self._sizes = [min(_SAMPLES, samples - first) for first in range(0, samples, _SAMPLES)]
+        self._models = _parted(states, MODELS_AT_ONCE)
+        self._tickets = [
+            executor.submit(self._item(models, first * _SAMPLES, size))
+            for models in self._models
+            for first, size in enumerate(self._sizes)
+        ]
+
+    def line(self) -> dict[str, Any]:
+        """Scores of the federation's model, or the mean of the clients' where it has none; None without a test set."""
+        if not self._sizes:
+            return {"test_accuracy": None, "test_loss": None, **(_over_clients([]) if self._own else {})}
+        in_order = iter(_answers(self._executor, self._tickets))
+        scores = [score for _ in self._models for score in self._joined([next(in_order) for _ in self._sizes])]
+        own = scores[: len(self._own)]
+        line = _over_clients([accuracy for _, accuracy in own]) if own else {}
+        if self._only_own:
+            loss = statistics.fmean(loss for loss, _ in own)
+            return {"test_accuracy": line["client_accuracy_mean"], "test_loss": loss, **line}
+        loss, accuracy = scores[-1]
+        return {"test_accuracy": accuracy, "test_loss": loss, **line}
+
+    def _item(self, models: Sequence[State], first: int, size: int) -> Item:
+        label = f"the evaluation of test samples {first} to {first + size - 1}"
+        return Item(Evaluate(first, first + size), _stacked(models), label, cost=size, priority=_AFTER_TRAINING)
+
+    def _joined(self, parts: list[Evaluated]) -> list[tuple[float, float | None]]:
+        """Each model's scores over all parts of the test set."""
+        losses = [_mean(of_model, self._sizes) for of_model in zip(*(part.losses for part in parts), strict=True)]
+        metrics = [
+            _mean_metric(of_model, self._sizes) for of_model in zip(*(part.metrics for part in parts), strict=True)
+        ]
+        return list(zip(losses, metrics, strict=True))
+
+
+class ScoringByClients:
+    """Each client's model, its own or the federation's, on what it holds out."""
+
+    def __init__(self, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor) -> None:
+        self._executor = executor
+        self._held_out = held_out
+        self._model, self._own = federation.model(), federation.models()
+        groups = _parted(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
+        self._tickets = [executor.submit(self._item(clients)) for clients in groups]
+
+    def line(self) -> dict[str, Any]:
+        """The mean over clients, weighted by what they hold out, and how clients differ.
+
+        Raises:
+            InvalidData: if nobody holds anything out.
+        """
+        answers = _answers(self._executor, self._tickets)
+        samples = [size for answer in answers for size in answer.samples]
+        if not samples:
+            raise nobody_holds_out(len(self._held_out))
+        accuracies = [accuracy for answer in answers for accuracy in answer.metrics]
+        return scores_over_clients([loss for answer in answers for loss in answer.losses], accuracies, samples)
+
+    def _item(self, clients: Sequence[ClientId]) -> Item:
+        tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
+        # What clients on demand hold is not known before they are read.
+        in_memory = isinstance(self._held_out, dict)
+        cost = sum(len(self._held_out[client][1]) for client in clients) if in_memory else len(clients)
+        label = f"the evaluation by {len(clients)} clients, the first of them {clients[0]!r}"
+        return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
+
+
+def scores_over_clients(
+    losses: Sequence[float], accuracies: Sequence[float | None], samples: Sequence[int]
+) -> dict[str, Any]:
+    """Clients' scores as a part of a round's metrics: the means, weighted by samples, and how clients differ."""
+    return {
+        "test_accuracy": _mean_metric(accuracies, samples),
+        "test_loss": _mean(losses, samples) if samples else None,
+        **_over_clients(accuracies),
+        "client_accuracy_worst_decile": _worst_decile(accuracies),
+    }
+
+
+def _parted(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [sequence[first : first + size] for first in range(0, len(sequence), size)]
+
+
+def _stacked(models: Sequence[State]) -> tuple[Tensor, ...]:
+    """(vectors [K, V], integers [K, I])."""
+    return tuple(torch.stack(parts) for parts in zip(*models, strict=True))
+
+
+def _answers(executor: Executor, tickets: Sequence[int]) -> list[Evaluated]:
+    """In the order of the tickets."""
+    answers = {ticket: answer for ticket, answer, _ in executor.results(tickets)}
+    return [answers[ticket] for ticket in tickets]
+
+
+def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
+    """The mean, weighted by so many samples."""
+    if len(values) == 1:
+        return values[0]
+    return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+
+
+def _measured(metrics: Sequence[float | None]) -> list[float]:
+    """All of them, or none where there is no metric."""
+    return [value for value in metrics if value is not None]
+
+
+def _mean_metric(metrics: Sequence[float | None], sizes: Sequence[int]) -> float | None:
+    sized = [(metric, size) for metric, size in zip(metrics, sizes, strict=True) if metric is not None]
+    return _mean(*zip(*sized, strict=True)) if sized else None
+
+
+def _over_clients(accuracies: Sequence[float | None]) -> dict[str, float | None]:
+    """Mean and standard deviation over clients, each counting alike."""
+    measured = _measured(accuracies)
+    return {
+        "client_accuracy_mean": statistics.fmean(measured) if measured else None,
+        "client_accuracy_std": _deviation(measured) if measured else None,
+    }
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan  # pstdev takes no infinity
+
+
+def _worst_decile(accuracies: Sequence[float | None]) -> float | None:
+    """The mean over the worst tenth of the clients, rounded up to a whole client (Li et al. 2020, 1905.10497)."""
+    measured = _measured(accuracies)
+    if any(map(math.isnan, measured)):
+        return math.nan  # which has no place in an order
+    return statistics.fmean(sorted(measured)[: -(-len(measured) // 10)]) if measured else None

@@ -1,0 +1,169 @@
+"""An experiment as a Flower app: the files that ``flwr run`` takes, and the ``ServerApp`` that they name."""
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fed.config import yaml
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment, InvalidInput, OutputExists
+from fed.server.deploy import Deployment
+from fed.server.flower.fleet import FlowerFleet
+from fed.server.rounds.synchronous import Synchronous
+from fed.storage.run_folder import RunFolder
+from fed.wire.flower_records import flower
+
+__all__ = ["server_app", "write_app"]
+
+_log = logging.getLogger(__name__)
+_PROJECT = """\
+# A Flower app, written by fed flower-app: flwr run . FEDERATION --stream
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "The experiment {name}, of fed"
+license = "Apache-2.0"
+dependencies = []  # fed and Flower are on every machine already: nothing is fetched when the app starts
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "fed"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# flwr run . FEDERATION --run-config 'min-nodes=3 output="/srv/runs/first"'
+[tool.flwr.app.config]
+min-nodes = {min_nodes}  # that must be there before the first round
+output = ""  # the run's folder, on the machine of the superlink; a new one in runs/ where it was started if empty
+resume = false  # go on with the run in that folder, from its last checkpoint
+"""
+_SERVER = '''\
+"""The coordinator."""
+
+from pathlib import Path
+
+from fed.server.flower.app import server_app
+
+app = server_app(Path(__file__).with_name("experiment.yaml"))
+'''
+_CLIENT = '''\
+"""A node."""
+
+from pathlib import Path
+
+from fed.clients.node.flower import client_app
+
+app = client_app(Path(__file__).with_name("experiment.yaml"))
+'''
+
+
+def write_app(experiment: Experiment, folder: Path) -> None:
+    """Write a Flower app that runs an experiment.
+
+    Args:
+        experiment: what to run.
+        folder: of the app; it is made, and must be empty if it is there.
+
+    Raises:
+        InvalidInput: if the experiment cannot be deployed, or the folder cannot be written to.
+        OutputExists: if it holds anything.
+    """
+    _deployment(experiment)
+    name = _name_of(experiment)
+    package = f"fed_{name.replace('-', '_')}"
+    policy = experiment.rounds.make()
+    cohort = getattr(policy, "cohort", "all")
+    clients = experiment.data.clients if experiment.data is not None else None
+    texts = {
+        "pyproject.toml": _PROJECT.format(
+            name=name,
+            package=package,
+            min_nodes=cohort if isinstance(cohort, int) else clients or 1,
+        ),
+        f"{package}/__init__.py": f'"""The experiment {name}."""\n',
+        f"{package}/server_app.py": _SERVER,
+        f"{package}/client_app.py": _CLIENT,
+        f"{package}/experiment.yaml": yaml.dump(experiment.dump()),
+    }
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OutputExists(f"{folder} must be a new or an empty folder: choose another")
+    try:
+        (folder / package).mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"{folder} cannot be written to: {error.strerror}") from None
+
+
+def server_app(path: Path) -> Any:
+    """Flower's ``ServerApp`` for an experiment.
+
+    Args:
+        path: of the experiment's file, which travels with the app.
+
+    Raises:
+        InvalidInput: if Flower is not installed.
+    """
+    app = flower("serverapp").ServerApp()
+
+    def main(grid: Any, context: Any) -> None:
+        _log_to_flower()
+        _serve(Experiment.load(path), grid, context.run_config, context.run_id)
+
+    app.main()(main)
+    return app
+
+
+def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: int) -> None:
+    resume = bool(config.get("resume", False))
+    output = Path(str(config.get("output") or f"runs/{_name_of(experiment)}-{run}")).expanduser().absolute()
+    deployment = _deployment(experiment)
+    folder = RunFolder.existing(output) if resume else RunFolder(output)
+    fleet = FlowerFleet(grid, accepts=deployment.accepts)
+    _log.info("the run's folder is %s", output)
+    min_nodes = int(config.get("min-nodes", 1))
+    with folder.held():
+        deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, on_round=_say)
+
+
+def _deployment(experiment: Experiment) -> Deployment:
+    """What Flower's nodes can do."""
+    policy = experiment.rounds.make()
+    if isinstance(policy, Synchronous) and policy.deadline_s is not None and policy.partial_work == "accept":
+        raise InvalidExperiment(
+            "rounds.partial_work must be drop where Flower's nodes have a deadline, for they cannot tell how much of "
+            f"their work fits before it, got accept with a deadline of {policy.deadline_s:g} s: write "
+            "partial_work: drop, or use fed server"
+        )
+    return Deployment(experiment)
+
+
+def _name_of(experiment: Experiment) -> str:
+    """The experiment's name, in a form that packages and folders may have."""
+    return re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-") or "experiment"
+
+
+def _say(line: Mapping[str, Any]) -> None:
+    accuracy = line.get("test_accuracy")
+    found = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+    _log.info("round %d: %d of %d replied%s", line["round"], line["replied"], line["selected"], found)
+
+
+def _log_to_flower() -> None:
+    """What is said here goes where the process's own words go, which ``flwr run --stream`` shows."""
+    ours = logging.getLogger("fed")
+    if not ours.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        ours.addHandler(handler)
+        ours.setLevel(logging.INFO)

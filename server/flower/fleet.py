@@ -1,0 +1,381 @@
+"""A fleet of the nodes of a Flower federation, over the grid that its ``ServerApp`` is given.
+
+Shapes: see :mod:`fed.wire.messages`.
+"""
+
+import logging
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fed.errors import InvalidPayload
+from fed.server.flower.messages import Kind, answer_of, description_of, message_to, name_of, scores_of
+from fed.server.real_fleet import Answer, RealFleet
+from fed.server.validation import BEGAN_ANEW, failure_of
+from fed.storage.checkpoints import Tree
+from fed.wire.flower_records import array_of, field, packed, unpacked
+from fed.wire.messages import GroupReply, Task, one_line
+from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
+
+__all__ = ["FlowerFleet", "FlowerPatience"]
+
+_log = logging.getLogger(__name__)
+_MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
+_UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
+_SHORTEST_TTL_S = 1.0
+
+
+@dataclass(frozen=True)
+class FlowerPatience:
+    """How long to wait on Flower's engine.
+
+    Args:
+        pull_every_s: between two looks for answers.
+        look_every_s: between two looks for nodes.
+        absent_s: for a node that is gone to come back for its task, after which the task has failed.
+        sends: how often a task is sent before it has failed.
+    """
+
+    pull_every_s: float = 0.05
+    look_every_s: float = 2.0
+    absent_s: float = 60.0
+    sends: int = 3
+
+
+class _Sent(NamedTuple):
+    """A message under way: to which node and client, and of which task or examination."""
+
+    node: int
+    kind: Kind
+    client: int | str | None = None
+    number: int = 0
+
+
+class _Waiting(NamedTuple):
+    """A task that is to be sent: since when, and how often it was sent before."""
+
+    since_s: float
+    sends: int
+
+
+class FlowerFleet(RealFleet):
+    """A fleet of Flower's nodes.
+
+    A node has one message in flight, so one that trains on for a round which is over counts as not there until its
+    answer, which nobody waits for, has come. A message that Flower could not deliver, or whose node was lost, is sent
+    again. A client is who its node says: the first of several nodes that say the same, for as long as that is there.
+
+    Args:
+        grid: Flower's.
+        accepts: what a node says of its data → why it is refused, or None.
+        patience: how long to wait.
+    """
+
+    def __init__(
+        self, grid: Any, *, accepts: Callable[[Joining], str | None], patience: FlowerPatience | None = None
+    ) -> None:
+        super().__init__()
+        self._grid = grid
+        self._accepts = accepts
+        self._patience = patience or FlowerPatience()
+        self._run = secrets.token_hex(8)
+        self._refused = 0
+        self._look_s = -math.inf
+        self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
+        self._sent: dict[str, _Sent] = {}
+        self._due_s: dict[int, float] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._sends: dict[int, int] = {}
+        self._answers: deque[Answer] = deque()
+        self._scores: list[Scores] = []
+        self._examination = 0
+        self._array: tuple[tuple[Tensor, ...], Any] | None = None
+        self._signature: Signature | None = None
+
+    @property
+    def refused(self) -> int:
+        """How often something was refused."""
+        return self._refused
+
+    def registered(self) -> Sequence[int | str]:
+        """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
+        for who in reversed(self._present.values()):  # of several that say the same the first counts
+            if who is not None:
+                self._members.come(*who)
+        return super().registered()
+
+    def available(self) -> Sequence[int | str]:
+        """Those that are there and have no message."""
+        self._poll()
+        return super().available()
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        """Send tasks to nodes that have none, and the others when they have."""
+        for task in tasks:
+            self._open[task.id] = task
+            self._waiting[task.id] = _Waiting(self.clock, 0)
+            if task.deadline_s is not None:
+                self._due_s[task.id] = self.clock + task.deadline_s
+        self._send()
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Give no answers to these but those that are there; Flower cannot tell their nodes."""
+        for task in set(tasks) - set(map(_task_of, self._answers)):
+            self._open.pop(task, None)
+            self._settle(task)
+
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
+        """What nodes that have no message find of a model, or of their own, on samples that they hold out.
+
+        Args:
+            model: (vector [V], integers [I]).
+            limit_s: how long to wait for them.
+        """
+        self._poll()
+        self._scores, self._examination = [], self._examination + 1
+        array, messages, sent = array_of(model), [], []
+        for client, node in self._free().items():
+            content = packed(model, array, **self._heading(client))
+            messages.append(message_to(node, "evaluate", content, limit_s))
+            sent.append(_Sent(node, "evaluate", client, self._examination))
+        self._push(messages, sent)
+        until_s = time.monotonic() + limit_s
+        while (missing := self._unscored()) and time.monotonic() < until_s:
+            self._pass_time()
+        self._say_missing_scores(missing, limit_s)
+        return self._scores
+
+    def state(self) -> Tree:
+        """Of every fleet, and the run's name among the nodes."""
+        return {**super().state(), "run": self._run}
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
+        super().restore(state)
+        self._run = state["run"]
+
+    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
+        """What the model is made for; the experiment is in the app."""
+        self._signature = plan.signature
+
+    def _has_answer(self) -> bool:
+        return bool(self._answers)
+
+    def _next_answer(self, within_s: float) -> Answer | None:
+        if not self._answers:
+            self._pass_time(self.clock + within_s)
+        return self._answers.popleft() if self._answers else None
+
+    def _attending(self) -> dict[int | str, int]:
+        """The node of each client that is there."""
+        attending: dict[int | str, int] = {}
+        for node, who in self._present.items():
+            if who is not None and self._members.take(who[0]):
+                attending.setdefault(who[0], node)
+        return attending
+
+    def _free(self) -> dict[int | str, int]:
+        busy = {sent.node for sent in self._sent.values()}
+        return {client: node for client, node in self._attending().items() if node not in busy}
+
+    def _pass_time(self, until: float = math.inf) -> None:
+        """Take what has come, or give it time to come."""
+        before = self._changes, len(self._answers)
+        self._poll()
+        if before == (self._changes, len(self._answers)):
+            time.sleep(max(0.0, min(self._patience.pull_every_s, until - self.clock)))
+
+    def _poll(self) -> None:
+        if time.monotonic() >= self._look_s:
+            self._look()
+            self._look_s = time.monotonic() + self._patience.look_every_s
+        self._send()
+        for message in self._grid.pull_messages(set(self._sent)) if self._sent else ():
+            self._take(message)
+        self._send()
+
+    def _look(self) -> None:
+        """Who is there; newcomers are asked who they are."""
+        there = list(self._grid.get_node_ids())
+        for node in self._present.keys() - set(there):
+            client = self._present.pop(node)
+            if client is not None:
+                self._changes += 1
+                _log.info("client %r is gone", client)
+        new = [node for node in there if node not in self._present]
+        self._present |= dict.fromkeys(new)
+        messages = [message_to(node, "query", packed(()), None) for node in new]
+        self._push(messages, [_Sent(node, "query") for node in new])
+
+    def _send(self) -> None:
+        """Tasks that wait, as far as their nodes are there and free."""
+        if not self._waiting:
+            return
+        free, attending = self._free(), self._attending()
+        messages, sent = [], []
+        for number, waiting in [*self._waiting.items()]:
+            task = self._open[number]
+            node = free.pop(task.client, None)
+            left_s = self._due_s.get(number, math.inf) - self.clock
+            if node is not None and left_s > 0:
+                ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
+                messages.append(message_to(node, "train", self._content(task), ttl_s, task.round))
+                sent.append(_Sent(node, "train", task.client, number))
+                self._sends[number] = waiting.sends + 1
+                del self._waiting[number]
+            elif left_s <= 0:
+                self._fail(number, "it did not answer in time")
+            elif task.client not in attending and self.clock > waiting.since_s + self._patience.absent_s:
+                self._fail(number, f"it was not there for {self._patience.absent_s:g} s")
+        self._push(messages, sent)
+
+    def _push(self, messages: Sequence[Any], sent: Sequence[_Sent]) -> None:
+        if not messages:
+            return
+        ids = [*self._grid.push_messages(messages)] or [None] * len(messages)  # nothing: they were too large
+        for found, one in zip(ids, sent, strict=True):
+            if found:
+                self._sent[found] = one
+            elif one.kind == "train":
+                self._again(one, "Flower took no message for it")
+            else:
+                _log.warning("Flower took no message for node %d", one.node)
+
+    def _content(self, task: Task) -> Any:
+        tensors = (task.vector_V, task.integers_I, *task.broadcast)
+        if self._array is None or [*map(id, self._array[0])] != [*map(id, tensors)]:
+            self._array = tensors, array_of(tensors)
+        members = self.registered()
+        return packed(
+            tensors,
+            self._array[1],
+            **self._heading(task.client),
+            name=name_of((self._start, task.id)),
+            round=task.round,
+            repeats=task.repeats,
+            lr=task.lr,
+            steps=task.steps,
+            broadcast_count=len(task.broadcast),
+            population=len(members),
+            place=members.index(task.client) if self._asks_place else None,
+        )
+
+    def _heading(self, client: int | str) -> dict[str, Any]:
+        assert self._signature is not None
+        return {
+            "run": self._run,
+            "input_shape": list(self._signature.input_shape),
+            "input_dtype": self._signature.input_dtype,
+            "classes": self._signature.classes,
+            "kept_after": name_of(self._kept.after(client)),
+            "durable_after": name_of(self._kept.durable_after(client)),
+        }
+
+    def _take(self, message: Any) -> None:
+        """A message, from whoever sent it; one that nobody waits for is dropped."""
+        sent = self._sent.pop(message.metadata.reply_to_message_id, None)
+        if sent is None:
+            return
+        self._changes += 1
+        if not message.has_content():
+            self._undone(sent, message.error.code, str(message.error.reason or "")[:500])
+            return
+        try:
+            if message.metadata.src_node_id != sent.node:
+                raise InvalidPayload("another node answers in its name")
+            fields, tensors = unpacked(message.content)
+            if "problem" in fields:
+                self._give_up(sent, one_line(field(fields, "problem", str)), fields.get("diverged") is True)
+            elif sent.kind == "train":
+                self._take_answer(sent, fields, tensors)
+            elif sent.kind == "query":
+                self._take_description(sent.node, fields)
+            elif self._is_awaited_score(sent):
+                self._scores.append(scores_of(fields))
+        except InvalidPayload as error:
+            self._refuse(sent, str(error))
+
+    def _take_description(self, node: int, fields: Mapping[str, Any]) -> None:
+        client, joining = description_of(fields)
+        if reason := self._accepts(joining):
+            raise InvalidPayload(reason)
+        if node in self._present:
+            if client in self._attending():
+                _log.warning("another node says that it is client %r; it waits until the first is gone", client)
+            else:
+                _log.info("client %r is there with %d samples", client, joining.samples)
+                self._members.come(client, joining.samples)
+            self._present[node] = client, joining.samples
+
+    def _take_answer(self, sent: _Sent, fields: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+        task = self._open.get(sent.number)
+        if task is None:
+            return  # it comes too late
+        answer = answer_of(task, fields, tensors, self._message_size)
+        if fields.get("began_anew") is True:
+            _log.warning(BEGAN_ANEW, task.client)
+        self._settle(task.id)
+        self._answers.append(answer)
+
+    def _undone(self, sent: _Sent, code: int, reason: str) -> None:
+        """Flower says that there is no answer."""
+        said = f"Flower's error {code}: {reason.strip().splitlines()[-1] if reason.strip() else 'no reason given'}"
+        if code == _NODE_LOST or (sent.kind == "query" and code in _UNDELIVERED):
+            self._present.pop(sent.node, None)  # Flower lists it for a while: whether it is there it must say again
+        if sent.kind == "train" and code in _UNDELIVERED:
+            self._again(sent, said)
+        elif code not in _UNDELIVERED or sent.kind == "evaluate":
+            self._give_up(sent, said)
+
+    def _again(self, sent: _Sent, reason: str) -> None:
+        if sent.number not in self._open:
+            return
+        sends = self._sends.get(sent.number, 0)
+        if sends >= self._patience.sends:
+            self._fail(sent.number, f"it was sent its task {sends} times: {reason}")
+            return
+        _log.info("client %r is sent its task again: %s", sent.client, reason)
+        self._waiting[sent.number] = _Waiting(self.clock, sends)
+
+    def _refuse(self, sent: _Sent, reason: str) -> None:
+        self._refused += 1
+        who = f"node {sent.node}" if sent.client is None else repr(sent.client)
+        _log.warning("refused %s: %s", who, reason)
+        if sent.kind == "train":
+            self._fail(sent.number, f"its answer was refused: {reason}")
+
+    def _give_up(self, sent: _Sent, reason: str, has_diverged: bool = False) -> None:
+        if sent.kind == "train":
+            self._fail(sent.number, reason, has_diverged)
+        elif sent.kind == "query":
+            _log.warning("node %d does not take part: %s", sent.node, reason)
+        elif self._is_awaited_score(sent):
+            self._scores.append(Scores(problem=reason))
+
+    def _fail(self, number: int, reason: str, has_diverged: bool = False) -> None:
+        """A task has failed, unless nobody waits for it any more."""
+        task = self._open.get(number)
+        if task is not None:
+            self._settle(number)
+            self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
+
+    def _is_awaited_score(self, sent: _Sent) -> bool:
+        return sent.kind == "evaluate" and sent.number == self._examination
+
+    def _unscored(self) -> list[int | str | None]:
+        return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
+
+    def _settle(self, number: int) -> None:
+        """It is not sent again."""
+        for known in (self._waiting, self._due_s, self._sends):
+            known.pop(number, None)
+
+
+def _task_of(answer: Answer) -> int:
+    return answer.tasks[0] if isinstance(answer, GroupReply) else answer.task

@@ -1,0 +1,1 @@
+"""The fleet of real nodes over gRPC: the service, leases and sessions."""

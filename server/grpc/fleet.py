@@ -1,0 +1,311 @@
+"""A fleet of real nodes, which dial in over gRPC and keep a stream open. Shapes: see :mod:`fed.wire.messages`."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent import futures
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import grpc
+from torch import Tensor
+
+from fed.errors import InvalidInput, RunFailed
+from fed.identity.credentials import hold_to_loopback
+from fed.server.client_state_versions import TaskName
+from fed.server.grpc.leases import Delivery
+from fed.server.grpc.service import NodeService, Patience, Scored, handler_of
+from fed.server.real_fleet import Answer, RealFleet
+from fed.server.validation import BEGAN_ANEW, checked, failure_of
+from fed.wire.calls import Admission
+from fed.wire.messages import Task
+from fed.wire.payloads import read, spec_of, written
+from fed.wire.protocol import MOST_MESSAGE_BYTES
+from fed.wire.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
+
+__all__ = ["NodeFleet"]
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
+_ENDING_S = 2.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 10_000),
+    # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 18),
+)
+
+
+class NodeFleet(RealFleet):
+    """A fleet of nodes that hold a task each until its answer is there, through lost connections and restarts.
+
+    Args:
+        listen: HOST:PORT.
+        spool: a folder for files on their way, of this fleet alone.
+        credentials: of the server; None: anybody may come, which is for loopback alone.
+        admits: (name, certificate in PEM) → why a node is refused, or None.
+        accepts: what a node says when it joins → why it is refused, or None.
+        patience: how long to wait for nodes.
+
+    Raises:
+        InvalidInput: if it cannot listen there, or must not.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        spool: Path,
+        *,
+        credentials: grpc.ServerCredentials | None,
+        admits: Admission | None,
+        accepts: Callable[[Joining], str | None],
+        patience: Patience | None = None,
+    ) -> None:
+        if credentials is None:
+            hold_to_loopback(listen)
+        super().__init__()
+        self._spool = spool
+        self._arrivals: SimpleQueue[Delivery | Scored] = SimpleQueue()
+        self._changed = threading.Condition()
+        self._ready: deque[Delivery] = deque()
+        self._is_closed = False
+        self._payloads: list[tuple[tuple[Tensor, ...], Payload]] = []
+        self._examinations = 0
+        self._loop = asyncio.new_event_loop()
+        self._service = NodeService(
+            self._start, spool, self._arrivals, admits, accepts, self._notice, patience or Patience()
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
+        self._thread.start()
+        try:
+            self.port = self._within_loop(self._serve(listen, credentials))
+        except InvalidInput:
+            self._end_loop()
+            raise
+        spool.mkdir(parents=True, exist_ok=True)
+        for left in spool.iterdir():
+            left.unlink()
+
+    @property
+    def refused(self) -> int:
+        """How often something was refused."""
+        return self._service.refusals.count
+
+    def registered(self) -> Sequence[int | str]:
+        """All that have ever joined, those left out that came after the members were fixed; numbers, then names."""
+        for client, samples in self._call(lambda: [(one.client, one.samples) for one in self._service.nodes.values()]):
+            self._members.come(client, samples)
+        return super().registered()
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        """Send tasks out; the nodes fetch what belongs to them."""
+        members = self.registered()
+        assignments = []
+        for task in tasks:
+            self._open[task.id] = task
+            assignment = Assignment(
+                task=TaskId(start=self._start, number=task.id),
+                round=task.round,
+                repeats=task.repeats,
+                lr=task.lr,
+                steps=task.steps,
+                broadcast_count=len(task.broadcast),
+                population=len(members),
+                place=members.index(task.client) if self._asks_place else None,
+                payload=self._payload((task.vector_V, task.integers_I, *task.broadcast)),
+                kept_after=_task_id(self._kept.after(task.client)),
+                durable_after=_task_id(self._kept.durable_after(task.client)),
+                deadline_s=task.deadline_s,
+                takes_parts=task.takes_parts,
+            )
+            assignments.append((task.client, assignment))
+        self._call(self._service.assign, assignments)
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
+        for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
+            self._open.pop(task)
+
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
+        """What nodes that attend find of a model, or of their own, on samples that they hold out.
+
+        One that lets the time pass is asked again, and waited for, once it has answered or come back.
+
+        Args:
+            model: (vector [V], integers [I]).
+            limit_s: how long to wait for them.
+        """
+        self._examinations += 1
+        payload = self._payload(model)
+        missing = set[int | str]()
+        for client in self._attending():
+            kept_after = _task_id(self._kept.after(client))
+            examination = Examination(id=self._examinations, payload=payload, kept_after=kept_after)
+            if self._call(self._service.examine, client, examination):
+                missing.add(client)
+        found: list[Scores] = []
+        until_s = time.monotonic() + limit_s
+        while missing and (left_s := until_s - time.monotonic()) > 0:
+            try:
+                arrival = self._arrivals.get(timeout=min(left_s, _LOOKS_EVERY_S))
+            except Empty:
+                continue
+            if isinstance(arrival, Delivery):
+                self._ready.append(arrival)
+            elif arrival.scores.id == self._examinations:
+                missing.discard(arrival.client)
+                found.append(arrival.scores)
+        self._say_missing_scores(missing, limit_s)
+        return found
+
+    def close(self, reason: str, *, is_final: bool) -> None:
+        """Send nodes home and listen no more; again, nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._call(self._service.dismiss, reason, is_final=is_final)
+        self._within_loop(self._stop())
+        self._end_loop()
+        for left in self._spool.iterdir():
+            left.unlink(missing_ok=True)
+        self._spool.rmdir()
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
+        self._call(self._service.make_known, plan, spec_of(answer))
+
+    def _has_answer(self) -> bool:
+        return self._has_arrived(0.0)
+
+    def _next_answer(self, within_s: float) -> Answer | None:
+        return self._taken(self._ready.popleft()) if self._has_arrived(within_s) else None
+
+    def _has_arrived(self, within_s: float) -> bool:
+        """Whether the answer to an open task is there; nothing else that arrived is of interest any more."""
+        while True:
+            while self._ready and self._ready[0].task not in self._open:
+                gone = self._ready.popleft()
+                if gone.path is not None:
+                    gone.path.unlink(missing_ok=True)
+            if self._ready:
+                return True
+            try:
+                arrival = self._arrivals.get(timeout=within_s) if within_s else self._arrivals.get_nowait()
+            except Empty:
+                return False
+            if isinstance(arrival, Delivery):
+                self._ready.append(arrival)
+
+    def _taken(self, arrival: Delivery) -> Answer:
+        task = self._open[arrival.task]
+        if arrival.answer is None or arrival.path is None:
+            return failure_of(task, arrival.problem, has_diverged=arrival.diverged)
+        answer = arrival.answer
+        vector, integers_I = read(arrival.path, answer.payload)
+        arrival.path.unlink(missing_ok=True)
+        reply = checked(
+            task,
+            (vector, integers_I),
+            samples=answer.samples,
+            weight=answer.weight,
+            train_loss=answer.train_loss,
+            size_bytes=answer.payload.size_bytes,
+            message_size=self._message_size,
+        )
+        if isinstance(reply, str):
+            self._call(self._service.refusals.note, task.client, reply)
+            return failure_of(task, f"its answer was refused: {reply}")
+        if answer.began_anew:
+            _log.warning(BEGAN_ANEW, task.client)
+        return reply
+
+    def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:
+        """The file of these tensors, of which all tasks of a version have one; others go when nobody needs them."""
+        for known, payload in self._payloads:
+            if [*map(id, known)] == [*map(id, tensors)]:
+                return payload
+        needed = {id(task.vector_V) for task in self._open.values()}
+        before = {payload.sha256 for _, payload in self._payloads}
+        self._payloads = [(known, payload) for known, payload in self._payloads if id(known[0]) in needed]
+        for digest in before - {payload.sha256 for _, payload in self._payloads}:
+            (self._spool / f"{digest}.out").unlink(missing_ok=True)
+        writing = self._spool / "writing"
+        try:
+            payload = written(writing, tensors)
+        except OSError as error:
+            writing.unlink(missing_ok=True)
+            raise RunFailed(
+                f"{self._spool} cannot be written to ({error.strerror or error}): make room there that this process "
+                "may write to, then resume the run"
+            ) from None
+        writing.replace(self._spool / f"{payload.sha256}.out")
+        self._payloads.append((tensors, payload))
+        return payload
+
+    def _attending(self) -> list[int | str]:
+        there = self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
+        return [client for client in there if self._members.take(client)]
+
+    _free = _attending  # a task that was called off is in nobody's way
+
+    def _notice(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def _pass_time(self, until: float) -> None:
+        left_s = min(until - self.clock, _LOOKS_EVERY_S)
+        with self._changed:
+            if self._arrivals.empty():
+                self._changed.wait_for(lambda: self._changes != self._seen, max(left_s, 0.0))
+
+    def _call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
+        """In the loop's thread, which all that nodes do runs in."""
+
+        async def call() -> _Result:
+            return function(*arguments, **named)
+
+        return self._within_loop(call())
+
+    def _within_loop(self, step: Coroutine[Any, Any, _Result]) -> _Result:
+        try:
+            return asyncio.run_coroutine_threadsafe(step, self._loop).result()
+        except futures.CancelledError as error:
+            raise RunFailed("the server's connections were closed") from error
+
+    async def _serve(self, listen: str, credentials: grpc.ServerCredentials | None) -> int:
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((handler_of(self._service),))
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"the server cannot listen on {listen}: is another program there, and is the address this machine's?"
+            ) from error
+        await self._server.start()
+        self._watching = asyncio.create_task(self._service.watch())
+        return int(port)
+
+    async def _stop(self) -> None:
+        self._watching.cancel()
+        await self._server.stop(grace=2.0)
+        if ending := asyncio.all_tasks() - {asyncio.current_task()}:  # gRPC's calls take some turns of the loop more
+            await asyncio.wait(ending, timeout=_ENDING_S)
+
+
+def _task_id(found: TaskName | None) -> TaskId | None:
+    return None if found is None else TaskId(start=found[0], number=found[1])

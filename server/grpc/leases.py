@@ -1,0 +1,174 @@
+"""Tasks under way: who holds each, until when it is waited for, and what has come of its answer."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fed.wire.payloads import Incoming
+from fed.wire.protocol_pb2 import Answer, Assignment, TaskId, ToNode
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+
+__all__ = ["Delivery", "Lease", "Leases"]
+
+_MOST_DELIVERED = 10_000  # that are remembered, so that one sent twice is known
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What became of a task, as a node says.
+
+    Args:
+        task: its number.
+        client: who had it.
+        answer: the header of what it sent, with its file; or
+        path: where that is.
+        problem: why there is none.
+        diverged: whether its numbers are no longer finite.
+    """
+
+    task: int
+    client: int | str
+    answer: Answer | None = None
+    path: Path | None = None
+    problem: str = ""
+    diverged: bool = False
+
+
+@dataclass
+class Lease:
+    """A task under way.
+
+    Args:
+        assignment: as it was given.
+        client: whom to.
+        given_s: when, by :func:`time.monotonic`.
+        lease_until_s: when it has failed unless its holder gives a sign of life.
+        is_accepted: whether a node has said that it holds it.
+        incoming: what has come of its answer.
+        deliveries: that were begun; one that was before the last, of a connection that was cut, has no say.
+        times_damaged: how often its answer came damaged.
+    """
+
+    assignment: Assignment
+    client: int | str
+    given_s: float
+    lease_until_s: float
+    is_accepted: bool = False
+    incoming: Incoming | None = None
+    deliveries: int = 0
+    times_damaged: int = 0
+
+    @property
+    def number(self) -> int:
+        """Of its task."""
+        return self.assignment.task.number
+
+    def told(self) -> ToNode:
+        """The assignment as it is told now: with as many seconds as are left."""
+        message = ToNode(assignment=self.assignment)
+        if self.assignment.HasField("deadline_s"):
+            left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
+            message.assignment.deadline_s = max(left_s, 0.0)
+        return message
+
+    def drop(self) -> None:
+        """Forget what has come of its answer."""
+        if self.incoming is not None:
+            self.incoming.path.unlink(missing_ok=True)
+            self.incoming = None
+
+
+class Leases:
+    """All tasks of one start of a server that are under way, and which were answered last.
+
+    Args:
+        start: of the server.
+        spool: the folder of files on their way.
+        arrived: takes what becomes of a task.
+        lease_s: without a sign of life from who holds a task, after which the task has failed.
+    """
+
+    def __init__(self, start: int, spool: Path, arrived: Callable[[Delivery], object], lease_s: float) -> None:
+        self._start = start
+        self._spool = spool
+        self._arrived = arrived
+        self._lease_s = lease_s
+        self._open: dict[int, Lease] = {}
+        self._delivered: dict[int, tuple[int | str, str]] = {}
+
+    def __iter__(self) -> Iterator[Lease]:
+        """As they are now, whatever becomes of them meanwhile."""
+        return iter([*self._open.values()])
+
+    def __contains__(self, lease: Lease) -> bool:
+        """Whether it is still under way."""
+        return self._open.get(lease.number) is lease
+
+    def give(self, client: int | str, assignment: Assignment) -> Lease:
+        """A task begins."""
+        now_s = time.monotonic()
+        lease = self._open[assignment.task.number] = Lease(assignment, client, now_s, now_s + self._lease_s)
+        return lease
+
+    def find(self, task: TaskId) -> Lease | None:
+        """Whoever has it."""
+        return self._open.get(task.number) if task.start == self._start else None
+
+    def own(self, client: int | str, task: TaskId) -> Lease | None:
+        """A client's task, if that is under way."""
+        lease = self.find(task)
+        return lease if lease is not None and lease.client == client else None
+
+    def of(self, client: int | str) -> list[Lease]:
+        """All that a client has."""
+        return [lease for lease in self if lease.client == client]
+
+    def renew(self, lease: Lease) -> None:
+        """Its holder gave a sign of life."""
+        lease.lease_until_s = time.monotonic() + self._lease_s
+
+    def incoming(self, lease: Lease, answer: Answer, spec: Sequence[TensorMessage]) -> Incoming:
+        """What has come of this answer: nothing, where it is another than before.
+
+        Raises:
+            InvalidPayload: if its tensors are not what is asked for.
+            OSError: if its file cannot be written.
+        """
+        if lease.incoming is None or lease.incoming.payload != answer.payload:
+            lease.incoming = Incoming(self._spool / f"{lease.number}.in", answer.payload, spec)
+        return lease.incoming
+
+    def complete(self, lease: Lease, answer: Answer, path: Path) -> None:
+        """Its answer is there."""
+        del self._open[lease.number]
+        self._delivered[lease.number] = lease.client, answer.payload.sha256
+        if len(self._delivered) > _MOST_DELIVERED:
+            del self._delivered[next(iter(self._delivered))]
+        self._arrived(Delivery(lease.number, lease.client, answer, path))
+
+    def was_completed(self, client: int | str | None, answer: Answer) -> bool:
+        """Whether this answer is there already.
+
+        Args:
+            client: whose it is; None: anybody's.
+            answer: its header.
+        """
+        delivered = self._delivered.get(answer.task.number) if answer.task.start == self._start else None
+        if delivered is None:
+            return False
+        whose, sha256 = delivered
+        return client in (None, whose) and answer.payload.sha256 == sha256
+
+    def withdraw(self, number: int) -> Lease | None:
+        """Wait for a task no longer; None if it is not under way."""
+        lease = self._open.pop(number, None)
+        if lease is not None:
+            lease.drop()
+        return lease
+
+    def fail(self, lease: Lease, reason: str, *, diverged: bool = False) -> None:
+        """No answer is waited for any more."""
+        self._open.pop(lease.number, None)
+        lease.drop()
+        self._arrived(Delivery(lease.number, lease.client, problem=reason, diverged=diverged))

@@ -1,0 +1,479 @@
+"""The server's side of the wire: nodes that attend, the tasks that they hold, and the files that come and go.
+
+All of it runs in one event loop; a fleet in another thread hands it assignments and takes what arrives from a queue.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fed.errors import DamagedPayload, InvalidPayload
+from fed.server.grpc.leases import Delivery, Lease, Leases
+from fed.server.validation import refusal_of_joining, refusal_of_scores
+from fed.wire.calls import Admission, Call, TurnedAway, parsed
+from fed.wire.messages import client_id_of, one_line, refusal_of_numbers
+from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
+from fed.wire.protocol import NODE_NAME, PROTOCOL, TIMES_DAMAGED
+from fed.wire.protocol_pb2 import (
+    Answer,
+    Assignment,
+    Chunk,
+    Examination,
+    Failed,
+    Farewell,
+    FromNode,
+    Heartbeat,
+    Joining,
+    Part,
+    Plan,
+    Receipt,
+    Scores,
+    TaskId,
+    ToNode,
+    Wanted,
+    Withdrawal,
+)
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.rate_limits import Allowance, Refusals
+
+__all__ = ["Node", "NodeService", "Patience", "Scored", "handler_of"]
+
+_log = logging.getLogger(__name__)
+_SAYS_EVERY_S = 30.0
+_Result = TypeVar("_Result")
+
+_MOST_HELD = 1000
+_MOST_NODES = 100_000
+_CALLS_AT_ONCE = 8
+_UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits.
+
+    Args:
+        heartbeat_s: between two signs of life, either way.
+        silence_s: without one, after which a connection counts as lost.
+        lease_s: without a sign of life from who holds a task, after which the task has failed.
+        stall_s: for the next piece of a transfer.
+    """
+
+    heartbeat_s: float = 5.0
+    silence_s: float = 20.0
+    lease_s: float = 60.0
+    stall_s: float = 30.0
+
+
+@dataclass
+class Node:
+    """A node that has joined in this run.
+
+    Args:
+        client: its id.
+        samples: that it trains on.
+        unasked: how much it may say unasked.
+        outbox: what is to be told it; None while it does not attend.
+    """
+
+    client: int | str
+    samples: int
+    unasked: Allowance
+    outbox: "asyncio.Queue[ToNode] | None" = None
+
+
+class Scored(NamedTuple):
+    """What a node found of a model."""
+
+    client: int | str
+    scores: Scores
+
+
+@dataclass
+class NodeService:
+    """Answers nodes' calls, each in the name that its certificate says.
+
+    Args:
+        start: of this server, which its tasks are named by.
+        spool: the folder of files on their way.
+        arrivals: takes what becomes of tasks.
+        admits: (name, certificate in PEM) → why a node is refused, or None; where there are no certificates it is
+            None itself, and nodes are believed.
+        accepts: what a node says when it joins → why it is refused, or None.
+        on_change: is called when a node comes or goes.
+        patience: how long to wait.
+        plan: what nodes are told when they join; None until it is known.
+        answer_spec: what an answer's tensors must be.
+        nodes: by the client that each stands for.
+        refusals: of what nodes said.
+    """
+
+    start: int
+    spool: Path
+    arrivals: SimpleQueue[Delivery | Scored]
+    admits: Admission | None
+    accepts: Callable[[Joining], str | None]
+    on_change: Callable[[], None]
+    patience: Patience = field(default_factory=Patience)
+    plan: Plan | None = None
+    answer_spec: Sequence[TensorMessage] = ()
+    nodes: dict[int | str, Node] = field(default_factory=dict)
+    refusals: Refusals = field(default_factory=Refusals)
+    _examined: dict[int | str, int] = field(default_factory=dict)
+    _full_since_s: float = -math.inf
+    _calls: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
+
+    def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
+        """Give tasks to nodes; to those that do not attend, when they do."""
+        for client, assignment in assignments:
+            self._tell(client, self._leases.give(client, assignment).told())
+
+    def examine(self, client: int | str, examination: Examination) -> bool:
+        """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
+        if client in self._examined or not self._tell(client, ToNode(examination=examination)):
+            return False
+        self._examined[client] = examination.id
+        return True
+
+    def withdraw(self, tasks: Collection[int]) -> list[int]:
+        """Wait for these no longer; those of them that had not arrived, and will not."""
+        withdrawn = [lease for task in tasks if (lease := self._leases.withdraw(task)) is not None]
+        for lease in withdrawn:
+            self._tell_withdrawn(lease)
+        return [lease.number for lease in withdrawn]
+
+    def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
+        """Tell the plan to all that attend, and from now on to all that join."""
+        self.plan, self.answer_spec = plan, answer_spec
+        for client in self.nodes:
+            self._tell(client, ToNode(plan=plan))
+
+    def dismiss(self, reason: str, *, is_final: bool) -> None:
+        """Send everybody home."""
+        for node in self.nodes.values():
+            self._tell(node.client, ToNode(farewell=Farewell(reason=reason, is_final=is_final)))
+
+    async def watch(self) -> None:
+        """Fail tasks whose holders give no sign of life."""
+        every_s = self.patience.lease_s / 20
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(every_s)
+            now_s = time.monotonic()
+            if (frozen_s := now_s - began_s - every_s) > every_s:  # it is we who gave no sign of life, nor heard one
+                for lease in self._leases:
+                    lease.lease_until_s += frozen_s
+            for lease in self._leases:
+                if now_s > lease.lease_until_s:
+                    self._leases.fail(lease, f"it has given no sign of life for {self.patience.lease_s:g} s")
+                    self._tell_withdrawn(lease)
+
+    async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802  # as the protocol names it
+        """A node's stream, for as long as it lasts."""
+        await self._answered(context, self._attend)
+
+    async def Download(self, wanted: Wanted, context: Any) -> None:  # noqa: N802
+        """A file of ours from an offset, by its hash."""
+        await self._answered(context, partial(self._download, wanted))
+
+    async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
+        """An answer's file, from the offset that its sender says."""
+        return await self._answered(context, self._deliver)
+
+    async def _answered(self, context: Any, serve: Callable[[Call], Awaitable[_Result]]) -> _Result:
+        """One call, in its caller's name; who may not make it, or does not keep to the protocol, is turned away."""
+        call = Call(context, self.admits)
+        try:
+            call.authenticate()
+            if call.name is None:
+                return await serve(call)
+            if self._calls[call.name] >= _CALLS_AT_ONCE:
+                reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
+                raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+            self._calls[call.name] += 1
+            try:
+                return await serve(call)
+            finally:
+                self._calls[call.name] -= 1
+        except TurnedAway as turned:
+            self._refusal(call.sender, turned.reason)
+            await call.abort(turned.code, turned.reason)
+
+    async def _attend(self, call: Call) -> None:
+        message = await call.first(FromNode, self.patience.stall_s)
+        if not message.HasField("joining"):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
+        joining = message.joining
+        client = client_id_of(joining.name) if call.client is None else call.client
+        if reason := self._reason_against(joining, is_named=call.name is not None):
+            await call.tell(ToNode(farewell=Farewell(reason=reason, is_final=True)), self.patience.silence_s)
+            raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        node = self._joined(client, joining)
+        outbox = node.outbox
+        assert outbox is not None
+        _log.info("client %r has joined with %d samples", client, joining.samples)
+        self.on_change()
+        teller = asyncio.create_task(self._tell_all(call, outbox))
+        listener = asyncio.create_task(self._listen(call, node))
+        try:
+            await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            teller.cancel()
+            listener.cancel()
+            ended = await asyncio.gather(teller, listener, return_exceptions=True)
+            if node.outbox is outbox:  # else it has come back on another connection
+                node.outbox = None
+                self._examine_no_more(client)
+                _log.info("client %r is gone", client)
+                self.on_change()
+        for problem in ended:
+            if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
+                    for lease in self._leases.of(client):
+                        self._leases.fail(lease, problem.reason)
+                raise problem
+            if isinstance(problem, Exception) and not isinstance(problem, TurnedAway):
+                _log.warning("the connection of client %r has failed: %s", client, problem)
+
+    async def _download(self, wanted: Wanted, call: Call) -> None:
+        path = self.spool / f"{wanted.sha256}.out"
+        if not SHA256.fullmatch(wanted.sha256):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
+        try:
+            if wanted.offset > (size_bytes := path.stat().st_size):
+                reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
+                raise TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
+            ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
+            chunk, read_bytes = next(ready, None), wanted.offset
+        except FileNotFoundError:  # another thread removes it
+            await call.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
+        while chunk is not None:
+            read_bytes += CHUNK_BYTES
+            coming = loop.run_in_executor(None, next, ready, None) if read_bytes < size_bytes else None
+            await call.tell(chunk, self.patience.stall_s)
+            chunk = await coming if coming is not None else None
+
+    async def _deliver(self, call: Call) -> Receipt:
+        first = await call.first(Part, self.patience.stall_s)
+        if not first.HasField("answer"):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
+        answer = first.answer
+        lease = self._leases.find(answer.task)
+        client = lease.client if call.client is None and lease is not None else call.client
+        if lease is None or lease.client != client:
+            if self._leases.was_completed(client, answer):
+                return Receipt(accepted=True)
+            return self._refusal(call.sender, f"task {answer.task.number} is not in flight for it")
+        try:
+            return await self._received(call, lease, answer)
+        except DamagedPayload as error:
+            self._refusal(lease.client, str(error))
+            lease.times_damaged += 1
+            if lease.times_damaged < TIMES_DAMAGED:
+                return Receipt(received_bytes=lease.incoming.received_bytes if lease.incoming else 0)
+            return self._refused(lease, f"it came damaged {TIMES_DAMAGED} times: {error}")
+        except InvalidPayload as error:
+            return self._refused(lease, str(error))
+        except OSError as error:
+            self._say_full(error)
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
+
+    async def _received(self, call: Call, lease: Lease, answer: Answer) -> Receipt:
+        """What becomes of a delivery once it is known whose it is; what has come of it stays when it breaks off."""
+        if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
+            raise InvalidPayload(reason)
+        incoming = self._leases.incoming(lease, answer, self.answer_spec)
+        if answer.offset != incoming.received_bytes:
+            return Receipt(received_bytes=incoming.received_bytes)
+        lease.deliveries += 1
+        delivery = lease.deliveries
+        while not incoming.is_complete:
+            part = await call.next(Part, self.patience.stall_s)
+            if lease not in self._leases:
+                return self._refusal(lease.client, f"task {lease.number} is not in flight any more")
+            if part is None or lease.deliveries != delivery or lease.incoming is not incoming:
+                return Receipt(received_bytes=incoming.received_bytes)
+            if not part.HasField("chunk"):
+                raise InvalidPayload("after the answer's header there must be chunks")
+            incoming.add(part.chunk)
+            self._leases.renew(lease)
+        try:
+            incoming.check()
+        except DamagedPayload:
+            lease.drop()
+            raise
+        self._leases.complete(lease, answer, incoming.path)
+        return Receipt(accepted=True)
+
+    async def _tell_all(self, call: Call, outbox: "asyncio.Queue[ToNode]") -> None:
+        while True:
+            try:
+                message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
+            except TimeoutError:
+                message = ToNode(heartbeat=Heartbeat())
+            await call.tell(message, self.patience.silence_s)
+            if message.HasField("farewell"):
+                return
+
+    async def _listen(self, call: Call, node: Node) -> None:
+        while (message := await call.next(FromNode, self.patience.silence_s)) is not None:
+            problem = self._problem_with(message, node.client)
+            if problem is None:
+                continue
+            if problem:
+                self._refusal(node.client, problem)
+            if not node.unasked.spend():
+                raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
+
+    def _problem_with(self, message: FromNode, client: int | str) -> str | None:
+        """Why a message is refused; "" if it is not, and None if it was asked for."""
+        if message.HasField("heartbeat"):
+            return self._heard(client, message.heartbeat)
+        if message.HasField("accepted"):
+            lease = self._leases.own(client, message.accepted)
+            is_new = lease is not None and not lease.is_accepted
+            return self._renew(client, message.accepted) or (None if is_new else "")
+        if message.HasField("failed"):
+            return self._failed(client, message.failed)
+        if message.HasField("scores"):
+            return self._scored(client, message.scores)
+        return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
+
+    def _heard(self, client: int | str, heartbeat: Heartbeat) -> str:
+        if len(heartbeat.held) > _MOST_HELD:
+            return f"a node may hold {_MOST_HELD} tasks at most, got {len(heartbeat.held)}"
+        return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
+
+    def _renew(self, client: int | str, task: TaskId) -> str:
+        """Go on waiting for a task of a client; why not, if it is another's. One that is over may still be named."""
+        lease = self._leases.find(task)
+        if lease is None:
+            return ""
+        if lease.client != client:
+            return f"task {task.number} is not in flight for it"
+        lease.is_accepted = True
+        self._leases.renew(lease)
+        return ""
+
+    def _failed(self, client: int | str, failed: Failed) -> str | None:
+        lease = self._leases.own(client, failed.task)
+        if lease is None:
+            return f"task {failed.task.number} is not in flight for it"
+        self._leases.fail(lease, one_line(failed.reason) or "it says no reason", diverged=failed.diverged)
+        return None
+
+    def _scored(self, client: int | str, scores: Scores) -> str | None:
+        if self._examined.get(client) != scores.id:
+            return f"it was not asked for scores {scores.id}"
+        del self._examined[client]
+        problem = refusal_of_scores(scores)
+        said = Scores(id=scores.id, problem=problem or one_line(scores.problem))
+        self.arrivals.put(Scored(client, said if said.problem else scores))
+        return problem
+
+    def _refused(self, lease: Lease, reason: str) -> Receipt:
+        """An answer of whom it was asked of, which is none."""
+        self._leases.fail(lease, f"its answer was refused: {reason}")
+        return self._refusal(lease.client, reason)
+
+    def _joined(self, client: int | str, joining: Joining) -> Node:
+        node = self.nodes.get(client)
+        if node is None:
+            unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s)
+            node = self.nodes[client] = Node(client, joining.samples, unasked)
+        if not node.unasked.spend():
+            raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
+        if node.outbox is not None:
+            node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
+            self._examine_no_more(client)
+        node.samples, node.outbox = joining.samples, asyncio.Queue()
+        if self.plan is not None:
+            node.outbox.put_nowait(ToNode(plan=self.plan))
+        held = {task.number for task in joining.held if task.start == self.start}
+        for task in joining.held:
+            self._renew(client, task)
+            if self._leases.find(task) is None:
+                node.outbox.put_nowait(ToNode(withdrawal=Withdrawal(task=task)))
+        for lease in self._leases.of(client):
+            if lease.number not in held:
+                node.outbox.put_nowait(lease.told())
+        return node
+
+    def _examine_no_more(self, client: int | str) -> None:
+        """A connection takes the examination that came over it along."""
+        if (examination := self._examined.pop(client, None)) is not None:
+            self.arrivals.put(Scored(client, Scores(id=examination, problem="its connection was lost")))
+
+    def _reason_against(self, joining: Joining, *, is_named: bool) -> str | None:
+        if joining.protocol != PROTOCOL:
+            return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
+        if not is_named and not NODE_NAME.fullmatch(joining.name):
+            return (
+                "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter "
+                "or a digit"
+            )
+        if len(joining.held) > _MOST_HELD:
+            return f"a node may hold {_MOST_HELD} tasks at most, got {len(joining.held)}"
+        if len(self.nodes) >= _MOST_NODES:
+            return f"the server has {_MOST_NODES} nodes, and takes no more"
+        return refusal_of_joining(joining) or self.accepts(joining)
+
+    def _tell(self, client: int | str, message: ToNode) -> bool:
+        node = self.nodes.get(client)
+        if node is None or node.outbox is None:
+            return False
+        node.outbox.put_nowait(message)
+        return True
+
+    def _tell_withdrawn(self, lease: Lease) -> None:
+        self._tell(lease.client, ToNode(withdrawal=Withdrawal(task=lease.assignment.task)))
+
+    def _say_full(self, error: OSError) -> None:
+        """Once a while: nodes try again until there is room."""
+        if time.monotonic() > self._full_since_s + _SAYS_EVERY_S:
+            reason = error.strerror or str(error)
+            _log.warning(
+                "%s cannot be written to (%s): make room there; nodes try again until then", self.spool, reason
+            )
+            self._full_since_s = time.monotonic()
+
+    def _refusal(self, sender: object, reason: str) -> Receipt:
+        self.refusals.note(sender, reason)
+        return Receipt(reason=reason)
+
+
+def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
+    """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
+
+    def wanted(request: bytes) -> Wanted:
+        try:
+            return Wanted.FromString(request)
+        except DecodeError:
+            return Wanted()
+
+    return grpc.method_handlers_generic_handler(
+        "fed.v1.Coordination",
+        {
+            "Attend": grpc.stream_stream_rpc_method_handler(
+                service.Attend, partial(parsed, FromNode), ToNode.SerializeToString
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(service.Download, wanted, Chunk.SerializeToString),
+            "Deliver": grpc.stream_unary_rpc_method_handler(
+                service.Deliver, partial(parsed, Part), Receipt.SerializeToString
+            ),
+        },
+    )

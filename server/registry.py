@@ -1,0 +1,64 @@
+"""The clients that real nodes stand for, in the order that gives each its number."""
+
+import logging
+
+from fed.storage.checkpoints import Tree
+
+__all__ = ["Members"]
+
+_log = logging.getLogger(__name__)
+
+
+class Members:
+    """All that have ever come, or once nobody else is let in, all that had come by then.
+
+    Example:
+        >>> members = Members()
+        >>> for client in ("ann", 10, 9):
+        ...     members.come(client, samples=5)
+        >>> members.close()
+        >>> members.come(3, samples=5)
+        >>> members.ids()
+        [9, 10, 'ann']
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int | str, int] = {}
+        self._is_closed = False
+        self._came_late: set[int | str] = set()
+
+    def come(self, client: int | str, samples: int) -> None:
+        """A client says how many samples it holds."""
+        if self.take(client):
+            self._samples[client] = samples
+        elif client not in self._came_late:
+            self._came_late.add(client)
+            _log.info(
+                "client %r is not asked in this run: its algorithm numbers the clients when it begins, and this one "
+                "came later",
+                client,
+            )
+
+    def take(self, client: int | str) -> bool:
+        """Whether a client is one of them, if it comes."""
+        return not self._is_closed or client in self._samples
+
+    def close(self) -> None:
+        """Let nobody else in."""
+        self._is_closed = True
+
+    def ids(self) -> list[int | str]:
+        """Numbers, then names."""
+        return sorted(self._samples, key=lambda client: (isinstance(client, str), client))
+
+    def size_of(self, client: int | str) -> int:
+        """How many samples a client holds, as it said last."""
+        return self._samples[client]
+
+    def state(self) -> Tree:
+        """For a checkpoint."""
+        return dict(self._samples)
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
+        self._samples = dict(state)

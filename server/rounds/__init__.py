@@ -1,0 +1,1 @@
+"""Policies of rounds: which clients train when, and when the model moves."""

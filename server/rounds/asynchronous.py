@@ -1,0 +1,160 @@
+"""Asynchronous rounds: whoever answers is replaced at once, and nobody waits for the slow.
+
+Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022, arXiv 2106.06639; Xie et al.,
+"Asynchronous federated optimization", 2019, arXiv 1903.03934.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from fed.aggregators.base import Aggregator
+from fed.config.components import Component
+from fed.config.registry import STALENESSES
+from fed.errors import InvalidExperiment
+from fed.server.accumulator import RoundStats
+from fed.server.coordinator import Coordinator
+from fed.server.rounds.staleness import Staleness
+from fed.server.rounds.synchronous import Rounds, await_clients, fail_if_stalled
+
+__all__ = ["Asynchronous", "Buffered"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unsynchronised(Rounds):
+    """Some clients have tasks at any time, from models of different ages.
+
+    All that happens in one instant is handled before anybody is asked.
+
+    Args:
+        concurrency: how many clients have tasks at any time; all, where there are fewer.
+        staleness: s, the weight of an update by its age: polynomial, constant or hinge.
+        most_stale: the age beyond which an update is dropped; never unless given.
+    """
+
+    mixes: ClassVar[bool] = False
+    """Whether the model moves towards clients' models, rather than by their updates."""
+
+    concurrency: PositiveInt = 100
+    staleness: Annotated[Component, STALENESSES] = field(default_factory=lambda: STALENESSES.validate("polynomial"))
+    most_stale: NonNegativeInt | None = None
+
+    @property
+    @abstractmethod
+    def updates(self) -> int:
+        """How many updates move the model."""
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether answers count, however late they come."""
+        return True
+
+    def check(self, population: int) -> None:
+        """Hold the policy to the number of clients.
+
+        Raises:
+            InvalidExperiment: if more updates should move the model than clients have tasks.
+        """
+        if self.updates > self.asked_of(population):
+            raise InvalidExperiment(
+                f"rounds.buffer must be at most {self.asked_of(population)}, of clients that have tasks, got "
+                f"{self.updates}: lower it, or raise rounds.concurrency"
+            )
+
+    def cohort_of(self, population: int) -> int:
+        """How many of so many clients move the model in a round."""
+        return min(self.updates, population)
+
+    def asked_of(self, population: int) -> int:
+        """How many of so many clients have tasks at a time."""
+        return min(self.concurrency, population)
+
+    def weight(self, staleness: int) -> float | None:
+        """What an update of that age is multiplied with; None: it is dropped."""
+        if self.most_stale is not None and staleness > self.most_stale:
+            return None
+        return self._weights.weight(staleness)
+
+    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
+        """Until the model moves for that time, counted from 1."""
+        accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
+        while accumulator.replied < self.updates:
+            fail_if_stalled(coordinator, number, begins_s)
+            free = self.asked_of(len(coordinator.fleet.registered())) - len(coordinator.open)
+            if clients := self.draw(coordinator, number, free, accumulator.selected):
+                coordinator.dispatch(accumulator, number, clients, cohort=self.updates)
+            if not coordinator.open:
+                await_clients(coordinator, number, 1)
+                continue
+            coordinator.collect(accumulator, enough=1, weigh=self.weight)
+        return coordinator.step(accumulator, number)
+
+    @cached_property
+    def _weights(self) -> Staleness:
+        weights: Staleness = STALENESSES.validate(self.staleness).make()
+        return weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffered(_Unsynchronised):
+    r"""The model moves by the mean of so many updates, however old the models that they start from (2106.06639).
+
+    .. math:: x ← x + η_g \sum_i n_i \, s(τ_i) Δ_i / \sum_i n_i
+
+    τ_i is how often the model has moved since client i was asked; η_g, and what else is done with the mean, are the
+    algorithm's. With equal devices, and as many clients at a time as the buffer holds, these are synchronous rounds, to
+    the bit. Updates that arrive in one instant count together, though they be more than the buffer's.
+
+    Args:
+        buffer: K, how many updates move the model.
+    """
+
+    buffer: PositiveInt = 10
+
+    @property
+    def updates(self) -> int:
+        """K."""
+        return self.buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asynchronous(_Unsynchronised):
+    r"""Every answer moves the model towards the client's, the less the older its start (1903.03934).
+
+    .. math:: x ← x + η_g \, α \, s(τ) (y - x)
+
+    y is the client's model, x the present one; η_g, and what else is done with the difference, are the algorithm's. Of
+    answers that arrive in one instant the mean counts, weighted by samples.
+
+    Args:
+        mixing: α in (0, 1].
+    """
+
+    mixes: ClassVar[bool] = True
+
+    mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
+
+    @property
+    def updates(self) -> int:
+        """One."""
+        return 1
+
+    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
+        """Hold the policy to what clients report.
+
+        Raises:
+            InvalidExperiment: if it is more than an update of the model that was sent.
+        """
+        if parts > 1 or type(aggregator).begin is not Aggregator.begin:
+            raise InvalidExperiment(
+                "asynchronous rounds mix clients' models, and need an algorithm to which clients report an update "
+                f"alone, got {type(aggregator).__name__}: choose one such as fedavg, or buffered rounds"
+            )
+
+    def weight(self, staleness: int) -> float | None:
+        """α s(τ)."""
+        weight = super().weight(staleness)
+        return None if weight is None else self.mixing * weight

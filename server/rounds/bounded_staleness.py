@@ -1,0 +1,110 @@
+"""Stale synchronous parallel rounds: every client goes on at its own pace, none too far ahead of the slowest.
+
+Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS 2013.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from fed.errors import RunFailed
+from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
+from fed.server.coordinator import Coordinator
+from fed.server.fleet import Fleet
+from fed.server.parameter_store import ParameterStore
+from fed.server.rounds.synchronous import NOBODY_STAYS, Rounds, fail_if_stalled
+
+__all__ = ["BoundedStaleness", "Held"]
+
+
+class Held:
+    """How many samples all members hold, counted anew only where they are others."""
+
+    def __init__(self) -> None:
+        self._members: list[int | str] = []
+        self._samples = 0
+
+    def by_all(self, fleet: Fleet) -> int:
+        """All of a fleet's."""
+        if self._members != (members := list(fleet.registered())):
+            self._members, self._samples = members, sum(fleet.size_of(client) for client in members)
+        return self._samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedStaleness(Rounds):
+    r"""Every client trains all the time, and waits where it would run ahead of the slowest by more than a bound.
+
+    .. math::
+        x ← x + η_g \frac{\sum_{i ∈ A} n_i Δ_i}{\sum_{j} n_j}, \qquad
+        c_i ≤ \min_j c_j + s \text{ for those that are asked}
+
+    A are the clients that answer in an instant, j all clients, c_i how many tasks client i has finished; an algorithm
+    that counts clients alike has 1 in place of n. A round has passed when the slowest client has finished one more
+    task. With s = 0 nobody begins a round before all have ended the last one: with equal devices these are synchronous
+    rounds of everybody, to the bit. A server optimiser takes a step in each instant. There is no cohort to be drawn.
+
+    Args:
+        bound: s; ``none``: nobody ever waits.
+    """
+
+    bound: NonNegativeInt | Literal["none"] = 3
+
+    def check(self, population: int) -> None:
+        """Any number of clients will do."""
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether answers count, however late they come."""
+        return True
+
+    def cohort_of(self, population: int) -> int:
+        """All."""
+        return population
+
+    def asked_of(self, population: int) -> int:
+        """All."""
+        return population
+
+    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
+        """Until the slowest client has finished so many tasks."""
+        store = coordinator.clocks(math.inf if self.bound == "none" else self.bound)
+        rounds_stats, begins_s, held = [], coordinator.fleet.clock, Held()
+        while store.slowest < number:
+            fail_if_stalled(coordinator, number, begins_s)
+            accumulator = coordinator.new_accumulator()
+            for clock, clients in sorted(self._ready(coordinator, store).items()):
+                coordinator.dispatch(accumulator, clock + 1, clients, cohort=len(coordinator.fleet.registered()))
+            if not coordinator.open:
+                if not coordinator.fleet.wait():
+                    problem = "waits for the slowest client, which will never be there again"
+                    raise RunFailed(f"round {number} {problem}: {NOBODY_STAYS}")
+                continue
+            coordinator.collect(accumulator, enough=1)
+            share = self._share(coordinator, accumulator, held)
+            rounds_stats.append(coordinator.step(accumulator, number, share=share))
+            for client in accumulator.loss_of:
+                if client in store.workers:
+                    store.tick(client)
+        return joined(rounds_stats)
+
+    def _share(self, coordinator: Coordinator, accumulator: UpdateAccumulator, held: Held) -> float:
+        """What those that have answered are of all: by samples, where the algorithm weighs by them."""
+        if not accumulator.replied:  # perhaps because the last member has left
+            return 0.0
+        samples = sum(count for _, count in accumulator.losses)
+        if accumulator.weight != samples:
+            return accumulator.replied / len(coordinator.fleet.registered())
+        return samples / held.by_all(coordinator.fleet)
+
+    def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
+        """Who has no task and need not wait, by clock."""
+        members = coordinator.fleet.registered()
+        if store.workers != set(members):
+            for client in store.workers - set(members):
+                store.leave(client)
+            for client in set(members) - store.workers:
+                store.register(client)
+        return store.ready(coordinator.fleet.available())

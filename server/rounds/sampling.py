@@ -1,0 +1,158 @@
+"""Who takes part in a round: rules that draw a cohort from a population."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import PositiveInt
+
+from fed.config.hyperparameters import Hyperparameters
+from fed.errors import InvalidExperiment
+from fed.randomness import Streams
+from fed.server.fleet import Fleet
+
+__all__ = ["Draw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "Uniform", "Weighted"]
+
+
+class Draw(NamedTuple):
+    """What a rule draws a cohort with.
+
+    Args:
+        fleet: the population.
+        number: of the round, from 1.
+        cohort: how many clients, at most all.
+        streams: the run's random streams.
+        losses: the last training loss of each client that has taken part.
+        again: how many clients were drawn for the round before.
+    """
+
+    fleet: Fleet
+    number: int
+    cohort: int
+    streams: Streams
+    losses: Mapping[int | str, float]
+    again: int = 0
+
+    @property
+    def population(self) -> int:
+        """How many clients can be drawn."""
+        return len(self.fleet.available())
+
+    @property
+    def stream(self) -> tuple[str, *tuple[int, ...]]:
+        """The name of the draw's own stream."""
+        return ("cohort", self.number, self.again) if self.again else ("cohort", self.number)
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The draw's own stream, from its beginning."""
+        return self.streams.generator(*self.stream)
+
+    def by_samples(self, count: int) -> np.ndarray:
+        """So many clients, one after the other, each with a probability proportional to its samples."""
+        samples = np.array([self.fleet.size_of(client) for client in self.fleet.available()], dtype=np.float64)
+        return self.generator.choice(len(samples), size=count, replace=False, p=samples / samples.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Hyperparameters, ABC):
+    """A rule that draws cohorts."""
+
+    def check(self, cohort: int) -> None:
+        """Hold the rule to how many clients are to take part.
+
+        Raises:
+            InvalidExperiment: if it cannot draw so many.
+        """
+
+    def sample(self, draw: Draw) -> list[int | str]:
+        """The clients of a round, in the fleet's order."""
+        nodes = draw.fleet.available()
+        return [nodes[place] for place in sorted(self.places(draw))]
+
+    @abstractmethod
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+        """The clients of a round as places in the fleet, from 0, in any order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Sampling):
+    """Every cohort of that size is as likely as every other."""
+
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+        """Without replacement."""
+        if draw.cohort == 1:  # as asynchronous rounds draw them, in a fraction of the time
+            return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
+        return draw.generator.choice(draw.population, size=draw.cohort, replace=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Sampling):
+    """One client after the other is drawn, with a probability proportional to its samples, without replacement.
+
+    An algorithm that weighs by samples counts a large client twice then, once when drawn and once in the mean: weigh
+    clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme I). A round looks at every client's size.
+    """
+
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+        """By samples."""
+        return draw.by_samples(draw.cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRobin(Sampling):
+    """Everybody in turn, in a random order that stays the same."""
+
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+        """The next in the order."""
+        order = draw.streams.generator("order of clients").permutation(draw.population)
+        return order[(np.arange(draw.cohort) + (draw.number - 1) * draw.cohort) % draw.population]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson(Sampling):
+    """Each client by itself with probability cohort / population: cohorts vary, and may be empty.
+
+    Differential privacy is accounted for this kind of sampling.
+    """
+
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+        """How many there are is binomial; who they are, uniform."""
+        generator = draw.generator
+        count = generator.binomial(draw.population, draw.cohort / draw.population)
+        return generator.choice(draw.population, size=count, replace=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerOfChoice(Sampling):
+    """Of some candidates, drawn by their samples, those with the largest losses (Cho et al. 2020, 2010.01243, rpow-d).
+
+    A client's loss is that of its last task, so that nothing more is sent; who never had one comes first.
+    A round looks at every client's size.
+
+    Args:
+        candidates: d, how many are drawn, at least the cohort; twice the cohort unless given.
+    """
+
+    candidates: PositiveInt | None = None
+
+    def check(self, cohort: int) -> None:
+        """Hold the number of candidates to the cohort.
+
+        Raises:
+            InvalidExperiment: if there are fewer.
+        """
+        if self.candidates is not None and self.candidates < cohort:
+            raise InvalidExperiment(
+                f"rounds.sampling.candidates must be at least the cohort of {cohort}, got {self.candidates}: raise it"
+            )
+
+    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+        """Those with the largest losses; of equal ones the first drawn."""
+        self.check(draw.cohort)
+        count = min(self.candidates or 2 * draw.cohort, draw.population)
+        nodes, drawn = draw.fleet.available(), draw.by_samples(count)
+        losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
+        return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.cohort]]

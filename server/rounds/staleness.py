@@ -1,0 +1,96 @@
+"""How much an update counts that started from an older model: factors in (0, 1] of its weight.
+
+An update's staleness is how many versions the model has moved on since the one that the update started from.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+
+from fed.config.hyperparameters import Hyperparameters
+from fed.errors import InvalidInput
+
+__all__ = ["Constant", "Hinge", "Polynomial", "Staleness"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staleness(Hyperparameters, ABC):
+    """A factor for each staleness: one for a fresh update, and never more for a staler one."""
+
+    def weight(self, staleness: int) -> float:
+        """The factor s(τ) of an update's weight.
+
+        Args:
+            staleness: τ ≥ 0, versions.
+
+        Returns:
+            In (0, 1], as far as float64 tells it from 0.
+
+        Raises:
+            InvalidInput: if the staleness is negative.
+        """
+        if staleness < 0:
+            raise InvalidInput(
+                f"staleness must be at least 0, got {staleness}: it is the model's version less the one started from"
+            )
+        return self.decay(staleness)
+
+    @abstractmethod
+    def decay(self, staleness: int) -> float:
+        """The factor of a staleness that is not negative."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Staleness):
+    """However stale, it counts in full: s = 1 (Xie et al. 2019, 1903.03934)."""
+
+    def decay(self, staleness: int) -> float:
+        """One."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polynomial(Staleness):
+    r"""The staler, the less, by a power (Xie et al. 2019, 1903.03934).
+
+    .. math:: s(τ) = (τ + 1)^{-a}
+
+    With a = 0.5 it is FedBuff's :math:`1 / \sqrt{1 + τ}` (Nguyen et al. 2022, 2106.06639).
+
+    Args:
+        exponent: a ≥ 0; with 0 every update counts in full.
+
+    Example:
+        >>> [round(Polynomial().weight(staleness), 3) for staleness in range(5)]
+        [1.0, 0.707, 0.577, 0.5, 0.447]
+    """
+
+    exponent: NonNegativeFloat = 0.5
+
+    def decay(self, staleness: int) -> float:
+        """A power of one more than the staleness."""
+        return float((staleness + 1.0) ** -self.exponent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hinge(Staleness):
+    r"""In full up to a staleness, and beyond it soon hardly at all (Xie et al. 2019, 1903.03934).
+
+    .. math:: s(τ) = 1 \text{ if } τ ≤ b, \text{ else } 1 / (a (τ - b) + 1)
+
+    Args:
+        slope: a > 0, how steeply s begins to fall behind the hinge.
+        grace: b ≥ 0, versions: the staleness up to which an update counts in full.
+
+    Example:
+        >>> [round(Hinge().weight(staleness), 3) for staleness in range(3, 8)]
+        [1.0, 1.0, 0.091, 0.048, 0.032]
+    """
+
+    slope: PositiveFloat = 10.0
+    grace: NonNegativeInt = 4
+
+    def decay(self, staleness: int) -> float:
+        """One, and behind the hinge a hyperbola that begins at one."""
+        return 1 / (self.slope * max(staleness - self.grace, 0) + 1)

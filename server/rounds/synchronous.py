@@ -1,0 +1,238 @@
+"""Synchronous rounds: ask a cohort, wait for it, or for as much of it as will do, and apply the mean."""
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from fed.aggregators.base import Aggregator
+from fed.config.components import Component
+from fed.config.hyperparameters import Hyperparameters
+from fed.config.registry import SAMPLINGS
+from fed.errors import InvalidExperiment, RunFailed
+from fed.server.accumulator import RoundStats, UpdateAccumulator
+from fed.server.coordinator import Coordinator
+from fed.server.rounds.sampling import Draw, Sampling
+
+__all__ = ["NOBODY_STAYS", "Rounds", "Synchronous", "await_clients", "fail_if_stalled"]
+
+_log = logging.getLogger(__name__)
+NOBODY_STAYS = (
+    "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
+)
+"""What to do where no client will ever be there again."""
+_DAY_S = 86400.0
+_LONGEST_S = 7 * _DAY_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds(Hyperparameters, ABC):
+    """What every policy of rounds has.
+
+    Args:
+        count: how many rounds: how often the model moves.
+        sampling: who takes part: uniform, weighted, round_robin, poisson or power_of_choice.
+        evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
+    """
+
+    count: PositiveInt = 50
+    sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
+    evaluate_every: PositiveInt = 1
+
+    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
+        """Hold the policy to what clients report.
+
+        Args:
+            aggregator: which they report to.
+            parts: of a message.
+
+        Raises:
+            InvalidExperiment: if it cannot do with that; of most policies all algorithms over mean will do.
+        """
+
+    @abstractmethod
+    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
+        """Until the model moves for that time, counted from 1."""
+
+    def evaluates(self, number: int) -> bool:
+        """Whether the model is evaluated after a round."""
+        return number % self.evaluate_every == 0 or number == self.count
+
+    def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
+        """So many of the clients that can take a task, or all where there are fewer, by the rule of the section."""
+        count = min(count, len(coordinator.fleet.available()))
+        if not count:
+            return []
+        return self.rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
+
+    @cached_property
+    def rule(self) -> Sampling:
+        """Draws them."""
+        rule: Sampling = SAMPLINGS.validate(self.sampling).make()
+        return rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synchronous(Rounds):
+    """Each round a random cohort trains from the same model, and the round ends when all have answered.
+
+    A round may ask more clients than it needs, and end at a deadline; who has not answered then is late, and nobody
+    waits for it. Before a round begins it waits until the cohort is there, or all members where
+    they are fewer, a day at most.
+
+    Args:
+        cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
+            over mix and for the baselines.
+        over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
+            system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
+        deadline_s: how long after its beginning a round ends with the replies that are there; never unless given.
+        quorum: the share of the cohort without whose replies no round ends, deadline or not; for clients that fail
+            others are asked.
+        partial_work: whether a client that cannot finish by the deadline, or is cut off, answers with the steps that it
+            has taken, or not at all.
+        backup_after_s: how long after its beginning a round asks another client in place of each that has not answered;
+            who answers first counts. Never unless given.
+    """
+
+    cohort: PositiveInt | Literal["all"] = "all"
+    over_selection: Annotated[float, Field(ge=1)] = 1.0
+    deadline_s: PositiveFloat | None = None
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
+    partial_work: Literal["accept", "drop"] = "accept"
+    backup_after_s: PositiveFloat | None = None
+
+    def check(self, population: int) -> None:
+        """Hold the policy to the number of clients.
+
+        Raises:
+            InvalidExperiment: if the cohort is larger than the population, or than the sampling can draw, or backups
+                would come after the deadline.
+        """
+        if self.cohort != "all" and self.cohort > population:
+            raise InvalidExperiment(
+                f"rounds.cohort must be at most {population}, the number of clients, got {self.cohort}: "
+                "lower it, or write all"
+            )
+        self.rule.check(self.asked_of(population))
+        if self.backup_after_s and self.deadline_s and self.backup_after_s >= self.deadline_s:
+            raise InvalidExperiment(
+                f"rounds.backup_after_s must be below the deadline of {self.deadline_s} s, got {self.backup_after_s}: "
+                "lower it, or drop one of them"
+            )
+
+    def cohort_of(self, population: int) -> int:
+        """How many of so many clients are to reply in a round."""
+        return population if self.cohort == "all" else min(self.cohort, population)
+
+    def asked_of(self, population: int) -> int:
+        """How many of so many clients are asked in a round."""
+        return min(math.ceil(self.cohort_of(population) * self.over_selection), population)
+
+    @property
+    def keeps_late(self) -> bool:
+        """Whether answers count, however late they come."""
+        return False
+
+    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
+        """One round, numbered from 1."""
+        fleet = coordinator.fleet
+        members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
+        await_clients(coordinator, number, max(members, 1))
+        cohort, asked = self.cohort_of(len(fleet.registered())), self.asked_of(len(fleet.registered()))
+        begins_s = fleet.clock
+        accumulator = coordinator.new_accumulator()
+        chosen = self.draw(coordinator, number, asked)
+        self._ask(coordinator, accumulator, number, chosen, begins_s)
+        enough = cohort if asked > cohort else None
+        if self.backup_after_s is not None:
+            enough = min(cohort, len(chosen))
+            coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
+            slow = len(coordinator.open) if accumulator.replied < enough else 0
+            self._ask(
+                coordinator, accumulator, number, self.draw(coordinator, number, slow, accumulator.selected), begins_s
+            )
+        until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
+        if enough is None or accumulator.replied < enough:
+            missing = None if enough is None else enough - accumulator.replied
+            coordinator.collect(accumulator, until=until, enough=missing)
+        self._reach_quorum(coordinator, accumulator, number, math.ceil(self.quorum * min(cohort, len(chosen))))
+        coordinator.cancel(accumulator, are_late=enough is not None or self.deadline_s is not None)
+        return coordinator.step(accumulator, number)
+
+    def _ask(
+        self,
+        coordinator: Coordinator,
+        accumulator: UpdateAccumulator,
+        number: int,
+        clients: list[int | str],
+        begins_s: float,
+    ) -> None:
+        left_s = None if self.deadline_s is None else max(begins_s + self.deadline_s - coordinator.fleet.clock, 0.0)
+        cohort = self.cohort_of(len(coordinator.fleet.registered()))
+        is_cohort = not accumulator.selected and self.over_selection == 1
+        coordinator.dispatch(
+            accumulator,
+            number,
+            clients,
+            cohort=None if is_cohort else cohort,
+            deadline_s=left_s,
+            takes_parts=self.partial_work == "accept",
+        )
+
+    def _reach_quorum(self, coordinator: Coordinator, accumulator: UpdateAccumulator, number: int, quorum: int) -> None:
+        """Wait until so many have replied, past the deadline; ask others where too few are left."""
+        begins_s = coordinator.fleet.clock
+        while accumulator.replied < quorum:
+            fail_if_stalled(coordinator, number, begins_s)
+            missing = quorum - accumulator.replied
+            _log.info("round %d waits for its quorum: %d of %d have replied", number, accumulator.replied, quorum)
+            lacking = missing - len(coordinator.open)
+            if lacking > 0:
+                await_clients(coordinator, number, lacking)
+                clients = self.draw(coordinator, number, lacking, accumulator.selected)
+                cohort, takes_parts = self.cohort_of(len(coordinator.fleet.registered())), self.partial_work == "accept"
+                coordinator.dispatch(accumulator, number, clients, cohort=cohort, takes_parts=takes_parts)
+            coordinator.collect(accumulator, enough=missing)
+
+
+def fail_if_stalled(coordinator: Coordinator, number: int, begins_s: float) -> None:
+    """Wait for a round for a week of the clients' time, and no longer.
+
+    Args:
+        coordinator: of the round.
+        number: of the round, from 1.
+        begins_s: the clock when it began.
+
+    Raises:
+        RunFailed: if it has not come to its end by then, as where no client stays for as long as its task takes.
+    """
+    if coordinator.fleet.clock > begins_s + _LONGEST_S:
+        waiting = [task.client for task, _ in coordinator.open.values()]
+        raise RunFailed(
+            f"round {number} has not ended within a week of the clients' time; "
+            + (f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away")
+            + ": give tasks less to do, ask fewer clients, or lower a quorum or a buffer"
+        )
+
+
+def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
+    """Let time pass until so many clients can take a task, or an answer is there; after a day at least one will do.
+
+    Raises:
+        RunFailed: if nobody ever will.
+    """
+    fleet = coordinator.fleet
+    limit_s, is_said = fleet.clock + _DAY_S, False
+    while (there := len(fleet.available())) < count and fleet.clock < limit_s:
+        if not is_said:
+            _log.info("round %d waits for %d clients, of whom %d can take a task", number, count, there)
+            is_said = True
+        if not fleet.wait(limit_s):
+            break
+    while not fleet.available() and not coordinator.open:
+        if not fleet.wait():
+            raise RunFailed(f"round {number} needs a client, and none will ever be there again: {NOBODY_STAYS}")

@@ -1,0 +1,226 @@
+"""Runs rounds one after another, and keeps what they measure: metrics, checkpoints, the model."""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+
+from fed.config.experiment import Experiment
+from fed.errors import RunFailed
+from fed.server.accumulator import RoundStats
+from fed.server.federation import Federation, State
+from fed.server.rounds.synchronous import Rounds
+from fed.storage.checkpoints import Checkpoints, Tree
+from fed.storage.run_folder import Run, RunFolder
+
+__all__ = ["Scoring", "TrainingLoop"]
+
+_log = logging.getLogger(__name__)
+
+
+class Scoring(Protocol):
+    """One round's scores, of models as they were when it began."""
+
+    def line(self) -> dict[str, Any]:
+        """The scores as a part of the round's metrics."""
+        ...
+
+
+class _Round(NamedTuple):
+    """A round that is done, but perhaps not scored yet."""
+
+    line: dict[str, Any]
+    exchange: RoundStats
+    scoring: Scoring | None
+    states: tuple[State, Mapping[int | str, State]]
+
+
+class TrainingLoop:
+    """A run under way.
+
+    Args:
+        experiment: as resolved.
+        policy: of its rounds.
+        federation: whose rounds they are.
+        begin_scoring: scores the federation's models as they are now.
+        has_scores: whether there are samples to score them on.
+        scores_meanwhile: whether that goes on while the next round trains.
+        module_of: a model's state → a module.
+        facts: what the summary says beside what was measured; asked for at the end.
+        report: draws the run.
+        begun: what tells it from others, of :func:`fed.server.resume.begun_as`.
+        folder: where it is kept, if it is.
+        on_round: is called after each round, with its line of the metrics.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        policy: Rounds,
+        federation: Federation,
+        *,
+        begin_scoring: Callable[[], Scoring],
+        has_scores: bool,
+        scores_meanwhile: bool,
+        module_of: Callable[[State], nn.Module],
+        facts: Callable[[], Mapping[str, Any]],
+        report: Callable[[Run], str],
+        begun: Mapping[str, Any],
+        folder: RunFolder | None = None,
+        on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._policy = policy
+        self._federation = federation
+        self._begin_scoring = begin_scoring
+        self._has_scores = has_scores
+        self._scores_meanwhile = scores_meanwhile
+        self._module_of = module_of
+        self._facts = facts
+        self._report = report
+        self._folder = folder
+        self._on_round = on_round
+        self._metrics: list[dict[str, Any]] = []
+        self._states = federation.model(), federation.models()
+        self._pending: _Round | None = None
+        self._is_unanswered = False  # the last round
+        self._first = 1
+        self._began = time.perf_counter()
+        section = experiment.checkpoints
+        self._every = section.every
+        self._checkpoints = Checkpoints(folder.checkpoints, section.keep) if folder and section.every else None
+        self._begun = begun
+
+    def restore(self, number: int, state: Tree) -> None:
+        """Go on after a round, with the state of its checkpoint."""
+        assert self._folder is not None
+        self._metrics = [self._as_measured(line) for line in self._folder.resume(number)]
+        self._federation.restore(state["federation"])
+        self._states = self._federation.model(), self._federation.models()
+        self._first = number + 1
+        self._began -= state["wall_s"]
+
+    def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
+        """A line of the metrics with the losses that were not finite, which JSON has no numbers for."""
+        if line["test_loss"] is None and self._has_scores and self._policy.evaluates(line["round"]):
+            return {**line, "test_loss": math.nan}
+        return line
+
+    def run(self) -> Run:
+        """All rounds that are left.
+
+        Raises:
+            RunFailed: if the folder cannot be written to any more.
+            Diverged: if a loss or a model is no longer finite; what was done until then is kept, as it is after an
+                interruption.
+        """
+        try:
+            for number in range(self._first, self._policy.count + 1):
+                self._round(number)
+                self._keep(number)
+            self._record_pending()
+        except BaseException as error:
+            reason = None
+            if isinstance(error, Exception):
+                reason = str(error)
+                with contextlib.suppress(Exception):  # the error that counts is on its way
+                    self._record_pending()
+            self._give_up("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", reason)
+            raise
+        if self._metrics and not any(line["replied"] for line in self._metrics):
+            why = "is a deadline too short?" if any(line["late"] for line in self._metrics) else "all have failed"
+            _log.warning("no client has ever answered, so that the model is the first one: %s", why)
+        return self._finish("finished", None)
+
+    def _give_up(self, status: str, reason: str | None) -> None:
+        """Keep what was done."""
+        try:
+            self._finish(status, reason)
+        except RunFailed as error:  # the error that counts is on its way
+            if str(error) != reason:
+                _log.warning("%s", error)
+
+    def _round(self, number: int) -> None:
+        """Train; then record the round before, which was scored meanwhile, or this one, if nobody else scores it."""
+        exchange = self._federation.round(number)
+        self._say_unanswered(number, exchange)
+        line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
+        self._record_pending()
+        scoring = self._begin_scoring() if self._policy.evaluates(number) else None
+        self._pending = _Round(line, exchange, scoring, (self._federation.model(), self._federation.models()))
+        if not self._scores_meanwhile:
+            self._record_pending()
+
+    def _say_unanswered(self, number: int, exchange: RoundStats) -> None:
+        """Of rounds in a row in which no answer counts, the first."""
+        is_unanswered = exchange.selected > 0 and not exchange.replied
+        if is_unanswered and not self._is_unanswered:
+            _log.warning(
+                "round %d: no answer counts, of %d clients that were asked (%d were late, %d failed): the model stays "
+                "as it was; this is not said again until an answer counts",
+                number,
+                exchange.selected,
+                exchange.late,
+                exchange.failed,
+            )
+        self._is_unanswered = is_unanswered
+
+    def _keep(self, number: int) -> None:
+        """A checkpoint, if it is time for one."""
+        if self._checkpoints is None or self._every is None or number % self._every:
+            return
+        assert self._folder is not None
+        self._record_pending()
+        self._folder.sync()
+        wall_s = time.perf_counter() - self._began
+        state = {"begun": self._begun, "wall_s": wall_s, "federation": self._federation.state()}
+        self._checkpoints.write(number, state)
+
+    def _record_pending(self) -> None:
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        scores = pending.scoring.line() if pending.scoring else {"test_accuracy": None, "test_loss": None}
+        line = {**pending.line, **scores, **pending.exchange._asdict()}
+        # Together: an interruption within the next round finds the model that the last line measured.
+        self._states = pending.states
+        self._metrics.append(line)
+        if self._folder is not None:
+            self._folder.append(line)
+        if self._on_round is not None:
+            self._on_round(line)
+
+    def _finish(self, status: str, reason: str | None) -> Run:
+        model = self._module_of(self._states[0])
+        models = {client: self._module_of(state) for client, state in self._states[1].items()}
+        directory = self._folder.path if self._folder else None
+        run = Run(self._experiment, self._metrics, self._summary(status, reason), model, models, directory)
+        if self._folder is not None:
+            self._folder.keep(model)  # first, so that no failure to draw costs the work
+            self._folder.finish(run.summary, self._report(run))
+        return run
+
+    def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
+        metrics = self._metrics
+        evaluated = [line for line in metrics if line["test_loss"] is not None]
+        last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
+        summary = {
+            "experiment": self._experiment.name,
+            "algorithm": self._experiment.algorithm.kind,
+            "status": status,
+            "rounds": len(metrics),
+            "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
+            "final_test_accuracy": last["test_accuracy"],
+            "final_test_loss": last["test_loss"],
+            "bytes_up": sum(line["bytes_up"] for line in metrics),
+            "bytes_down": sum(line["bytes_down"] for line in metrics),
+            "wall_s": time.perf_counter() - self._began,
+            "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
+            "seed": self._experiment.seed,
+        }
+        own = {f"final_{name}": value for name, value in last.items() if name.startswith("client_")}
+        return {**summary, **own, **self._facts(), **({"reason": reason} if reason else {})}

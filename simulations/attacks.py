@@ -1,0 +1,358 @@
+"""Clients that attack: what they say in place of what they have learned, or what they learn from.
+
+Shapes: A, attackers of a round; H, honest clients of a round; P, the model's parameters; n, samples of a client; M,
+numbers of a message.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+
+from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
+from fed.clients.data.pairs import is_real
+from fed.config.hyperparameters import Hyperparameters
+from fed.config.registry import AdversariesSection
+from fed.errors import InvalidData, InvalidExperiment
+from fed.randomness import Streams
+from fed.server.fleet import Fleet
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
+
+__all__ = [
+    "ALIE",
+    "IPM",
+    "AdversarialFleet",
+    "Attack",
+    "Gaussian",
+    "Knowledge",
+    "LabelFlip",
+    "Mimic",
+    "SignFlip",
+    "poisoned",
+    "recruited",
+]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the attackers of a round know, all of them together, when they answer; in the order of tasks.
+
+    Args:
+        own_AP: the updates that they have trained as honest clients do, in float64.
+        honest_HP: the honest clients' updates. There may be none.
+        mimicked: the row of an honest client: of those that stay the same in every round, the first that takes part.
+        generators: a random stream for each of the attackers.
+    """
+
+    own_AP: Tensor
+    honest_HP: Tensor
+    mimicked: int
+    generators: tuple[np.random.Generator, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack(Hyperparameters):
+    """What attackers do; one that overrides nothing is none."""
+
+    def poison(self, targets: Tensor, classes: int) -> Tensor:
+        """What an attacker learns in place of its own labels.
+
+        Args:
+            targets: labels [n, ...] from 0 to ``classes`` − 1.
+            classes: how many there are.
+        """
+        return targets
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """What the attackers say in place of their updates: [A, P]."""
+        return known.own_AP
+
+    @property
+    def poisons(self) -> bool:
+        """Whether attackers learn something else."""
+        return type(self).poison is not Attack.poison
+
+    @property
+    def forges(self) -> bool:
+        """Whether attackers say something else."""
+        return type(self).forge is not Attack.forge
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelFlip(Attack):
+    r"""Attackers train as they should, on wrong labels: :math:`y ← C - 1 - y`, of C classes.
+
+    Labels below 0, which a loss may leave out, stay as they are.
+    """
+
+    def poison(self, targets: Tensor, classes: int) -> Tensor:
+        """Each label's opposite."""
+        labels = targets.long()
+        return torch.where(labels < 0, labels, classes - 1 - labels).to(targets.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignFlip(Attack):
+    r"""Attackers send their update backwards, and longer: :math:`Δ_i ← -s Δ_i`.
+
+    Args:
+        scale: s > 0. With 4, a fifth of the clients bring the mean of alike ones to a standstill.
+    """
+
+    scale: PositiveFloat = 4.0
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """The other way."""
+        return -self.scale * known.own_AP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian(Attack):
+    r"""Attackers send noise, each its own: :math:`Δ_i ← σ z, z ∼ N(0, I)` (Blanchard et al. 2017, 1703.02757).
+
+    Args:
+        deviation: σ > 0 of each coordinate. An honest update's coordinates are more like 0.01.
+    """
+
+    deviation: PositiveFloat = 1.0
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """A draw for each."""
+        size = known.own_AP.shape[1]
+        return torch.from_numpy(self.deviation * np.stack([draw.normal(size=size) for draw in known.generators]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ALIE(Attack):
+    r"""A little is enough: all attackers say what is not quite far from the mean (Baruch et al. 2019, 1902.06156).
+
+    .. math:: Δ_i ← μ - z σ, \qquad z = Φ^{-1}\left(\frac{n - f - s}{n - f}\right), \qquad s = ⌊n/2⌋ + 1 - f
+
+    μ and σ are the mean and the standard deviation of each coordinate over the honest updates, n and f a round's
+    replies and attackers; s is how many honest clients a majority lacks. Where the formula has z below 0, z is 0.
+
+    Args:
+        z: in place of the paper's, above 0.
+    """
+
+    z: PositiveFloat | None = None
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """The same for all."""
+        honest, attackers = len(known.honest_HP), len(known.own_AP)
+        if not honest:
+            return known.own_AP
+        z = self.z_of(honest + attackers, attackers) if self.z is None else self.z
+        forged_P = known.honest_HP.mean(0) - z * known.honest_HP.std(0, correction=0)
+        return forged_P.expand_as(known.own_AP)
+
+    @staticmethod
+    def z_of(replies: int, attackers: int) -> float:
+        """The paper's z for n replies, f of them from attackers.
+
+        Example:
+            >>> round(ALIE.z_of(50, 24), 3), ALIE.z_of(10, 2)
+            (1.426, 0.0)
+        """
+        honest = replies - attackers
+        supporters = max(replies // 2 + 1 - attackers, 1)  # a majority of attackers needs nobody's support
+        share = (honest - supporters) / honest
+        return NormalDist().inv_cdf(share) if share > 0.5 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class IPM(Attack):
+    r"""Inner-product manipulation: all attackers say the honest mean backwards (Xie et al. 2019, 1903.03936).
+
+    .. math:: Δ_i ← -ε μ
+
+    Args:
+        epsilon: ε > 0. Above (n − f)/f, 4 for a fifth of the clients, it turns the mean around; small ones hide among
+            updates that differ anyway, where a rule may choose them.
+    """
+
+    epsilon: PositiveFloat = 0.5
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """The same for all."""
+        if not len(known.honest_HP):
+            return known.own_AP
+        return (-self.epsilon * known.honest_HP.mean(0)).expand_as(known.own_AP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mimic(Attack):
+    r"""All attackers say what one honest client says, always the same (Karimireddy et al. 2022, 2006.09365).
+
+    .. math:: Δ_i ← Δ_j
+
+    Nothing to be found out, and yet a client whose data are unlike the others' counts many times. If it does not take
+    part in a round, another one, again always the same, stands in for it.
+    """
+
+    def forge(self, known: Knowledge) -> Tensor:
+        """The same for all."""
+        return known.honest_HP[known.mimicked].expand_as(known.own_AP) if len(known.honest_HP) else known.own_AP
+
+
+def recruited(
+    section: AdversariesSection, clients: Sequence[ClientId], streams: Streams
+) -> tuple[Attack, frozenset[ClientId]]:
+    """The attack, and the clients that take part in it in every round, drawn from the stream "adversaries".
+
+    Args:
+        section: the experiment's.
+        clients: of the federation.
+        streams: the run's.
+
+    Raises:
+        InvalidExperiment: if nobody or everybody attacks, or the kind makes no attack.
+    """
+    attack = section.make()
+    if not isinstance(attack, Attack):
+        raise InvalidExperiment(
+            f"adversaries {section.kind} must make a fed.simulations.attacks.Attack, got {type(attack).__name__}: "
+            "derive it from that"
+        )
+    count = section.attackers_among(len(clients))
+    places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
+    return attack, frozenset(clients[place] for place in places.tolist())
+
+
+def poisoned(data: FederatedData, attack: Attack, attackers: frozenset[ClientId]) -> FederatedData:
+    """The data as clients learn from them; the test set stays as it is.
+
+    Args:
+        data: every client's own.
+        attack: what attackers do.
+        attackers: who they are.
+
+    Raises:
+        InvalidData: if labels should change and there are none.
+    """
+    if not attack.poisons:
+        return data
+    targets = data.read(data.clients[0])[1]
+    if is_real(targets):
+        raise InvalidData(
+            f"{type(attack).__name__} needs integer labels to change, got targets of {targets.dtype}: choose another "
+            "kind of adversaries"
+        )
+    classes = data.number_of_classes()
+    assert classes is not None
+    read = _Poisoned(data, attack, attackers, classes)
+    if not data.is_on_demand:
+        return replace(data, train={client: read(client) for client in data.clients})
+    size = data.train.size if isinstance(data.train, ClientsOnDemand) else None
+    return replace(data, train=ClientsOnDemand(data.clients, read, size))
+
+
+@dataclass(frozen=True)
+class _Poisoned:
+    """Reads a client's data, an attacker's with other labels; it can be sent to another process where the data can."""
+
+    data: FederatedData
+    attack: Attack
+    attackers: frozenset[ClientId]
+    classes: int
+
+    def __call__(self, client: ClientId) -> Pair:
+        inputs, targets = self.data.read(client)
+        return inputs, self.attack.poison(targets, self.classes) if client in self.attackers else targets
+
+
+class AdversarialFleet:
+    """A :class:`fed.server.fleet.Fleet` some of whose clients say something else than they have trained.
+
+    They wait for the answers of all honest clients of their round, and know them. What changes is the update, the
+    first part of a message; its other parts, float buffers, weight and loss are those of honest training.
+
+    Args:
+        fleet: of clients that train as they should; each answers by itself.
+        attack: what attackers say.
+        attackers: who they are.
+        streams: the run's.
+        size: P, how many numbers the update has.
+    """
+
+    def __init__(
+        self, fleet: Fleet, attack: Attack, attackers: frozenset[ClientId], streams: Streams, size: int
+    ) -> None:
+        self._fleet = fleet
+        self._attack = attack
+        self._attackers = attackers
+        self._streams = streams
+        self._size = size
+
+    @property
+    def clock(self) -> float:
+        """The wrapped fleet's."""
+        return self._fleet.clock
+
+    def registered(self) -> Sequence[ClientId]:
+        """The wrapped fleet's."""
+        return self._fleet.registered()
+
+    def available(self) -> Sequence[ClientId]:
+        """The wrapped fleet's: nobody knows who attacks."""
+        return self._fleet.available()
+
+    def size_of(self, client: ClientId) -> int:
+        """How many samples a client holds."""
+        return self._fleet.size_of(client)
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        """Start tasks at the present clock."""
+        self._fleet.dispatch(tasks)
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """As the wrapped fleet does."""
+        self._fleet.cancel(tasks)
+
+    def state(self) -> Tree:
+        """The wrapped fleet's."""
+        return self._fleet.state()
+
+    def restore(self, state: Tree) -> None:
+        """As the wrapped fleet does."""
+        self._fleet.restore(state)
+
+    def wait(self, until: float = math.inf) -> bool:
+        """As the wrapped fleet does."""
+        return self._fleet.wait(until)
+
+    def collect(
+        self, until: float = math.inf, enough: int | None = None
+    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
+        """The honest clients' answers as they arrive, then the attackers', in the order of their tasks."""
+        honest: dict[int, list[GroupReply]] = {}
+        own: dict[int, list[GroupReply]] = {}
+        for answer in self._fleet.collect(until, enough):
+            if not isinstance(answer, GroupReply):
+                yield answer
+            elif answer.clients[0] in self._attackers:
+                own.setdefault(answer.round, []).append(answer)
+            else:
+                honest.setdefault(answer.round, []).append(answer)
+                yield answer
+        for number, replies in own.items():
+            yield from self._forged(_in_order(replies), _in_order(honest.get(number, [])))
+
+    def _forged(self, own: list[GroupReply], honest: list[GroupReply]) -> Iterator[GroupReply]:
+        own_AP = torch.stack([reply.mean_M[: self._size] for reply in own])
+        honest_HP = torch.stack([reply.mean_M[: self._size] for reply in honest]) if honest else own_AP[:0]
+        ranks = [self._streams.torch_seed("mimic", reply.clients[0]) for reply in honest]
+        streams = tuple(self._streams.generator("attack", reply.clients[0], reply.round) for reply in own)
+        known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)
+        for reply, update_P in zip(own, self._attack.forge(known), strict=True):
+            yield reply._replace(mean_M=torch.cat([update_P, reply.mean_M[self._size :]]))
+
+
+def _in_order(replies: list[GroupReply]) -> list[GroupReply]:
+    return sorted(replies, key=lambda reply: reply.tasks)

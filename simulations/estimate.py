@@ -1,0 +1,135 @@
+"""How long a run will take and how much it will send, found from a few steps before it begins."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
+from fed.clients.data.describe import looked_at
+from fed.clients.training.executor import InProcess
+from fed.clients.training.work_items import EvaluateByClients
+from fed.clients.training.worker import Work
+from fed.server.evaluation import CLIENTS_AT_ONCE
+from fed.server.rounds.synchronous import Synchronous
+from fed.simulations.simulation import Simulation, begin_scoring
+
+__all__ = ["Expectation", "expect"]
+
+_PROBE_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a run is expected to take.
+
+    Args:
+        rounds: how many there are.
+        wall_s: seconds on this machine in one process, from a few steps' time.
+        bytes_up: from clients, over all rounds.
+        bytes_down: to clients.
+        proviso: under which this holds, as a clause; empty where it holds anyhow.
+    """
+
+    rounds: int
+    wall_s: float
+    bytes_up: int
+    bytes_down: int
+    proviso: str = ""
+
+    def after(self, rounds_done: int) -> "Expectation":
+        """What is still to come after so many rounds, each of which takes its part.
+
+        Example:
+            >>> Expectation(10, 60.0, 1000, 2000).after(8)
+            Expectation(rounds=2, wall_s=12.0, bytes_up=200, bytes_down=400, proviso='')
+        """
+        left = max(0, self.rounds - rounds_done)
+        up, down = (left * size_bytes // self.rounds for size_bytes in (self.bytes_up, self.bytes_down))
+        return replace(self, rounds=left, wall_s=self.wall_s * left / self.rounds, bytes_up=up, bytes_down=down)
+
+
+def expect(simulation: Simulation) -> Expectation:
+    """Time a few steps and an evaluation, and count the models that will travel; the run itself is not touched."""
+    policy, traffic = simulation.policy, simulation.traffic
+    sent, answered = _tasks(simulation)
+    trained = sent if policy.keeps_late else answered
+    evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
+    wall_s = trained * _task_s(simulation) + evaluations * _evaluation_s(simulation)
+    of_everybody = policy.count * simulation.trainees
+    bytes_up, bytes_down = traffic.bytes_up * answered // of_everybody, traffic.bytes_down * sent // of_everybody
+    return Expectation(policy.count, wall_s, bytes_up, bytes_down, _proviso(simulation))
+
+
+def _tasks(simulation: Simulation) -> tuple[int, int]:
+    """How many tasks are sent out in a run, and how many of them are answered, where nobody fails."""
+    policy, trainees = simulation.policy, simulation.trainees
+    moving = trainees if simulation.has_peers else policy.cohort_of(simulation.population)
+    beyond = (trainees - moving) * (1 if policy.keeps_late else policy.count)
+    return policy.count * moving + beyond, policy.count * moving
+
+
+def _proviso(simulation: Simulation) -> str:
+    """Under which as much travels as is expected."""
+    policy, experiment = simulation.policy, simulation.experiment
+    if simulation.has_peers or getattr(simulation.algorithm, "pools_data", False):
+        return ""
+    devices = experiment.devices.make()
+    waits = isinstance(policy, Synchronous) and policy.deadline_s is None and policy.backup_after_s is None
+    drops = isinstance(policy, Synchronous) and policy.partial_work == "drop" and devices.interruption > 0
+    answer = waits and not drops and devices.failure == 0 and devices.are_always_there
+    is_sure = answer and policy.asked_of(simulation.population) == policy.cohort_of(simulation.population)
+    return " and ".join(
+        [*([] if is_sure else ["if nobody fails or is late"]), *(["without edges"] if experiment.hierarchy else [])]
+    )
+
+
+def _task_s(simulation: Simulation) -> float:
+    """Seconds of a client's task: a few steps of a group's, times the mean number of steps."""
+    groups, count = simulation.groups, min(simulation.groups.size, simulation.trainees)
+    sizes = _sizes(simulation.data)
+    largest = sorted(sizes, key=lambda client: -sizes[client])[:count]
+    if simulation.data.is_on_demand:  # whoever else is wrong is found out when its turn comes
+        largest = [simulation.data.clients[0]] * count
+    local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
+    held = {client: simulation.data.read(client) for client in set(largest)}
+    phases = tuple(replace(phase, epochs=None) for phase in simulation.recipe.phases)
+    work = Work(replace(simulation.recipe, local=local, phases=phases, read=held.__getitem__), worker=0)
+    task, tensors = simulation.first_task(largest)
+    times_s = []
+    for _ in range(2):  # the first also pays for what happens once
+        began = time.perf_counter()
+        work(task, tensors)
+        times_s.append(time.perf_counter() - began)
+    steps = statistics.fmean(groups.steps(size) for size in sizes.values())
+    return times_s[-1] / (_PROBE_STEPS * len(phases)) / len(largest) * steps
+
+
+def _sizes(data: FederatedData) -> dict[ClientId, int]:
+    """How many samples clients hold, of those of whom it is known without reading them; of the first in any case."""
+    first = data.clients[0]
+    says_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size_of(first) is not None
+    return {
+        client: data.size_of(client) for client in (looked_at(data) if says_sizes or not data.is_on_demand else [first])
+    }
+
+
+def _evaluation_s(simulation: Simulation) -> float:
+    if simulation.held_out is not None:
+        return _evaluation_by_clients_s(simulation, simulation.held_out)
+    executor = InProcess(partial(Work, simulation.recipe))
+    federation = simulation.federation(executor)
+    began = time.perf_counter()
+    begin_scoring(simulation, federation, executor).line()
+    return time.perf_counter() - began
+
+
+def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:
+    """That of some clients, times how many more there are; on demand of the first, as for a task."""
+    some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
+    work = Work(simulation.recipe, worker=0)
+    began = time.perf_counter()
+    work(EvaluateByClients(some), simulation.layout.pack(simulation.recipe.module))
+    return (time.perf_counter() - began) * len(held_out) / len(some)

@@ -1,0 +1,1 @@
+"""Processes that do simulated clients' work, with the same bits however many there are."""

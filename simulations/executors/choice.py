@@ -1,0 +1,173 @@
+"""How many worker processes a simulation gets, and what they are given."""
+
+import contextlib
+import logging
+import multiprocessing
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fed.clients.data import ClientId, Pair
+from fed.clients.training.executor import Executor, InProcess, Item
+from fed.clients.training.work_items import Begin, Recipe
+from fed.clients.training.worker import Work
+from fed.errors import InvalidExperiment, InvalidInput, RunFailed
+from fed.machine import usable_cores
+from fed.server.evaluation import MODELS_AT_ONCE
+from fed.simulations.estimate import Expectation, expect
+from fed.simulations.executors.pool import Workers
+from fed.simulations.executors.shared_memory import SharedTensor, shared
+from fed.simulations.simulation import Simulation
+
+__all__ = ["hired", "leave_rerun"]
+
+_log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 2**18
+"""A model of this size, and the steps of a few clients on it, take less time than sending them to a worker and back."""
+
+_MOST_WORKERS = 64
+
+_WORTH_WORKERS_S = 20.0
+"""Workers take seconds to start: a run must take this long in one process to be worth it."""
+
+
+@contextlib.contextmanager
+def hired(simulation: Simulation, expectation: Expectation | None = None) -> Iterator[Executor]:
+    """The executor of a simulation's work: this process, or workers that end with the context.
+
+    Args:
+        simulation: what is to be done.
+        expectation: how long it would take in one process, if that is known; for ``workers: auto``.
+
+    Raises:
+        InvalidExperiment: if workers are asked for and the user's parts cannot go to another process.
+        RunFailed: if there is no room for workers that are asked for.
+    """
+    asked = simulation.experiment.simulation.workers
+    if asked != "auto" and asked > (most := max(_MOST_WORKERS, 4 * usable_cores())):
+        raise InvalidExperiment(
+            f"simulation.workers must be at most {most} on this machine of {usable_cores()} cores, got {asked}: more "
+            "processes would only wait for each other"
+        )
+    count = _worthwhile(simulation, expectation) if asked == "auto" else asked
+    with contextlib.ExitStack() as stack:
+        yield _workers_if_possible(simulation, count, stack) if count else InProcess(partial(Work, simulation.recipe))
+
+
+def leave_rerun() -> None:
+    """End a worker that runs the user's program once more, for want of ``if __name__ == "__main__":``, and says so.
+
+    Its parent, which waits for it, says what to do.
+    """
+    process = multiprocessing.current_process()
+    if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # as multiprocessing asks, too
+        raise SystemExit(1)
+
+
+def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
+    """As many workers as there is work for in a round, if the run is long."""
+    if multiprocessing.parent_process() is not None:  # one of several runs side by side
+        return 0
+    processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
+    count = min(processors, -(-simulation.trainees // simulation.groups.size))
+    if count < 2:
+        return 0
+    try:
+        expectation = expectation or expect(simulation)
+    except Exception:  # whatever a user's code raises, the first round will raise, and say whose it is
+        return 0
+    return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
+
+
+def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.ExitStack) -> Executor:
+    """So many workers; where nobody asked for them and there can be none, this process."""
+    asked = simulation.experiment.simulation.workers
+    problem = _stays_here(simulation)
+    if problem and asked != "auto":
+        raise InvalidExperiment(f"simulation.workers must be 0 here, got {asked}: {problem}")
+    reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
+    travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.keeps_models else 1)
+    _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
+    model_size = max(simulation.traffic.message_size, simulation.layout.size) + simulation.layout.integer_count
+    item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
+    try:
+        if not problem:
+            workers = stack.enter_context(Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES))
+            if asked == "auto":  # only now is it known whether processes can start; those of a priority are for them
+                list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
+            return workers
+    except (InvalidInput, RunFailed) as error:
+        if asked != "auto":
+            raise
+        problem = str(error)
+    _log.warning("training in this process alone: %s", problem)
+    return InProcess(partial(Work, simulation.recipe))
+
+
+def _stays_here(simulation: Simulation) -> str | None:
+    """What cannot go to another process, and why; None where all can."""
+    recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
+    parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
+    data = [part for part in read if not _in_memory(part)]
+    parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data}
+    for name, part in parts.items():
+        try:
+            pickle.dumps(part)
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            return f"the {name} cannot be pickled ({reason}): define it at the top of a module"
+    return None
+
+
+def _shared(simulation: Simulation) -> Recipe:
+    """The recipe with data in shared memory; data on demand are made or read by whoever needs them."""
+    recipe, train, held_out = simulation.recipe, simulation.data.train, simulation.held_out
+    return replace(
+        recipe,
+        read=_Arena.of(train).read if _in_memory(train) else recipe.read,
+        test=None if recipe.test is None else _SharedPair(*map(shared, recipe.test)),
+        held_out=_Arena.of(held_out).read if held_out and _in_memory(held_out) else recipe.held_out,
+    )
+
+
+def _in_memory(clients: object) -> bool:
+    return isinstance(clients, dict)
+
+
+@dataclass(frozen=True)
+class _SharedPair:
+    """(inputs, targets) in memory that several processes see."""
+
+    inputs_N: SharedTensor
+    targets_N: SharedTensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.inputs_N.tensor, self.targets_N.tensor))
+
+
+@dataclass(frozen=True)
+class _Arena:
+    """All clients' samples, one client's after the other's, in memory that several processes see."""
+
+    inputs_N: SharedTensor
+    targets_N: SharedTensor
+    places: Mapping[ClientId, tuple[int, int]]
+
+    @classmethod
+    def of(cls, train: Mapping[ClientId, Pair]) -> "_Arena":
+        inputs, targets = zip(*train.values(), strict=True)
+        places, end = {}, 0
+        for client, labels in zip(train, targets, strict=True):
+            places[client] = end, end + len(labels)
+            end += len(labels)
+        return cls(SharedTensor.joined(inputs), SharedTensor.joined(targets), places)
+
+    def read(self, client: ClientId) -> Pair:
+        begin, end = self.places[client]
+        return self.inputs_N.tensor[begin:end], self.targets_N.tensor[begin:end]

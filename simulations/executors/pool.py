@@ -1,0 +1,347 @@
+"""Pure work done in a pool of processes that survives their deaths.
+
+Workers get items, and give their results back, in shared memory; what goes through a pipe says no more than where to
+look. A worker has two slots, so that an item waits beside the one at work. The items of a worker that dies go to
+others.
+"""
+
+import contextlib
+import heapq
+import logging
+import multiprocessing
+import selectors
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import NamedTuple
+
+from fed.child_processes import one_thread_each, start_deaf, stop
+from fed.clients.training.executor import Executor, Item, Make, Result, Work
+from fed.errors import FedError, InvalidInput, RunFailed
+from fed.simulations.executors.crash_report import words_of_exit
+from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
+from fed.simulations.executors.worker import ANSWER, FAULT_BYTES, ORDER, SLOTS, Answer, Maker, current_settings, serve
+
+__all__ = ["Workers"]
+
+_log = logging.getLogger(__name__)
+
+_DEATHS = 3
+"""An item that was at work in so many workers as they died will not be given to another."""
+
+_STOP_WITHIN_S = 5.0
+
+
+@dataclass(eq=False)
+class _Task:
+    ticket: int
+    item: Item
+    parcel: Parcel
+    deaths: int = 0
+
+
+class _Given(NamedTuple):
+    task: _Task
+    slot: int
+
+
+@dataclass(eq=False)
+class _Worker:
+    """The parent's side of a worker."""
+
+    number: int
+    memory: SharedMemory
+    slots: list[Slot]
+    process: BaseProcess
+    connection: Connection
+    is_ready: bool = False
+    false_starts: int = 0
+    given: deque[_Given] = field(default_factory=deque)
+    free: list[int] = field(default_factory=lambda: list(range(SLOTS)))
+
+    def give(self, task: _Task) -> None:
+        slot = self.free.pop()
+        self.given.append(_Given(task, slot))
+        size = self.slots[slot].write(task.parcel, task.item.tensors)
+        self.slots[slot].is_recalled = False
+        self.tell(ORDER.pack(slot, size))
+
+    def tell(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has just died, which its end of the pipe says next
+            self.connection.send_bytes(message)
+
+    def fault(self) -> str:
+        """What faulthandler wrote when it crashed."""
+        return self.memory.mapped[-FAULT_BYTES:].rstrip(b"\0").decode(errors="replace")
+
+
+class Workers(Executor):
+    """Does items in processes, one thread each.
+
+    A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
+    :class:`fed.errors.FedError`; its items come first in the queue. Results are the same bits, for work is pure. A
+    worker that somebody stopped (SIGSTOP) cannot be told from a slow one and is waited for. Workers do not see Ctrl-C,
+    and end when this process does, however that happens.
+
+    Args:
+        make: makes what does the work, in each worker; picklable, with a
+            :class:`fed.simulations.executors.shared_memory.SharedTensor` for what need not be copied. It is
+            pickled whenever a worker begins, and not to be changed meanwhile.
+        count: how many processes, at least 1.
+        capacity_bytes: what the tensors of one item take at most, either way, each rounded up to 64 bytes. A worker
+            has twice this memory for them, beside its own.
+        small_bytes: an item whose tensors take less, and whose result alone is waited for, is done in this process:
+            sending it takes longer than doing it. Such items are begun when their results are asked for.
+
+    Raises:
+        InvalidInput: if there cannot be such workers.
+        RunFailed: if there is no room for them.
+
+    Note:
+        An item is begun at once where a worker is idle: of many items submit the costliest first. Results are copies.
+    """
+
+    is_parallel = True
+
+    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int = 0) -> None:
+        if count < 1:
+            raise InvalidInput(f"there must be at least 1 worker, got {count}")
+        self._make = make
+        self._capacity_bytes = capacity_bytes
+        self._small_bytes = small_bytes
+        self._small: dict[int, Item] = {}
+        self._work_here: Work | None = None
+        self._settings = current_settings()
+        self._submitted = 0
+        self._queue: list[tuple[bool, tuple[int, float, int], _Task]] = []
+        self._pending: dict[int, _Task] = {}
+        self._finished: dict[int, Result | FedError] = {}
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[_Worker] = []
+        try:
+            for number in range(count):
+                size = SLOTS * Slot.size_bytes(capacity_bytes) + FAULT_BYTES
+                self._workers.append(self._hired(number, SharedMemory(size)))
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, item: Item) -> int:  # noqa: D102
+        self._check_open()
+        self._submitted += 1
+        if item.priority == 0 and sum(part.numel() * part.element_size() for part in item.tensors) < self._small_bytes:
+            self._small[self._submitted] = item
+        else:
+            self._send(self._submitted, item)
+        return self._submitted
+
+    def _send(self, ticket: int, item: Item) -> None:
+        parcel = Parcel.of((item.label, item.content), item.tensors, self._capacity_bytes, item.label)
+        task = self._pending[ticket] = _Task(ticket, item, parcel)
+        self._enqueue(task)
+        self._listen(0)
+        self._hand_out(1)
+
+    def _done_here(self, ticket: int) -> Result | None:
+        """What becomes of a small item that is alone; None if it is one for workers, which may die of it."""
+        item = self._small.pop(ticket)
+        try:
+            self._work_here = self._work_here or self._make(0)
+            content, tensors = self._work_here(item.content, item.tensors)
+        except FedError:
+            raise
+        except Exception:
+            _log.warning("%s failed in this process, and is given to workers", item.label, exc_info=True)
+            self._work_here = None  # its state may be half changed
+            self._small[ticket] = item
+            return None
+        return Result(ticket, content, [tensor.detach() for tensor in tensors])
+
+    def results(self, tickets: Iterable[int]) -> Iterator[Result]:  # noqa: D102
+        wanted = set(tickets)
+        if len(wanted) == 1 and wanted == self._small.keys():
+            self._check_open()
+            (ticket,) = wanted
+            if (result := self._done_here(ticket)) is not None:
+                yield result
+                return
+        for ticket in sorted(self._small) if wanted & self._small.keys() else ():
+            self._send(ticket, self._small.pop(ticket))
+        try:
+            while wanted:
+                self._check_open()
+                self._hand_out(SLOTS)
+                self._recall()
+                done = sorted(self._finished.keys() & wanted)
+                if not done:
+                    if self._pending.keys().isdisjoint(wanted):
+                        raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
+                    self._listen(None)
+                for ticket in done:
+                    self._listen(0)
+                    self._hand_out(SLOTS)
+                    wanted.discard(ticket)
+                    yield self._taken(ticket)
+        except KeyboardInterrupt:
+            self.close()
+            raise
+
+    def close(self) -> None:  # noqa: D102
+        workers, self._workers = self._workers, []
+        try:
+            for worker in workers:
+                if worker.is_ready and not worker.given:
+                    worker.tell(b"")
+                else:
+                    worker.process.kill()
+                worker.connection.close()
+            for worker in workers:
+                stop(worker.process, _STOP_WITHIN_S)
+        finally:
+            for worker in workers:
+                worker.process.kill()
+            self._selector.close()
+            self._small.clear()
+            self._queue.clear()
+            self._pending.clear()
+            self._finished.clear()
+
+    def _check_open(self) -> None:
+        if not self._workers:
+            raise RunFailed("these workers are closed")
+
+    def _taken(self, ticket: int) -> Result:
+        result = self._finished.pop(ticket)
+        if isinstance(result, FedError):
+            raise result
+        return result
+
+    def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
+        heapq.heappush(self._queue, (not is_lost, task.item.rank(task.ticket), task))
+
+    def _hand_out(self, slots: int) -> None:
+        """Give every worker so many items, as far as they go."""
+        for given in range(slots):
+            for worker in self._workers:
+                if worker.is_ready and len(worker.given) == given and (task := self._next()):
+                    worker.give(task)
+
+    def _next(self) -> _Task | None:
+        while self._queue:
+            task = heapq.heappop(self._queue)[-1]
+            if task.ticket in self._pending:
+                return task
+        return None
+
+    def _recall(self) -> None:
+        """Let idle workers do what waits behind another's work; should both do it, the first result counts."""
+        idle = [worker for worker in self._workers if worker.is_ready and not worker.given]
+        for worker in self._workers if idle else ():
+            for task, slot in list(worker.given)[1:]:
+                if idle and not worker.slots[slot].is_recalled:
+                    worker.slots[slot].is_recalled = True
+                    idle.pop().give(task)
+
+    def _hired(self, number: int, memory: SharedMemory) -> _Worker:
+        memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
+        spawning = multiprocessing.get_context("spawn")
+        try:
+            ours, its = spawning.Pipe()
+            with its, one_thread_each():  # closed here, or its end would never be seen
+                process = spawning.Process(
+                    target=serve,
+                    args=(its, memory, self._capacity_bytes, self._settings, Maker(self._make), number),
+                    name=f"worker {number}",
+                    daemon=True,  # or an interpreter that ends without close() would wait for it
+                )
+                start_deaf(process)
+        except OSError as error:
+            raise RunFailed(f"a worker process cannot be started ({error}): use fewer workers") from error
+        slots = [Slot(memory, index, self._capacity_bytes) for index in range(SLOTS)]
+        worker = _Worker(number, memory, slots, process, ours)
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+        return worker
+
+    def _listen(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            worker: _Worker = key.data
+            heard = b""
+            with contextlib.suppress(EOFError, OSError):
+                heard = worker.connection.recv_bytes()
+            if heard:
+                self._hear(worker, *ANSWER.unpack(heard))
+            else:
+                self._bury(worker, None)
+
+    def _hear(self, worker: _Worker, answer: int, slot: int, size: int) -> None:
+        if answer == Answer.READY:
+            worker.is_ready = True
+            return
+        try:
+            content, tensors = worker.slots[slot].read(size)
+        except Exception as error:
+            answer, content = Answer.REFUSED, RunFailed(f"what a worker answered cannot be read here: {error!r}")
+        if answer == Answer.NOT_MADE:
+            self.close()
+            raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
+        if answer == Answer.RAISED:
+            self._bury(worker, content)
+            return
+        task = worker.given.popleft().task
+        worker.free.append(slot)
+        if answer == Answer.DONE:
+            self._finish(task, Result(task.ticket, content, [tensor.clone() for tensor in tensors]))
+        elif answer == Answer.REFUSED:
+            self._finish(task, content)
+
+    def _finish(self, task: _Task, result: Result | FedError) -> None:
+        if self._pending.pop(task.ticket, None) is not None:
+            self._finished[task.ticket] = result
+
+    def _bury(self, worker: _Worker, report: tuple[str, str] | None) -> None:
+        """Take leave of a worker, and hire another."""
+        self._selector.unregister(worker.connection)
+        worker.connection.close()
+        stop(worker.process, _STOP_WITHIN_S)
+        code = worker.process.exitcode
+        words, details = report or (words_of_exit(code, worker.fault()), worker.fault())
+        at_work = worker.given[0].task if worker.given else None
+        doing = f"at {at_work.item.label}" if at_work else "idle"
+        if not worker.is_ready and (code is None or code >= 0):
+            self.close()
+            raise RunFailed(_NO_START.format(words=words))
+        is_new = at_work is None or not at_work.deaths
+        lines = [f"worker {worker.number} died, {doing}: {words}", *([details] if is_new and details else [])]
+        _log.warning("%s", "\n".join(lines))
+        if at_work:
+            at_work.deaths += 1
+        for task, slot in worker.given:
+            if task.deaths == _DEATHS:
+                self._finish(task, RunFailed(_GIVEN_UP.format(label=task.item.label, words=words)))
+            elif not worker.slots[slot].is_recalled:  # or another worker has it
+                self._enqueue(task, is_lost=True)
+        self._replace(worker, words)
+
+    def _replace(self, worker: _Worker, words: str) -> None:
+        """Hire another in a worker's place; after three that were killed before they began, do with one less."""
+        index = self._workers.index(worker)
+        false_starts = 0 if worker.is_ready else worker.false_starts + 1
+        if false_starts < _DEATHS:
+            self._workers[index] = self._hired(worker.number, worker.memory)
+            self._workers[index].false_starts = false_starts
+            return
+        del self._workers[index]
+        _log.warning("%d worker processes are left", len(self._workers))
+        if not self._workers:
+            self.close()
+            raise RunFailed(_NOT_MADE.format(words=words))
+
+
+_GIVEN_UP = f"{{label}} ended {_DEATHS} worker processes; last words: {{words}}"
+_NOT_MADE = "worker processes cannot begin: {words}; use workers: 0 to train in this process and see where it fails"
+_NO_START = (
+    "a worker process could not start ({words}): a program that uses workers must do so under "
+    "if __name__ == '__main__':, or use workers: 0; so must one that comes from standard input or a notebook"
+)

@@ -1,0 +1,225 @@
+"""A worker process: what it does from start to end, and the protocol between it and its parent.
+
+Through a pipe the parent sends the slot of an item, or nothing to end it; the worker answers with what became of it.
+Contents and tensors lie in shared memory: two slots, and behind them room for what :mod:`faulthandler` writes.
+"""
+
+import contextlib
+import enum
+import faulthandler
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing import context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fed import errors
+from fed.clients.training.executor import Make, Work
+from fed.errors import FedError, InvalidInput
+from fed.simulations.executors.crash_report import words_of_error
+from fed.simulations.executors.shared_memory import CONTENT_BYTES, Parcel, SharedMemory, Slot
+
+__all__ = ["ANSWER", "FAULT_BYTES", "ORDER", "SLOTS", "Answer", "Maker", "current_settings", "serve"]
+
+_log = logging.getLogger(__name__)
+
+SLOTS = 2
+"""An item waits beside the one at work."""
+
+FAULT_BYTES = 1 << 16
+"""The end of a worker's memory, for what is written when it crashes."""
+
+ORDER = struct.Struct("<BI")
+"""What the parent sends: a slot, and the size of what is pickled there."""
+
+ANSWER = struct.Struct("<BBI")
+"""What the worker sends: an :class:`Answer`, a slot, and the size of what is pickled there."""
+
+
+class Answer(enum.IntEnum):
+    """What a worker says, and what lies in the slot then.
+
+    Attributes:
+        READY: it waits for items; nothing.
+        NOT_MADE: the work could not be made, and the worker ends; a :class:`fed.errors.FedError`, or last words.
+        DONE: an item is done; its result.
+        SKIPPED: an item was recalled before it was begun; nothing.
+        REFUSED: the work raised a :class:`fed.errors.FedError`; that.
+        RAISED: the work raised anything else, and the worker ends; last words and the traceback.
+    """
+
+    READY = 0
+    NOT_MADE = 1
+    DONE = 2
+    SKIPPED = 3
+    REFUSED = 4
+    RAISED = 5
+
+
+def _flag(holder: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(holder, name), lambda value: setattr(holder, name, value)
+
+
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    _flag(torch.backends.mkldnn, "enabled"),
+    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    *(_flag(torch.backends.cuda.matmul, f"allow_{kind}_reduced_precision_reduction") for kind in ("fp16", "bf16")),
+)
+"""Settings of PyTorch that change the bits of results: how each is read, and how it is set."""
+
+
+def current_settings() -> list[Any]:
+    """This process's settings that change the bits of results, for a worker to take over."""
+    return [current() for current, _ in _SETTINGS]
+
+
+class Maker:
+    """The factory of a worker's work, which travels in shared memory: a pipe that nobody reads would block its writer.
+
+    Args:
+        make: the factory; picklable. It is pickled when a process starts.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def __getstate__(self) -> tuple[SharedMemory, int]:
+        context.assert_spawning(self)
+        try:
+            pickled = pickle.dumps(self._make, pickle.HIGHEST_PROTOCOL)
+        except FedError:
+            raise
+        except Exception as error:
+            raise InvalidInput(_NOT_PORTABLE.format(error=error)) from error
+        self._memory = SharedMemory(len(pickled))  # kept until the process has it
+        self._memory.mapped[: len(pickled)] = pickled
+        return self._memory, len(pickled)
+
+    def __setstate__(self, state: tuple[SharedMemory, int]) -> None:
+        self._memory, self._size = state
+
+    def make(self, number: int) -> Work:
+        """The work of the worker with this number; to be called in its process, and once."""
+        make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
+        del self._memory  # it may be large
+        return make(number)
+
+
+_NOT_PORTABLE = (
+    "what goes to worker processes must be picklable: {error}; define it at the top of a module, or use workers: 0"
+)
+
+_PARENT_CHECK_S = 1.0
+"""How often a worker checks that its parent is still its parent."""
+
+
+def serve(
+    connection: Connection,
+    memory: SharedMemory,
+    capacity_bytes: int,
+    settings: Sequence[Any],
+    maker: Maker,
+    number: int,
+) -> None:
+    """The main function of a worker: do items until there is nothing more to come.
+
+    Args:
+        connection: the worker's end of the pipe.
+        memory: that it shares with its parent: the slots, and then ``FAULT_BYTES``.
+        capacity_bytes: what the tensors in a slot may take.
+        settings: the parent's :func:`current_settings`.
+        maker: makes the work.
+        number: the worker's, from 0.
+    """
+    _prepare_process(connection, memory, settings)
+    slots = [Slot(memory, index, capacity_bytes) for index in range(SLOTS)]
+    with contextlib.suppress(EOFError, ConnectionError):
+        try:
+            work = maker.make(number)
+        except BaseException as error:
+            content = _portable(error) if isinstance(error, FedError) else words_of_error(error)[0]
+            size = slots[0].write(Parcel.of(content), ())
+            connection.send_bytes(ANSWER.pack(Answer.NOT_MADE, 0, size))
+            _exit_at_once()
+        connection.send_bytes(ANSWER.pack(Answer.READY, 0, 0))
+        while order := connection.recv_bytes():
+            index, size = ORDER.unpack(order)
+            answer, size = _answer(slots[index], size, work, capacity_bytes)
+            connection.send_bytes(ANSWER.pack(answer, index, size))
+            if answer == Answer.RAISED:
+                _exit_at_once()
+
+
+def _prepare_process(connection: Connection, memory: SharedMemory, settings: Sequence[Any]) -> None:
+    """Compute as the parent does, with one thread, and end when it ends."""
+    os.set_inheritable(connection.fileno(), False)  # a process of its own would keep its end alive
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Its parent ends it, but a user's data may be read by processes of its own, which daemons must not have.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    os.lseek(memory.fd, len(memory.mapped) - FAULT_BYTES, os.SEEK_SET)
+    faulthandler.enable(memory.fd)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
+        Path("/proc/self/oom_score_adj").write_text("500")
+    torch.set_num_threads(1)
+    with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
+        torch.set_num_interop_threads(1)
+    for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
+        set_to(value)
+
+
+def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[Answer, int]:
+    """Do what is in a slot and put the result there; what became of it, and the size of what is pickled."""
+    if slot.is_recalled:
+        return Answer.SKIPPED, slot.write(Parcel.of(None), ())
+    try:
+        (label, content), tensors = slot.read(size)
+        content, results = work(content, tensors)
+        results = slot.apart(results)
+        return Answer.DONE, slot.write(Parcel.of(content, results, capacity_bytes, f"the result of {label}"), results)
+    except FedError as error:
+        return Answer.REFUSED, slot.write(Parcel.of(_portable(error)), ())
+    except BaseException as error:
+        return Answer.RAISED, slot.write(Parcel.of(words_of_error(error)), ())
+
+
+def _portable(error: FedError) -> FedError:
+    """An error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
+    try:
+        pickled = pickle.dumps(error)
+        if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
+            return error
+    except Exception:
+        _log.debug("cannot be pickled: %r", error, exc_info=True)
+    nearest: type[FedError] = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return nearest(str(error)[:10_000])
+
+
+def _exit_at_once() -> None:
+    """End without the threads and exit handlers of work that is half done."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end, however it comes."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # A copy of the parent (a fork) may hold its sentinel: a process without parent has another one.
+    while not wait([parent.sentinel], _PARENT_CHECK_S) and os.getppid() == parent.pid:
+        pass
+    os._exit(1)

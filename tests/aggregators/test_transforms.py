@@ -1,0 +1,96 @@
+"""Pieces and chains of them: what clients clip and weigh, in which order, and what is left to the server."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fed.aggregators.base import ClientWork, Reduced, Report
+from fed.aggregators.composition import Piece, chain
+from fed.aggregators.pieces import Clip, Momentum, Nesterov, Scale, Weigh
+from fed.aggregators.robust.centres import NormBound
+from fed.aggregators.robust.coordinates import Median
+from fed.errors import InvalidExperiment
+
+UPDATE_KP = torch.tensor([[3.0, -4.0], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+
+
+def work(update_KP: Tensor = UPDATE_KP) -> ClientWork:
+    column = torch.arange(1.0, len(update_KP) + 1, dtype=torch.float64).unsqueeze(1)
+    zeros_KP = torch.zeros_like(update_KP)
+    return ClientWork(update_KP, zeros_KP[0], zeros_KP, column, column, 0.1, 0.0, column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Also(Piece):
+    """Reports twice the update beside what there is."""
+
+    def report(self, report: Report, work: ClientWork) -> Report:
+        return report._replace(message=(*report.message, 2 * report.message[0]))
+
+
+def test_long_updates_are_shortened_to_the_norm_and_short_ones_stay() -> None:
+    (clipped_KP,) = chain(Clip(norm=1.0)).report(work()).message
+    expected_KP = torch.tensor([[0.6, -0.8], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    torch.testing.assert_close(clipped_KP, expected_KP, rtol=1e-15, atol=0)
+    assert torch.equal(clipped_KP[1:3], UPDATE_KP[1:3])
+
+
+def test_pieces_report_in_the_order_of_the_chain() -> None:
+    before, after = chain(Clip(norm=1.0), Also()), chain(Also(), Clip(norm=1.0))
+    one, other = (rule.report(work()).message for rule in (before, after))
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1], 2 * one[0])
+    assert torch.equal(other[1], 2 * UPDATE_KP), "what is beside the update is not clipped"
+
+
+def test_clients_weigh_as_much_as_they_hold_unless_told_otherwise() -> None:
+    samples, alike = [[1.0], [2.0], [3.0], [4.0]], [[1.0]] * 4
+    assert chain(Clip()).report(work()).weight_K1.tolist() == samples
+    assert chain(Weigh(by="clients")).report(work()).weight_K1.tolist() == alike
+    assert chain(Weigh(by="clients"), Weigh()).report(work()).weight_K1.tolist() == samples
+
+
+def test_server_pieces_act_in_the_order_of_the_chain() -> None:
+    # v ← β v + Δ, then the double of v; or v ← β v + 2 Δ and v itself: the same model, another velocity.
+    after, before = chain(Momentum(momentum=0.5), Scale(factor=2.0)), chain(Scale(factor=2.0), Momentum(momentum=0.5))
+    states = []
+    for rule in (after, before):
+        state = rule.init(torch.zeros(1, dtype=torch.float64))
+        for _ in range(3):
+            state = rule.apply(state, Reduced((torch.ones(1, dtype=torch.float64),), 1, 1))
+        states.append(state)
+    assert [state.model_P.item() for state in states] == [2 * (1 + 1.5 + 1.75)] * 2
+    assert (states[0].kept[0].velocity_P.item(), states[1].kept[1].velocity_P.item()) == (1.75, 3.5)
+
+
+def test_nesterovs_momentum_looks_a_step_ahead_of_its_velocity() -> None:
+    piece = Nesterov(momentum=0.5)
+    state, moves = piece.init(torch.zeros(1)), []
+    for _ in range(3):
+        state, move_P = piece.apply(state, torch.ones(1))
+        moves.append(move_P.item())
+    assert moves == [1 + 0.5 * 1, 1 + 0.5 * 1.5, 1 + 0.5 * 1.75]
+
+
+def test_rules_of_single_messages_act_in_the_order_of_the_chain_before_the_mean() -> None:
+    messages_SM = torch.tensor([[1.0], [2.0], [30.0]], dtype=torch.float64)
+    weights_S, stream = torch.ones(3, dtype=torch.float64), np.random.default_rng(0)
+
+    def combined(*pieces: Piece) -> float:
+        rule = chain(*pieces)
+        assert rule.linear is not any(isinstance(piece, Median | NormBound) for piece in pieces)
+        return rule.combine(rule.init(torch.zeros(1, dtype=torch.float64)), messages_SM, weights_S, stream)[1].item()
+
+    assert combined(Scale(factor=5.0)) == 11.0, "server pieces come later"
+    assert combined(NormBound(norm=3.0)) == 2.0
+    assert combined(NormBound(norm=1.5), Median()) == 1.5
+    assert combined(Median(), NormBound(norm=1.5)) == 1.5
+    assert combined(Median(), Scale(factor=5.0)) == 2.0
+
+
+def test_what_is_no_piece_is_refused() -> None:
+    with pytest.raises(InvalidExperiment, match=r"must be made of fed\.aggregators\.composition\.Piece, got 0\.5"):
+        chain(Clip(), 0.5)  # type: ignore[arg-type]  # what must not be possible

@@ -1,0 +1,460 @@
+"""A node whose connection breaks at the worst moments, and what it says to whoever looks after it."""
+
+import logging
+import queue
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any, Self, cast
+
+import grpc
+import pytest
+
+from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.training import NodeTask, TaskDone
+from fed.errors import FedError
+from fed.wire.protocol_pb2 import (
+    Chunk,
+    Examination,
+    Farewell,
+    FromNode,
+    Heartbeat,
+    Part,
+    Payload,
+    Receipt,
+    Scores,
+    TaskId,
+    ToNode,
+    Wanted,
+    Withdrawal,
+)
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.protocol_pb2_grpc import add_CoordinationServicer_to_server
+from fed.wire.transfers import NodePatience
+from tests.clients.node.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
+
+OVER = ToNode(farewell=Farewell(reason="enough", is_final=True))
+TASK = TaskId(start=1, number=1)
+
+
+class Trained(Training):
+    """Answers the model that came, once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.begun = threading.Event()
+        self.problem = ""
+
+    def train(self, order: NodeTask) -> TaskDone:
+        self.trained.append(order)
+        self.begun.set()
+        assert self.goes_on.wait(BOUND_S)
+        if self.problem:
+            return TaskDone(problem=self.problem)
+        return TaskDone(payload().SerializeToString(), 10.0, 10, 0.5)
+
+
+class Coordinator(Server):
+    """Says what it is told to, sends the model, and takes answers."""
+
+    def __init__(self, says: Callable[["Coordinator", int], Iterator[ToNode]]) -> None:
+        super().__init__(lambda _: iter(()), ())
+        self.script = says
+        self.connections = 0
+        self.received = threading.Event()
+
+    def Attend(self, request_iterator: Iterator[Any], context: Any) -> Iterator[ToNode]:  # noqa: N802
+        self.connections += 1
+        threading.Thread(target=self._listen, args=(request_iterator,), daemon=True).start()
+        yield from self.script(self, self.connections)
+
+    def Download(self, request: Wanted, context: Any) -> Iterator[Chunk]:  # noqa: N802
+        yield Chunk(data=MODEL, crc32=zlib.crc32(MODEL))
+
+    def Deliver(self, request_iterator: Iterator[Part], context: Any) -> Receipt:  # noqa: N802
+        self.delivered.append(list(request_iterator))
+        self.received.set()
+        return Receipt(accepted=True)
+
+
+def attended(
+    folder: Path,
+    says: Callable[[Any, int], Iterator[ToNode]],
+    training: Any,
+    kind: type[Coordinator] = Coordinator,
+    silence_s: float = 20.0,
+) -> tuple[str, Any]:
+    """What a node says last that dials such a server."""
+    server, coordinator = grpc.server(futures.ThreadPoolExecutor(8)), kind(says)
+    add_CoordinationServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    patience = NodePatience(silence_s=silence_s, backoff_s=0.001, most_backoff_s=0.002)
+    node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience)
+    stopped = threading.Event()
+    limit = threading.Timer(BOUND_S, stopped.set)
+    limit.start()
+    try:
+        return node.run(stopped=stopped), coordinator
+    except FedError as error:
+        return str(error), coordinator
+    finally:
+        limit.cancel()
+        server.stop(0).wait()
+
+
+def test_a_node_that_trains_on_stays_however_often_its_connection_breaks(tmp_path: Path) -> None:
+    training = Trained()
+    training.goes_on.clear()
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        if connection == 1:
+            yield assignment(payload=payload())
+            assert training.begun.wait(BOUND_S)
+        elif connection > 120:
+            training.goes_on.set()
+            assert server.received.wait(BOUND_S)
+            yield OVER
+
+    words, server = attended(tmp_path, says, training)
+    assert words == "enough"
+    assert len(training.trained) == len(server.delivered) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_nobody_waits_for_fails_in_silence(tmp_path: Path) -> None:
+    training = Trained()
+    training.goes_on.clear()
+    training.problem = "there is no room"
+    failed: list[int] = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        assert training.begun.wait(BOUND_S)
+        yield ToNode(withdrawal=Withdrawal(task=TASK))
+        yield assignment(2, payload=payload())
+        while server.heard.get(timeout=BOUND_S).accepted.number != 2:
+            continue
+        training.goes_on.set()
+        while not (message := server.heard.get(timeout=BOUND_S)).HasField("failed"):
+            continue
+        failed.append(message.failed.task.number)
+        yield OVER
+
+    words, _ = attended(tmp_path, says, training)
+    assert (words, failed) == ("enough", [2])
+    assert list(tmp_path.iterdir()) == []
+
+
+def _held(node: EdgeNode) -> Any:
+    node._accept(assignment().assignment)
+    (held,) = node._held.values()
+    return held
+
+
+def test_a_connection_begins_with_a_joining_whatever_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = EdgeNode("127.0.0.1:1", None, "0", 0, cast(Any, Trained()), tmp_path)
+    node._described = Training().describe()
+    held = _held(node)
+
+    class Lock:
+        """Has the task fail when somebody is about to look at the tasks."""
+
+        def __enter__(self) -> None:
+            node._lock = threading.Lock()
+            node._give_up(held, "the disk is full")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    said: list[FromNode] = []
+
+    class Call:
+        """A connection that ends when something was said on it."""
+
+        def __init__(self, channel: Any) -> None: ...
+
+        def Attend(self, outbox: Iterator[FromNode]) -> Self:  # noqa: N802
+            said.append(next(outbox))
+            return self
+
+        def __iter__(self) -> Iterator[ToNode]:
+            return iter(())
+
+        def cancel(self) -> None: ...
+
+    monkeypatch.setattr("fed.clients.node.edge_node.CoordinationStub", Call)
+    node._lock = cast(Any, Lock())
+    node._attend(threading.Event())
+    assert said[0].HasField("joining")
+    assert list(said[0].joining.held) == []
+
+
+def test_a_task_whose_failure_is_on_its_way_is_not_named_as_held(tmp_path: Path) -> None:
+    """Else a connection that is begun meanwhile would name it, and the server wait for as long as its lease."""
+    node = EdgeNode("127.0.0.1:1", None, "0", 0, cast(Any, Trained()), tmp_path)
+    held, named = _held(node), list[list[Any]]()
+
+    def join() -> None:
+        with node._lock:
+            named.append([*node._held])
+
+    joining = threading.Thread(target=join)
+
+    class Outbox(queue.Queue[Any]):
+        def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+            joining.start()
+            joining.join(0.2)
+            super().put(item)
+
+    node._outbox = Outbox()
+    node._give_up(held, "the disk is full")
+    joining.join()
+    assert named == [[]]
+
+
+def test_an_answer_whose_file_is_gone_has_failed(tmp_path: Path) -> None:
+    class Forgetful(Trained):
+        def train(self, order: NodeTask) -> TaskDone:
+            order.path.unlink()
+            return super().train(order)
+
+    reasons = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        reasons.append(server.failure())
+        yield OVER
+
+    words, server = attended(tmp_path, says, Forgetful())
+    assert words == "enough"
+    assert "a file of the node's is gone" in reasons[0]
+    assert not server.delivered
+
+
+def test_a_node_says_why_its_connection_was_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        if connection == 1:
+            yield ToNode(farewell=Farewell(reason="another connection came\nin your name"))
+        else:
+            yield OVER
+
+    words, _ = attended(tmp_path, says, Trained())
+    assert words == "enough"
+    assert any("another connection came?in your name" in record.getMessage() for record in caplog.records)
+
+
+def test_a_node_says_once_that_the_run_has_yet_to_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    alive = ToNode(heartbeat=Heartbeat())
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield from (alive, alive, plan(), alive, OVER)
+
+    assert attended(tmp_path, says, Trained())[0] == "enough"
+    said = [record.getMessage() for record in caplog.records if record.name == "fed.clients.node.edge_node"]
+    assert ["yet to begin" in words for words in said] == [True] + [False] * (len(said) - 1)
+
+
+def test_what_stays_on_this_machine_goes_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield OVER
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        words, _ = attended(tmp_path, says, Trained())
+        assert words == "enough"
+        proxy.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            proxy.accept()
+
+
+LARGE = struct.pack("<100000f", *range(100_000))
+PIECE = 1 << 17
+
+
+class Large(Trained):
+    """Has a model of several chunks."""
+
+    spec: Sequence[TensorMessage] = (TensorMessage(dtype="float32", numbers=100_000), TensorMessage(dtype="int64"))
+
+    def train(self, order: NodeTask) -> TaskDone:
+        assert order.path.read_bytes() == LARGE
+        super().train(order)
+        return TaskDone(large().SerializeToString(), 10.0, 10, 0.5)
+
+
+def large() -> Payload:
+    return payload(LARGE, tensors=Large.spec)
+
+
+class Breaking(Coordinator):
+    """Ends each transfer after a chunk."""
+
+    asked: list[int]
+
+    def Download(self, request: Wanted, context: Any) -> Iterator[Chunk]:  # noqa: N802
+        self.asked = [*getattr(self, "asked", []), request.offset]
+        data = LARGE[request.offset : request.offset + PIECE]
+        yield Chunk(data=data, crc32=zlib.crc32(data))
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the line is cut")
+
+    def Deliver(self, request_iterator: Iterator[Part], context: Any) -> Receipt:  # noqa: N802
+        parts = list(request_iterator)
+        offset = parts[0].answer.offset
+        self.delivered.append(offset)
+        assert b"".join(part.chunk.data for part in parts[1:]) == LARGE[offset:]
+        if offset + PIECE < len(LARGE):
+            return Receipt(received_bytes=offset + PIECE)
+        return Receipt(accepted=True)
+
+
+def test_transfers_go_on_where_they_broke_off(tmp_path: Path) -> None:
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=large())
+        while len(server.delivered) < 4:
+            time.sleep(0.01)
+        yield OVER
+
+    words, server = attended(tmp_path, says, Large(), Breaking)
+    assert words == "enough"
+    assert server.asked == server.delivered == [0, PIECE, 2 * PIECE, 3 * PIECE]
+
+
+def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
+    forgotten, scored = [], []
+
+    class Keeping(Trained):
+        def forget_before(self, name: str) -> None:
+            forgotten.append(name)
+
+        def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+            scored.append(kept_after)
+            return 3, 0.5, None
+
+    kept, durable = TaskId(start=8, number=4), TaskId(start=8, number=2)
+    found: list[Scores] = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        said = {"repeats": 3, "lr": 0.25, "steps": 5, "population": 9, "place": 0}
+        yield assignment(2, payload=payload(), kept_after=kept, durable_after=durable, **said)
+        for number, after in enumerate((None, kept)):
+            yield ToNode(examination=Examination(id=number, payload=payload(), kept_after=after))
+        while len(found) < 2:
+            message = server.heard.get(timeout=BOUND_S)
+            found.extend([message.scores] if message.HasField("scores") else [])
+        yield OVER
+
+    training = Keeping()
+    words, server = attended(tmp_path, says, training)
+    assert words == "enough"
+    plain, changed = training.trained
+    assert (plain.name, plain.kept_after, plain.train.lr, plain.train.steps) == ("1-1", None, None, (None,))
+    assert (plain.train.places, plain.train.keys) == ((), ((1,),))
+    assert (changed.name, changed.kept_after, changed.train.lr, changed.train.steps) == ("1-2", "8-4", 0.25, (5,))
+    assert (changed.train.places, changed.train.keys, changed.train.population) == ((0,), ((1, 3),), 9)
+    assert forgotten == ["8-2"]
+    assert scored == [None, "8-4"]
+    assert [(one.id, one.samples, one.loss, one.HasField("metric")) for one in found] == [
+        (0, 3, 0.5, False),
+        (1, 3, 0.5, False),
+    ]
+    assert [delivered[0].answer.task.number for delivered in server.delivered] == [1, 2]
+
+
+def test_a_node_names_what_it_holds_until_it_has_delivered_it(tmp_path: Path) -> None:
+    training = Trained()
+    training.goes_on.clear()
+    named: list[list[int]] = []
+
+    def heard(server: Coordinator, kind: str) -> list[int]:
+        while not (message := server.heard.get(timeout=BOUND_S)).HasField(kind):
+            continue
+        return [task.number for task in getattr(message, kind).held]
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        named.append(heard(server, "joining"))
+        yield plan(heartbeat_s=0.01)
+        yield assignment(payload=payload())
+        yield assignment(payload=payload())
+        assert training.begun.wait(BOUND_S)
+        named.append(heard(server, "heartbeat"))
+        if connection == 2:
+            training.goes_on.set()
+            assert server.received.wait(BOUND_S)
+            while heard(server, "heartbeat"):
+                continue
+            yield OVER
+
+    words, server = attended(tmp_path, says, training)
+    assert words == "enough"
+    assert named == [[], [1], [1], [1]]
+    assert len(training.trained) == len(server.delivered) == 1
+
+
+def test_a_server_that_says_nothing_is_dialled_again(tmp_path: Path) -> None:
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        if connection > 1:
+            yield OVER
+        while not server.received.wait(0.05):
+            if server.connections > 1:
+                return
+
+    words, server = attended(tmp_path, says, Trained(), silence_s=0.5)
+    assert (words, server.connections) == ("enough", 2)
+
+
+@pytest.mark.parametrize(("deaths", "reason"), [(1, ""), (2, "the training process has died")])
+def test_a_training_process_may_die_of_a_task_once(tmp_path: Path, deaths: int, reason: str) -> None:
+    class Dying(Trained):
+        def train(self, order: NodeTask) -> TaskDone:
+            done = super().train(order)
+            if len(self.trained) <= deaths:
+                order.path.write_bytes(b"half")
+                return TaskDone(problem="the training process has died", died=True)
+            assert order.path.read_bytes() == MODEL
+            return done
+
+    reasons = []
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield plan()
+        yield assignment(payload=payload())
+        if reason:
+            reasons.append(server.failure())
+        else:
+            assert server.received.wait(BOUND_S)
+        yield OVER
+
+    training = Dying()
+    words, server = attended(tmp_path, says, training)
+    assert (words, reasons) == ("enough", [reason] if reason else [])
+    assert len(training.trained) == 2
+    assert len(server.delivered) == (0 if reason else 1)
+
+
+def test_a_node_begins_with_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "left").write_bytes(b"by an earlier start")
+
+    def says(server: Coordinator, connection: int) -> Iterator[ToNode]:
+        yield OVER
+
+    assert attended(tmp_path, says, Trained())[0] == "enough"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,20 @@
+"""A node's samples: a client's of some source, or all of a source."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from fed.clients.node.training import samples_of
+from fed.config.node_data import NodeData
+
+
+def test_a_source_that_names_no_client_is_the_nodes_own_as_a_whole(tmp_path: Path) -> None:
+    inputs, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 3
+    np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
+    description = NodeData(data=cast(Any, {"kind": "npz", "path": str(tmp_path / "samples.npz")}))
+    found, targets = samples_of(description)
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, inputs.tolist()))
+    assert sorted(targets.tolist()) == sorted(labels.tolist())
+    assert targets.dtype == torch.int64

@@ -1,0 +1,800 @@
+"""Groups of clients trained as one computation against the same clients trained one after another.
+
+Shapes: K, clients of a group; B, samples of a batch; D, numbers of a sample; T, positions of a sequence; C, classes; V,
+a client's floating-point state; I, its integers; P, trainable parameters.
+"""
+
+import copy
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fed.aggregators.base import LocalRule, Phase
+from fed.aggregators.fedprox import FedProx
+from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
+from fed.clients.training import padded_batches as group_steps
+from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
+from fed.clients.training.local_context import Given
+from fed.clients.training.losses import Loss, cross_entropy
+from fed.clients.training.trainer import Trainer
+from fed.config.experiment import Local
+from fed.errors import InvalidModel
+from fed.layout import Layout
+
+CPU = torch.device("cpu")
+Pair = tuple[Tensor, Tensor]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+UNEQUAL = (1, 12, 20, 13, 9)
+"""Samples of clients. With batches of 8 they take one, two, three, two and two steps an epoch, the last ones short."""
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def local(**keys: Any) -> Local:
+    return Local(**{"batch_size": 8, "epochs": None if "steps" in keys else 2, "lr": 0.1, **keys})
+
+
+def samples(counts: Sequence[int], shape: tuple[int, ...] = (5,), classes: int = 3, seed: int = 1) -> list[Pair]:
+    """Of clients who disagree: each has a bias of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = []
+    for count in counts:
+        inputs = torch.randn(count, *shape, generator=generator, dtype=torch.float64)
+        labels = torch.randint(0, classes, (count,), generator=generator)
+        pairs.append((inputs + 0.3 * torch.randn(shape, generator=generator, dtype=torch.float64), labels))
+    return pairs
+
+
+def texts(counts: Sequence[int], length: int = 6, characters: int = 7) -> list[Pair]:
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(0, characters, (count, length + 1), generator=generator) for count in counts]
+    return [(part[:, :-1], part[:, 1:]) for part in drawn]
+
+
+@dataclass
+class Task:
+    """What a group trains, and where from."""
+
+    module: nn.Module
+    pairs: list[Pair]
+    local: Local
+    loss: Loss = cross_entropy
+    rule: LocalRule | None = None
+    broadcast: tuple[Tensor, ...] = ()
+    own_starts: bool = True
+    seed: int = 0
+    trains: Literal["all", "shared", "private"] = "all"
+    private: tuple[str, ...] = ()
+
+    def phase(self) -> Phase:
+        return Phase(rule=self.rule, trains=self.trains)
+
+    def starts(self) -> tuple[Tensor, Tensor]:
+        """One state for all; or each client's own, a little away from the others'."""
+        start_V, integers_I = Layout.of(self.module, self.private).pack(self.module)
+        if not self.own_starts:
+            return start_V, integers_I
+        clients = len(self.pairs)
+        generator = torch.Generator().manual_seed(5)
+        away_KV = 0.1 * torch.randn(clients, len(start_V), generator=generator, dtype=start_V.dtype)
+        return start_V + away_KV, integers_I + torch.arange(clients)[:, None]
+
+    def in_a_group(self, by: BatchedTrainer | None = None) -> TrainedGroup:
+        """Trained as one computation."""
+        by = by or self.group_trainer()
+        orders = [partial(np.random.default_rng, [self.seed, number]) for number in range(len(self.pairs))]
+        return by.train(*self.starts(), self.pairs, orders, Given(broadcast=self.broadcast))
+
+    def group_trainer(self, device: torch.device = CPU) -> BatchedTrainer:
+        """A trainer of groups, with a module of its own."""
+        return BatchedTrainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), device, self.private)
+
+    def one_by_one(self) -> TrainedGroup:
+        """Trained one client after another."""
+        by = Trainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), CPU, self.private)
+        rows = zip(*(part.expand(len(self.pairs), -1) for part in self.starts()), self.pairs, strict=True)
+        trained = [
+            by.train(start_V, integers_I, pair, order=order, seed=0, given=Given(broadcast=self.broadcast))
+            for number, (start_V, integers_I, pair) in enumerate(rows)
+            for order in [np.random.default_rng([self.seed, number])]
+        ]
+        return TrainedGroup(
+            torch.stack([one.vector_V for one in trained]),
+            torch.stack([one.integers_I for one in trained]),
+            [one.train_loss for one in trained],
+            [one.samples_seen for one in trained],
+        )
+
+
+def assert_agree(got: TrainedGroup, expected: TrainedGroup, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(got.vectors_KV, expected.vectors_KV, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert torch.equal(got.integers_KI, expected.integers_KI)
+    assert got.train_losses == pytest.approx(expected.train_losses, rel=tolerance, abs=tolerance, nan_ok=True)
+    assert got.samples_seen == expected.samples_seen
+
+
+def assert_trains_alike(task: Task, tolerance: float = 1e-10) -> TrainedGroup:
+    """In a group and one by one; and the training is one: everybody has moved."""
+    got = task.in_a_group()
+    assert_agree(got, task.one_by_one(), tolerance)
+    assert bool((got.vectors_KV != task.starts()[0]).any(1).all())
+    return got
+
+
+class Drifting:
+    """Adds what was sent along, and draws towards the anchor by a number for every parameter."""
+
+    def correct(self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, _: object, sent: tuple[Tensor, ...]) -> Tensor:
+        return gradient_P + sent[0] + sent[1] * (x_P - anchor_P)
+
+
+class Clipping:
+    """Shortens gradients to length 0.1: each client's its own."""
+
+    def correct(self, gradient_P: Tensor, *_: object) -> Tensor:
+        lengths: Tensor = torch.linalg.vector_norm(gradient_P, dim=-1, keepdim=True)
+        return gradient_P / (lengths / 0.1).clamp(min=1)
+
+
+class Overwriting:
+    """Writes its correction into the gradient, and looks at the group as a whole in no way."""
+
+    def correct(self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, *_: object) -> Tensor:
+        return gradient_P.add_(x_P - anchor_P, alpha=0.3).mul_(0.5)
+
+
+RULES: dict[str, LocalRule | None] = {
+    "no rule": None,
+    "fedprox": FedProx(mu=0.7),
+    "drifting": Drifting(),
+    "clipping": Clipping(),
+    "overwriting": Overwriting(),
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "decay": {"weight_decay": 0.1},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1},
+    "adamw": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
+}
+
+
+def small(dtype: torch.dtype = torch.float64) -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_every_optimizer_under_every_rule(optimizer: dict[str, Any], rule: LocalRule | None) -> None:
+    """Over clients of two, four and six steps, so that states of optimizers are dropped as clients finish."""
+    module = small()
+    parameters = Layout.of(module).parameters
+    sent = (torch.linspace(-0.1, 0.1, parameters).double(), torch.linspace(0, 1, parameters).double())
+    assert_trains_alike(Task(module, samples(UNEQUAL), local(**optimizer), rule=rule, broadcast=sent))
+
+
+class Made(nn.Module):
+    """A model of a function of itself and the inputs, with a linear layer ``read`` and what else it is given."""
+
+    def __init__(
+        self,
+        function: Callable[[Any, Tensor], Tensor],
+        buffers: dict[str, Tensor] | None = None,
+        unsaved: dict[str, Tensor] | None = None,
+        **parameters: Tensor | nn.Module,
+    ) -> None:
+        super().__init__()
+        self.read = nn.Linear(5, 3)
+        self._function = function
+        for name, part in parameters.items():
+            if isinstance(part, nn.Module):
+                self.add_module(name, part)
+            else:
+                self.register_parameter(name, nn.Parameter(part))
+        for saved, parts in ((True, buffers), (False, unsaved)):
+            for name, part in (parts or {}).items():
+                self.register_buffer(name, part, persistent=saved)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._function(self, inputs)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(5, 5), nn.ReLU(inplace=True), nn.Linear(5, 5))
+        self.norm = nn.LayerNorm(5)
+        self.read = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        states = inputs
+        for _ in range(2):
+            states = states + self.inner(self.norm(states))
+        scores: Tensor = self.read(states.relu_())
+        return scores
+
+
+class Embedded(nn.Module):
+    """Reads out by the weights that it reads in by, and scales by a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.scale = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+        self.read = nn.Linear(4, 7)
+        self.read.weight = self.embed.weight
+
+    def forward(self, characters_BT: Tensor) -> Tensor:
+        scores_BCT: Tensor = self.read(self.embed(characters_BT) * self.scale).transpose(1, 2)
+        return scores_BCT
+
+
+def frozen() -> nn.Module:
+    module = small()
+    module.get_submodule("0").requires_grad_(False)
+    return module
+
+
+def writes_its_inputs(model: Any, inputs: Tensor) -> Tensor:
+    scores: Tensor = model.read(inputs.mul_(0.5).add_(1.0))
+    return scores
+
+
+def ones_partly_overwritten(model: Any, inputs: Tensor) -> Tensor:
+    mask = torch.ones(5, dtype=inputs.dtype)
+    mask[1] = 0.0
+    scores: Tensor = model.read(inputs * mask)
+    return scores
+
+
+def spectral(channels: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, channels, 3, padding=1, stride=2, bias=False), nn.GroupNorm(2, channels), nn.SiLU(inplace=True)
+    )
+
+
+R = torch.randn
+VECTORS, IMAGES, TEXTS = samples(UNEQUAL), samples(UNEQUAL, (2, 6, 6)), texts(UNEQUAL)
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[Pair]]] = {
+    "logistic": (lambda: logistic((5,), 3), VECTORS),
+    "mlp": (lambda: mlp((5,), 3, (6, 4)), VECTORS),
+    "single tensor": (lambda: nn.Linear(5, 3, bias=False), VECTORS),
+    "cnn": (lambda: cnn((2, 6, 6), 3, (4,), 8), IMAGES),
+    "cnn of one channel": (lambda: cnn((6, 6), 3, (2, 4), 8), samples(UNEQUAL, (6, 6))),
+    "char_transformer": (lambda: char_transformer((6,), 7, width=8, heads=2, layers=1), TEXTS),
+    "residual, in place": (Residual, VECTORS),
+    "embedding, tied, frozen": (Embedded, TEXTS),
+    "convolution with stride": (lambda: nn.Sequential(spectral(4), nn.Flatten(), nn.Linear(36, 3)), IMAGES),
+    "frozen layer": (frozen, VECTORS),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3))),
+        VECTORS,
+    ),
+    "float buffer": (lambda: Made(lambda m, x: m.read(x) * m.scale, {"scale": R(3), "other": R(2, 2)}), VECTORS),
+    "buffer of a narrower type": (lambda: Made(lambda m, x: m.read(x) * m.scale, {"scale": R(3).half()}), VECTORS),
+    "integer and boolean buffers": (
+        lambda: Made(
+            lambda m, x: m.read(torch.where(m.mask, x, 1.0)) * m.count,
+            {"count": torch.tensor(3), "mask": torch.tensor([True, False, True, True, False])},
+        ),
+        VECTORS,
+    ),
+    "unsaved buffer": (lambda: Made(lambda m, x: m.read(x) + m.shift, unsaved={"shift": R(3)}), VECTORS),
+    "unused parameters": (lambda: Made(lambda m, x: m.read(x), unused=R(2, 3), number=R(())), VECTORS),
+    "parameters of no dimension": (
+        lambda: Made(lambda m, x: m.read(x * m.scale) + m.shift, scale=R(()), shift=R(())),
+        VECTORS,
+    ),
+    "parameter without numbers": (lambda: Made(lambda m, x: m.read(x) + m.none.sum(), none=R(0)), VECTORS),
+    "product of parameters": (lambda: Made(lambda m, x: x @ (m.a @ m.b), a=R(5, 2), b=R(2, 3)), VECTORS),
+    "products of three parameters": (
+        lambda: Made(lambda m, x: x @ (m.a @ m.b @ m.c), a=R(5, 2), b=R(2, 4), c=R(4, 3)),
+        VECTORS,
+    ),
+    "parameter by itself": (lambda: Made(lambda m, x: m.read(x @ (m.a @ m.a.T)), a=R(5, 5) / 3), VECTORS),
+    "parameter as the output": (lambda: Made(lambda m, x: m.a + 0 * m.read(x), a=R(3)), VECTORS),
+    "layer used twice": (lambda: Made(lambda m, x: m.read(m.layer(m.layer(x).tanh())), layer=nn.Linear(5, 5)), VECTORS),
+    "product added to itself": (lambda: Made(lambda m, x: (h := (x @ m.a) @ m.b) + h, a=R(5, 4), b=R(4, 3)), VECTORS),
+    "weight seen as another shape": (
+        lambda: Made(lambda m, x: x @ (m.a * 1).reshape(-1).view(5, 3), a=R(3, 5)),
+        VECTORS,
+    ),
+    "inputs overwritten": (lambda: Made(writes_its_inputs), VECTORS),
+    "ones overwritten": (lambda: Made(ones_partly_overwritten), VECTORS),
+    "detached": (lambda: Made(lambda m, x: m.read(x) * m.read.weight.detach().sum()), VECTORS),
+    "constants": (lambda: Made(lambda m, x: m.read(x * torch.arange(5.0)) + torch.tensor([1.0, 2.0, 3.0])), VECTORS),
+    "no gradient inside": (lambda: Made(without_gradient), VECTORS),
+}
+
+
+def without_gradient(model: Any, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = model.read(inputs).abs().amax(1, keepdim=True)
+    scores: Tensor = model.read(inputs) / scale
+    return scores
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model(name: str, optimizer: str) -> None:
+    """Moved in place, and by vectors of all parameters; each client from a state and buffers of its own."""
+    make, pairs = MODELS[name]
+    assert_trains_alike(Task(make().double(), pairs, local(**OPTIMIZERS[optimizer])))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"batch_size": 1},
+        {"batch_size": 3, "epochs": 3},
+        {"batch_size": 64},
+        {"batch_size": 64, "epochs": 5},
+        {"batch_size": 5, "steps": 1},
+        {"batch_size": 5, "steps": 7},
+        {"batch_size": 2, "accumulate": 3},
+        {"batch_size": 4, "accumulate": 2, "momentum": 0.9},
+        {"batch_size": 16, "accumulate": 4, "steps": 3},
+        {"batch_size": 1, "accumulate": 5, "optimizer": "adam"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("counts", [UNEQUAL, (1,), (1, 1, 1), (16, 16), (30, 1, 2)], ids=str)
+def test_every_way_to_cut_samples_into_steps(counts: tuple[int, ...], keys: dict[str, Any]) -> None:
+    assert_trains_alike(Task(small(), samples(counts), local(**keys), own_starts=False))
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "keys", [{"batch_size": 3, "epochs": 4}, {"batch_size": 2, "steps": 11}, {"epochs": 5}], ids=str
+)
+def test_steps_are_taken_some_at_a_time(keys: dict[str, Any], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they are cut: within an epoch, between two, or after all of some client's."""
+    monkeypatch.setattr(group_steps, "_STEPS_AT_ONCE", at_once)
+    assert_trains_alike(Task(small(), samples((7, 2, 9)), local(**keys)))
+
+
+tasks = st.fixed_dictionaries(
+    {
+        "counts": st.lists(st.integers(1, 30), min_size=1, max_size=6),
+        "width": st.integers(1, 5),
+        "optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+        "rule": st.sampled_from(sorted(RULES)),
+        "keys": st.fixed_dictionaries(
+            {"batch_size": st.integers(1, 12), "accumulate": st.integers(1, 3)},
+            optional={"epochs": st.integers(1, 3), "steps": st.integers(1, 9)},
+        ).filter(lambda keys: len(keys) == 3),
+        "own_starts": st.booleans(),
+        "trains": st.sampled_from(["all", "shared", "private"]),
+        "private": st.sampled_from([(), ("2.weight", "2.bias"), ("0.bias", "2.weight")]),
+        "seed": st.integers(0, 99),
+    }
+).filter(lambda task: task["private"] or task["trains"] != "private")
+
+
+def assert_random_task(task: dict[str, Any]) -> None:
+    torch.manual_seed(task["seed"])
+    module = nn.Sequential(nn.Linear(2, task["width"]), nn.Tanh(), nn.Linear(task["width"], 3)).double()
+    shared = Layout.of(module, task["private"]).shared.parameters
+    sent = tuple(torch.rand(2, shared, dtype=torch.float64) / 10)
+    pairs = samples(task["counts"], (2,), seed=task["seed"])
+    keys = {"epochs": None, **OPTIMIZERS[task["optimizer"]], **task["keys"]}
+    both_ways = Task(
+        module,
+        pairs,
+        Local(**keys),
+        rule=RULES[task["rule"]],
+        broadcast=sent,
+        own_starts=task["own_starts"],
+        trains=task["trains"],
+        private=task["private"],
+        seed=task["seed"],
+    )
+    assert_trains_alike(both_ways)
+
+
+@settings(max_examples=8)
+@given(tasks)
+def test_any_task(task: dict[str, Any]) -> None:
+    assert_random_task(task)
+
+
+@pytest.mark.long
+@settings(max_examples=400)
+@given(tasks)
+def test_many_more_tasks(task: dict[str, Any]) -> None:
+    assert_random_task(task)
+
+
+def quartic(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target) ** 4).mean() + 0.1 * output.abs().sum(1).mean()
+
+
+def written_into(output: Tensor, target: Tensor) -> Tensor:
+    return output.sub(0.0).sub_(target).square_().mean()
+
+
+REGRESSION = [(inputs, inputs[:, :3] * 0.5 + 0.1) for inputs, _ in VECTORS]
+LOSSES: dict[str, tuple[Loss, list[Pair]]] = {
+    "cross_entropy of torch": (functional.cross_entropy, VECTORS),
+    "CrossEntropyLoss, smoothed": (nn.CrossEntropyLoss(label_smoothing=0.1), VECTORS),
+    "MultiMarginLoss": (lambda output, target: functional.nll_loss(output.log_softmax(1), target), VECTORS),
+    "MSELoss": (nn.MSELoss(), REGRESSION),
+    "SmoothL1Loss": (nn.SmoothL1Loss(), REGRESSION),
+    "HuberLoss": (nn.HuberLoss(delta=0.1), REGRESSION),
+    "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss(), [(inputs, (target > 0.1).double()) for inputs, target in REGRESSION]),
+    "BCELoss": (
+        lambda output, target: functional.binary_cross_entropy(output.sigmoid(), target.sigmoid()),
+        REGRESSION,
+    ),
+    "a function": (quartic, REGRESSION),
+    "a function that writes": (written_into, REGRESSION),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_that_is_a_mean(name: str) -> None:
+    loss, pairs = LOSSES[name]
+    assert_trains_alike(Task(small(), pairs, local(), loss))
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, functional.cross_entropy, nn.CrossEntropyLoss()])
+def test_losses_over_sequences(loss: Loss) -> None:
+    """Scores [B, C, T] against labels [B, T]."""
+    assert_trains_alike(Task(Embedded().double(), TEXTS, local(), loss))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_float32_agrees_within_rounding(optimizer: str) -> None:
+    """A step adds up some dozens of products, each rounded by 2^-24; six steps of them, and Adam's quotients."""
+    pairs = [(inputs.float(), labels) for inputs, labels in VECTORS]
+    assert_trains_alike(Task(small(torch.float32), pairs, local(**OPTIMIZERS[optimizer])), tolerance=2e-5)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "char_transformer"])
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}], ids=str)
+@pytest.mark.parametrize("loss", [cross_entropy, functional.cross_entropy])
+def test_bfloat16_agrees_loosely(name: str, keys: dict[str, Any], loss: Loss) -> None:
+    """To a tenth of what is learned; and is not float32.
+
+    Numbers are rounded by 2^-8, and convolutions of many clients at once add up in another order, so that the largest
+    of four may be another.
+    """
+    make, pairs = MODELS[name]
+    pairs = [(inputs.float() if inputs.is_floating_point() else inputs, labels) for inputs, labels in pairs]
+    task = Task(make(), pairs, local(precision="bfloat16", **keys), loss, own_starts=False)
+    got, expected = task.in_a_group(), task.one_by_one()
+    moved_KV = expected.vectors_KV - task.starts()[0]
+    assert float((got.vectors_KV - expected.vectors_KV).norm()) < 0.1 * float(moved_KV.norm())
+    assert got.train_losses == pytest.approx(expected.train_losses, rel=0.01)
+    in_full = Task(task.module, pairs, local(**keys), loss, own_starts=False).in_a_group()
+    assert got.vectors_KV.dtype == torch.float32
+    assert not torch.allclose(got.vectors_KV, in_full.vectors_KV, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}, {"accumulate": 2, "batch_size": 4}], ids=str)
+def test_a_clients_place_in_the_group_changes_nothing_beyond_rounding(keys: dict[str, Any]) -> None:
+    order = [3, 0, 4, 2, 1]
+    task = Task(small(), VECTORS, local(**keys))
+    by, orders = task.group_trainer(), [partial(np.random.default_rng, number) for number in range(5)]
+    starts_KV, integers_KI = task.starts()
+    one = by.train(starts_KV, integers_KI, VECTORS, orders)
+    other = by.train(
+        starts_KV[order], integers_KI[order], [VECTORS[row] for row in order], [orders[row] for row in order]
+    )
+    torch.testing.assert_close(other.vectors_KV, one.vectors_KV[order], rtol=1e-12, atol=1e-13)
+    assert other.train_losses == pytest.approx([one.train_losses[row] for row in order], rel=1e-12)
+    assert other.samples_seen == [one.samples_seen[row] for row in order]
+
+
+@pytest.mark.parametrize("keys", [{}, {"optimizer": "adam"}, {"batch_size": 64}], ids=str)
+def test_the_same_group_gives_the_same_bits(keys: dict[str, Any]) -> None:
+    """Whatever the trainer did in between, and of another trainer."""
+    task = Task(small(torch.float32), [(inputs.float(), labels) for inputs, labels in VECTORS], local(**keys))
+    by = task.group_trainer()
+    first = task.in_a_group(by)
+    other = Task(task.module, list(reversed(task.pairs)), task.local, seed=1).in_a_group(by)
+    assert not torch.equal(first.vectors_KV, other.vectors_KV.flip(0))
+    for again in (task.in_a_group(by), task.in_a_group()):
+        assert torch.equal(again.vectors_KV, first.vectors_KV)
+        assert (again.train_losses, again.samples_seen) == (first.train_losses, first.samples_seen)
+
+
+@pytest.mark.parametrize("name", ["mlp", "single tensor", "float buffer", "integer and boolean buffers"])
+@pytest.mark.parametrize("counts", [(8, 8), (8,), (3, 9)], ids=str)
+@pytest.mark.parametrize("own_starts", [True, False])
+def test_results_belong_to_the_caller(name: str, counts: tuple[int, ...], own_starts: bool) -> None:
+    """What is trained next changes none, nor does changing them; starts, samples and module stay as they are."""
+    module = MODELS[name][0]().double()
+    task = Task(module, samples(counts), local(), own_starts=own_starts)
+    by, inputs = task.group_trainer(), [part for pair in task.pairs for part in pair]
+    before = [part.clone() for part in (*inputs, *by._module.state_dict().values())]
+    start_V, integers_I = task.starts()
+    orders = [partial(np.random.default_rng, number) for number in range(len(counts))]
+    first = by.train(start_V, integers_I, task.pairs, orders)
+    assert all(map(torch.equal, (start_V, integers_I), task.starts()))
+    kept = copy.deepcopy(first)
+    start_V += 1
+    by.train(start_V, integers_I, samples(counts, seed=9), orders)
+    assert torch.equal(first.vectors_KV, kept.vectors_KV)
+    assert torch.equal(first.integers_KI, kept.integers_KI)
+    first.vectors_KV.zero_()
+    first.integers_KI.zero_()
+    again = by.train(*task.starts(), task.pairs, orders)
+    assert torch.equal(again.vectors_KV, kept.vectors_KV)
+    assert torch.equal(again.integers_KI, kept.integers_KI)
+    assert all(map(torch.equal, (*inputs, *by._module.state_dict().values()), before))
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"momentum": 0.9}, {"accumulate": 4, "batch_size": 4}, {"batch_size": 64}], ids=str
+)
+def test_a_trainer_serves_groups_of_any_sizes_one_after_another(keys: dict[str, Any]) -> None:
+    by = Task(small(), [], local(**keys)).group_trainer()
+    groups = [(4, 3), (20, 30, 7), (20, 30, 7), (1,), (4, 3), (3, 4), (16, 16, 16), (20, 7, 30), (33, 2)]
+    for number, counts in enumerate(groups):
+        task = Task(small(), samples(counts, seed=number), local(**keys), own_starts=bool(number % 2), seed=number)
+        assert_agree(task.in_a_group(by), task.one_by_one())
+
+
+def test_a_trainer_serves_samples_of_any_type_and_shape() -> None:
+    module = Made(lambda m, x: m.read(x.double().flatten(1)[:, -5:])).double()
+    by = Task(module, [], local()).group_trainer()
+    bytes_ = [((inputs * 50).abs().to(torch.uint8), labels) for inputs, labels in VECTORS]
+    halves = [(inputs.half(), labels.to(torch.int32)) for inputs, labels in VECTORS]
+    for pairs in (VECTORS, bytes_, halves, samples((3, 9), (2, 7)), samples((3, 9), (7, 2))):
+        task = Task(module, pairs, local())
+        assert_agree(task.in_a_group(by), task.one_by_one())
+
+
+def test_no_order_is_drawn_where_all_samples_are_in_every_batch() -> None:
+    def refused() -> np.random.Generator:
+        raise AssertionError("a stream was made for nothing")
+
+    task = Task(small(), samples((8, 3)), local())
+    by = task.group_trainer()
+    assert_agree(by.train(*task.starts(), task.pairs, [refused, refused]), task.one_by_one())
+    drawn = Task(small(), samples((8, 9)), local())
+    order = partial(np.random.default_rng, [drawn.seed, 1])
+    assert_agree(by.train(*drawn.starts(), drawn.pairs, [refused, order]), drawn.one_by_one())
+
+
+def test_what_is_no_number_stays_with_the_client_that_has_it() -> None:
+    """Also with those in the middle, whose places another client's samples must not fill, and with finished ones."""
+    pairs = samples((40, 20, 3, 12))
+    for broken in (0, 1, 2):
+        broken_pairs = [(inputs.clone(), labels) for inputs, labels in pairs]
+        broken_pairs[broken][0][0, 0] = math.nan
+        for keys in ({}, {"momentum": 0.9}, {"batch_size": 4, "accumulate": 3}):
+            got = assert_trains_alike(Task(small(), broken_pairs, local(**keys)))
+            assert got.vectors_KV.isfinite().all(1).tolist() == [row != broken for row in range(4)]
+            assert [math.isfinite(loss) for loss in got.train_losses] == [row != broken for row in range(4)]
+
+
+def test_a_finished_client_is_left_alone_though_its_next_step_would_overflow() -> None:
+    """What it computes there is more than float64 holds, and weights of 0 times that are no number."""
+    module = Made(lambda m, x: m.read(x) ** 2)
+    one, *others = samples((1, 40, 30, 40))
+    task = Task(module.double(), [(one[0] * 1e60, one[1]), *others], local(lr=1e-3, epochs=1), own_starts=False)
+    got = assert_trains_alike(task)
+    assert not (module.read.weight.detach() * 1e60).square().isinf().any()
+    assert float(got.vectors_KV[0].abs().max()) > 1e100
+    assert got.vectors_KV.isfinite().all()
+
+
+def test_a_diverging_client_diverges_as_it_does_alone() -> None:
+    pairs = samples((40, 3, 9))
+    pairs[1][0].mul_(1e200)
+    task = Task(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double(), pairs, local(epochs=5))
+    got, expected = task.in_a_group(), task.one_by_one()
+    for row in (0, 2):
+        torch.testing.assert_close(got.vectors_KV[row], expected.vectors_KV[row], rtol=1e-10, atol=1e-10)
+    assert not math.isfinite(got.train_losses[1])
+    assert not math.isfinite(expected.train_losses[1])
+
+
+def changing(
+    change: Callable[[Any, Tensor], object],
+    buffers: dict[str, Tensor] | None = None,
+    unsaved: dict[str, Tensor] | None = None,
+) -> nn.Module:
+    """A model whose forward pass does something before it reads."""
+
+    def forward(model: Any, inputs: Tensor) -> Tensor:
+        change(model, inputs)
+        scores: Tensor = model.read(inputs)
+        return scores
+
+    return Made(forward, buffers, unsaved)
+
+
+def without_tracking(change: Callable[[Any], object]) -> Callable[[Any, Tensor], None]:
+    def changed(model: Any, _: Tensor) -> None:
+        with torch.no_grad():
+            change(model)
+
+    return changed
+
+
+def counts_up(model: Any, _: Tensor) -> None:
+    model.count = model.count + 1
+
+
+COUNT = {"count": torch.zeros(())}
+OF_NUMPY = np.random.default_rng(0)
+UNFIT: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)),
+    "noise": lambda: Made(lambda m, x: m.read(x + torch.randn_like(x))),
+    "noise of a generator": lambda: Made(lambda m, x: m.read(x + torch.rand(5, generator=torch.Generator()))),
+    "noise of NumPy": lambda: Made(lambda m, x: m.read(x) * float(OF_NUMPY.random())),
+    "branches": lambda: Made(lambda m, x: m.read(x) if x.sum() > 0 else -m.read(x)),
+    "branches by weights": lambda: Made(lambda m, x: m.read(x) if m.read.weight.norm() > 1 else -m.read(x)),
+    "numbers": lambda: Made(lambda m, x: m.read(x) * x.abs().max().item()),
+    "NumPy": lambda: Made(lambda m, x: m.read(x) * float(x.detach().numpy().max())),
+    "lists": lambda: Made(lambda m, x: m.read(x) * x.tolist()[0][0]),
+    "masks": lambda: Made(lambda m, x: m.read(x) + x[x > 0].sum()),
+    "BatchNorm": lambda: nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3)),
+    "BatchNorm, cumulative": lambda: nn.Sequential(nn.BatchNorm1d(5, momentum=None), nn.Linear(5, 3)),
+    "BatchNorm of the batch": lambda: nn.Sequential(nn.BatchNorm1d(5, track_running_stats=False), nn.Linear(5, 3)),
+    "mean of the batch": lambda: Made(lambda m, x: m.read(x - x.mean(0))),
+    "size of the batch": lambda: Made(lambda m, x: m.read(x) * len(x)),
+    "neighbours": lambda: Made(lambda m, x: m.read(x + x.roll(1, 0))),
+    "buffer that counts": lambda: changing(lambda m, _: m.count.add_(1), buffers=COUNT),
+    "buffer that counts, unsaved": lambda: changing(lambda m, _: m.count.add_(1), unsaved=COUNT),
+    "buffer set": lambda: changing(counts_up, buffers=COUNT),
+    "buffer set, unsaved": lambda: changing(counts_up, unsaved=COUNT),
+    "buffer of statistics": lambda: changing(
+        without_tracking(lambda m: m.count.copy_(m.read.weight.max())), buffers=COUNT
+    ),
+    "weights shrunk": lambda: changing(without_tracking(lambda m: m.read.weight.mul_(0.9))),
+    "weights renormed": lambda: changing(without_tracking(lambda m: m.read.weight.renorm_(2, 0, 0.5))),
+    "data of weights": lambda: changing(lambda m, _: m.read.weight.data.mul_(0.9)),
+    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3))),
+    "shape in place": lambda: Made(lambda m, x: m.read((x * 1).unsqueeze_(1)).squeeze(1)),
+    "a pair of outputs": lambda: Made(lambda m, x: (m.read(x), x)),  # type: ignore[arg-type,return-value]
+    "samples second": lambda: Made(lambda m, x: m.read(x).T),
+}
+
+
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}], ids=str)
+@pytest.mark.parametrize("name", UNFIT)
+def test_a_model_that_cannot_be_batched_raises_an_error(name: str, keys: dict[str, Any]) -> None:
+    """On the first step, whatever else the group would do."""
+    with pytest.raises((RuntimeError, InvalidModel, AttributeError)):
+        Task(UNFIT[name]().double(), samples((7, 2, 20)), local(**keys)).in_a_group()
+
+
+def embedded(**options: Any) -> nn.Module:
+    return nn.Sequential(nn.Embedding(7, 7, **options), nn.Linear(7, 7), Transposed())
+
+
+class Transposed(nn.Module):
+    def forward(self, states: Tensor) -> Tensor:
+        return states.transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: char_gru(7, 4, 4),
+        lambda: embedded(sparse=True),
+        lambda: embedded(max_norm=0.5),
+        lambda: embedded(padding_idx=2),
+        lambda: embedded(scale_grad_by_freq=True),
+    ],
+    ids=["GRU", "sparse", "max_norm", "padding_idx", "scale_grad_by_freq"],
+)
+def test_a_model_of_texts_that_cannot_be_batched_raises_an_error(module: Callable[[], nn.Module]) -> None:
+    """vmap applies an embedding's padding to the first client alone, and frequencies to all of them together."""
+    with pytest.raises((RuntimeError, InvalidModel)):
+        Task(module().double(), TEXTS, local()).in_a_group()
+
+
+WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 5.0], dtype=torch.float64))
+UNFIT_LOSSES: dict[str, tuple[Loss, list[Pair]]] = {
+    "classes that weigh": (WEIGHTED, VECTORS),
+    "classes left out": (nn.CrossEntropyLoss(ignore_index=0), VECTORS),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), VECTORS),
+    "root of a mean": (lambda output, target: functional.mse_loss(output, target).sqrt(), REGRESSION),
+    "largest": (lambda output, target: (output - target).abs().max(), REGRESSION),
+    "contrast": (lambda output, target: ((output - output.mean(0)) - target).square().mean(), REGRESSION),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT_LOSSES)
+def test_a_loss_that_is_no_mean_raises_an_error(name: str) -> None:
+    loss, pairs = UNFIT_LOSSES[name]
+    with pytest.raises(InvalidModel, match="mean of its samples"):
+        Task(small(), pairs, local(), loss).in_a_group()
+
+
+def test_what_a_group_of_single_samples_hides_raises_an_error_once_there_are_more() -> None:
+    for module, loss in ((UNFIT["BatchNorm of the batch"](), cross_entropy), (small(), WEIGHTED)):
+        by = Task(module.double(), [], local(), loss).group_trainer()
+        if loss is WEIGHTED:
+            Task(module, samples((1, 1)), local(), loss).in_a_group(by)
+        with pytest.raises(InvalidModel):
+            Task(module, samples((4, 4)), local(), loss).in_a_group(by)
+
+
+def test_a_loss_that_is_no_mean_would_be_far_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of classes would be ignored: what is refused would move by more than half as much again, elsewhere."""
+    monkeypatch.setattr(BatchedTrainer, "_hold_to_samples", lambda *_: None)
+    task = Task(small(), VECTORS, local(), WEIGHTED)
+    ignored = Task(small(), VECTORS, local())
+    ignored.module.load_state_dict(task.module.state_dict())
+    got, expected = task.in_a_group(), task.one_by_one()
+    assert_agree(got, ignored.one_by_one())
+    moved_KV = expected.vectors_KV - task.starts()[0]
+    assert float((got.vectors_KV - expected.vectors_KV).norm()) > 0.5 * float(moved_KV.norm())
+
+
+def test_float16_is_refused() -> None:
+    with pytest.raises(InvalidModel, match="float16"):
+        Task(small(), VECTORS, local(precision="float16")).group_trainer()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_what_can_be_batched_is_not_refused_at_any_scale(scale: float) -> None:
+    pairs = [(inputs.float(), (inputs[:, :3] * scale).float()) for inputs, _ in VECTORS]
+    module = small(torch.float32)
+    for part in module.parameters():
+        part.data *= scale
+    assert Task(module, pairs, local(lr=1e-3), nn.MSELoss()).in_a_group().vectors_KV.isfinite().all()
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, functional.cross_entropy])
+@pytest.mark.parametrize("likely", [0, 25, 49])
+def test_what_is_nearly_sure_of_its_labels_is_not_refused(likely: int, loss: Loss) -> None:
+    """49 numbers e^-17 added to 1 one after another are nothing in float32, and 2e-6 if they are added up first."""
+    module = nn.Linear(5, 50)
+    module.weight.data *= 1e-3
+    module.bias.data.zero_()[likely] = 17.0
+    pairs = [(inputs.float(), torch.full_like(labels, likely)) for inputs, labels in VECTORS]
+    assert max(Task(module, pairs, local(), loss, own_starts=False).in_a_group().train_losses) < 1e-5
+
+
+def test_training_a_group_needs_no_compiler() -> None:
+    """Whose import takes seconds. In a process of its own, for others may have imported it here."""
+    code = """
+import sys, torch
+from fed.aggregators.base import Phase
+from fed.clients.training.batched_trainer import BatchedTrainer
+from fed.clients.training.losses import cross_entropy
+from fed.clients.models import mlp
+from fed.config.experiment import Local
+by = BatchedTrainer(mlp((3,), 2, (4,)), cross_entropy, Local(), Phase(), torch.device("cpu"))
+pairs = [(torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1]))] * 2
+by.train(torch.ones(by.layout.size), torch.zeros(0, dtype=torch.int64), pairs, [None, None])
+print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
+
+
+@needs_gpu
+@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}, {"precision": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("name", ["mlp", "cnn", "char_transformer", "float buffer"])
+def test_a_gpu_trains_what_a_cpu_trains(name: str, keys: dict[str, Any]) -> None:
+    make, pairs = MODELS[name]
+    full = torch.float32 if "precision" in keys else torch.float64
+    pairs = [(inputs.to(full) if inputs.is_floating_point() else inputs, labels) for inputs, labels in pairs]
+    task = Task(make().to(full), pairs, local(**keys))
+    on_gpu = task.in_a_group(task.group_trainer(torch.device("cuda")))
+    assert on_gpu.vectors_KV.device == CPU
+    assert_agree(on_gpu, task.one_by_one(), 1e-9 if full is torch.float64 else 5e-2)

@@ -1,0 +1,133 @@
+"""Losses of each sample alone against loops over samples, and what the mean of such losses is not.
+
+Shapes: B, samples of a batch; C, classes; T, positions of a sample.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
+
+
+def scored(shape: tuple[int, ...], classes: int, seed: int = 0, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    """Scores [B, C, ...] and labels [B, ...]."""
+    generator = torch.Generator().manual_seed(seed)
+    output = scale * torch.randn(shape[0], classes, *shape[1:], generator=generator, dtype=torch.float64)
+    return output, torch.randint(0, classes, shape, generator=generator)
+
+
+def one_by_one(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
+    return torch.stack([loss(output[i : i + 1], target[i : i + 1]) for i in range(len(output))])
+
+
+shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@given(shapes, st.integers(1, 12), st.integers(0, 99))
+def test_the_cross_entropy_is_pytorchs_and_the_mean_of_its_samples(
+    shape: tuple[int, ...], classes: int, seed: int
+) -> None:
+    output, target = scored(shape, classes, seed)
+    expected = functional.cross_entropy(output, target)
+    torch.testing.assert_close(cross_entropy(output, target), expected, rtol=1e-14, atol=1e-14)
+    losses_B = of_each_sample(cross_entropy, output, target)
+    assert losses_B.shape == shape[:1]
+    torch.testing.assert_close(losses_B, one_by_one(functional.cross_entropy, output, target), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(losses_B.mean(), expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 3, 2)])
+def test_its_gradient_is_that_of_pytorchs(shape: tuple[int, ...]) -> None:
+    output, target = scored(shape, 4)
+    output.requires_grad_()
+    (ours,) = torch.autograd.grad(of_each_sample(cross_entropy, output, target).mean(), output)
+    (theirs,) = torch.autograd.grad(functional.cross_entropy(output, target), output)
+    torch.testing.assert_close(ours, theirs, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.float32])
+def test_labels_are_whole_numbers_of_any_type(dtype: torch.dtype) -> None:
+    output, target = scored((5, 3), 4)
+    expected = cross_entropy(output, target)
+    assert cross_entropy(output, target.to(dtype)) == expected
+    assert torch.equal(
+        of_each_sample(cross_entropy, output, target.to(dtype)), of_each_sample(cross_entropy, output, target)
+    )
+
+
+def test_scores_far_apart_overflow_nowhere() -> None:
+    output, target = torch.tensor([[1e300, -1e300], [0.0, -800.0]], dtype=torch.float64), torch.tensor([0, 1])
+    assert of_each_sample(cross_entropy, output, target).tolist() == [0.0, 800.0]
+
+
+def test_scores_of_any_strides_give_the_same_numbers() -> None:
+    output, target = scored((5, 3), 4)
+    strided = output.movedim(1, 2).contiguous().movedim(2, 1)
+    assert not strided.is_contiguous()
+    assert torch.equal(of_each_sample(cross_entropy, strided, target), of_each_sample(cross_entropy, output, target))
+
+
+@pytest.mark.parametrize("label", [-1, 4])
+def test_a_label_of_no_class_is_refused(label: int) -> None:
+    output, target = scored((5,), 4)
+    target[2] = label
+    for refusing in (cross_entropy, lambda *pair: of_each_sample(cross_entropy, *pair)):
+        with pytest.raises((IndexError, RuntimeError)):
+            refusing(output, target)
+
+
+def quartic(output: Tensor, target: Tensor) -> Tensor:
+    """A loss of a user's own."""
+    return ((output - target) ** 4).mean() + 0.1 * output.abs().sum(1).mean()
+
+
+MEANS: dict[str, Loss] = {
+    "MSELoss": nn.MSELoss(),
+    "SmoothL1Loss": nn.SmoothL1Loss(),
+    "L1Loss": nn.L1Loss(),
+    "binary": lambda output, target: functional.binary_cross_entropy_with_logits(output, target.sigmoid()),
+    "function": quartic,
+    "smoothed": lambda output, target: functional.cross_entropy(output, target.softmax(1), label_smoothing=0.1),
+}
+
+
+@pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 2), (1, 1)])
+def test_a_users_mean_is_taken_apart_into_its_samples(loss: Loss, shape: tuple[int, ...]) -> None:
+    output, target = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double() for seed in (1, 2))
+    losses_B = of_each_sample(loss, output, target)
+    torch.testing.assert_close(losses_B, one_by_one(loss, output, target), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(losses_B.mean(), loss(output, target), rtol=1e-12, atol=1e-14)
+
+
+def test_a_loss_that_reads_numbers_is_refused() -> None:
+    def hinge(output: Tensor, target: Tensor) -> Tensor:
+        return output.mean() if output.sum() > target.sum() else target.mean()
+
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        of_each_sample(hinge, torch.randn(3, 2), torch.randn(3, 2))
+
+
+def weighted(weights_C: list[float]) -> Callable[[Tensor, Tensor], Tensor]:
+    return nn.CrossEntropyLoss(weight=torch.tensor(weights_C, dtype=torch.float64))
+
+
+def test_weights_of_classes_vanish_from_a_sample_alone() -> None:
+    r"""A batch's loss is :math:`\sum_b w_{y_b} ℓ_b / \sum_b w_{y_b}`; of one sample :math:`ℓ`, whatever its weight.
+
+    So the mean of samples' losses is the loss without weights. With nine samples of weight 1 whose losses are a and one
+    of weight 9 whose loss is b, it is (9 a + b) / 10, and the batch's (a + b) / 2.
+    """
+    output = torch.tensor([[2.0, 0.0]] * 10, dtype=torch.float64)
+    target = torch.tensor([0] * 9 + [1])
+    a, b = (functional.cross_entropy(output[:1], torch.tensor([label])).item() for label in (0, 1))
+    loss = weighted([1.0, 9.0])
+    assert loss(output, target).item() == pytest.approx((a + b) / 2, rel=1e-12)
+    assert of_each_sample(loss, output, target).mean().item() == pytest.approx((9 * a + b) / 10, rel=1e-12)
+    torch.testing.assert_close(of_each_sample(loss, output, target), of_each_sample(cross_entropy, output, target))

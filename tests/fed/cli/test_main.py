@@ -1,0 +1,437 @@
+"""What the command line prints, where, and the code it exits with; in this process."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+import fed
+from fed.cli.main import app, main
+from fed.config import yaml
+from fed.config.registry import ALGORITHMS
+from fed.config.schema import schema_text
+
+EXPERIMENT = """
+name: tiny
+data: {kind: digits, clients: 10}
+model: {kind: logistic}
+rounds: {count: 4, cohort: 3}
+"""
+COMPARISON = """
+name: two
+base: {data: {clients: 10}, model: {kind: logistic}, rounds: {count: 2, cohort: 3}}
+compare: [{name: FedAvg}, {name: fast, local: {lr: 0.5}}]
+"""
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder that holds a tiny experiment and a tiny comparison."""
+    (tmp_path / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    (tmp_path / "two.yaml").write_text(COMPARISON, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    def run(*arguments: str) -> Result:
+        code = main(arguments)
+        return Result(code, *capsys.readouterr())
+
+    return run
+
+
+Run = Callable[..., Result]
+
+
+def test_help_and_version_are_results(run: Run) -> None:
+    assert run("--version") == (0, f"fed {fed.__version__}\n", "")
+    for arguments in ((), ("--help",), ("-h",), ("simulate", "--help")):
+        code, out, err = run(*arguments)
+        assert (code, err) == (0, "")
+        assert "Usage: fed" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["simulat", "tiny.yaml"], "No such command 'simulat'"),
+        (["simulate"], "fed simulate needs an experiment, got none: give a file, or --resume DIR"),
+        (["simulate", "tiny.yaml", "--frob"], "No such option: --frob"),
+        (["simulate", "tiny.yaml", "--set", "seed"], "Invalid value for --set: must have the form key=value"),
+        (["compare", "two.yaml", "--jobs", "0"], "Invalid value for '--jobs'"),
+        (["schema", "model"], "'model' is not one of 'experiment', 'comparison'"),
+        (["simulate", "none.yaml"], "none.yaml: no such file"),
+        (["simulate", "."], ".: cannot be read"),
+        (["simulate", "two.yaml"], "two.yaml holds a comparison, not an experiment: run it with fed compare two.yaml"),
+        (["compare", "tiny.yaml"], "tiny.yaml holds an experiment, not a comparison"),
+        (["simulate", "tiny.yaml", "--set", "seed=true"], "tiny.yaml with --set: seed must be an integer, got True"),
+        (["simulate", "tiny.yaml", "--set", "rounds.cohort=11"], "cohort"),
+        (["simulate", "tiny.yaml", "--set", "data.clients=2000"], "clients"),
+        (["simulate", "tiny.yaml", "--set", "model.kind=python:nowhere:Net"], "cannot import nowhere"),
+        (["simulate", "tiny.yaml", "--output", "tiny.yaml"], "tiny.yaml exists and is not an empty folder"),
+        (["simulate", "tiny.yaml", "--output", "tiny.yaml/run"], "tiny.yaml/run cannot be written to"),
+        (["data", "tiny.yaml", "--set", "data=null"], "nothing to draw"),
+        (["data", "tiny.yaml", "--picture", "picture.png"], "picture.png must end in .svg"),
+        (["data", "tiny.yaml", "--picture", "none/picture.svg"], "none/picture.svg cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exits_with_2(run: Run, folder: Path, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["tiny.yaml", "two.yaml"]
+
+
+def test_every_thing_wrong_has_a_line(run: Run) -> None:
+    code, _, err = run("show", "tiny.yaml", "--set", "seed=-1", "--set", "rounds.cuont=3")
+    assert code == 2
+    assert [line.startswith("error: tiny.yaml with --set: ") for line in err.splitlines()] == [True, True]
+
+
+def test_simulate_says_what_came_of_it_and_where_it_is(run: Run, folder: Path) -> None:
+    code, out, err = run("simulate", "tiny.yaml")
+    outcome, where = out.splitlines()
+    assert code == 0
+    assert outcome.startswith("4 rounds in ")
+    assert "test accuracy 0." in outcome
+    assert [line.split(",")[0] for line in err.splitlines()] == [f"round {number}/4" for number in range(1, 5)]
+    summary = json.loads((folder / where / "summary.json").read_text(encoding="utf-8"))
+    assert (where, summary["rounds"]) == ("runs/tiny", 4)
+
+
+def test_nothing_is_overwritten_silently(run: Run, folder: Path) -> None:
+    short = ("simulate", "tiny.yaml", "--set", "rounds.count=1")
+    assert [run(*short).out.splitlines()[-1] for _ in range(3)] == ["runs/tiny", "runs/tiny-2", "runs/tiny-3"]
+    before = (folder / "runs/tiny/summary.json").read_bytes()
+    code, out, err = run(*short, "--output", "runs/tiny")
+    assert (code, out) == (2, "")
+    assert "--overwrite" in err
+    assert (folder / "runs/tiny/summary.json").read_bytes() == before
+    code, out, _ = run("simulate", "tiny.yaml", "--output", "runs/tiny", "--overwrite")
+    assert (code, out.splitlines()[-1]) == (0, "runs/tiny")
+    assert json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))["rounds"] == 4
+
+
+def test_bad_input_costs_no_earlier_run(run: Run, folder: Path) -> None:
+    assert run("simulate", "tiny.yaml", "--output", "here").code == 0
+    before = {path.name: path.read_bytes() for path in (folder / "here").iterdir()}
+    too_many = ("simulate", "tiny.yaml", "--set", "data.clients=5000")
+    assert run(*too_many, "--output", "here", "--overwrite").code == 2
+    assert {path.name: path.read_bytes() for path in (folder / "here").iterdir()} == before
+    assert run(*too_many, "--output", "there").code == 2
+    assert not (folder / "there").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder_name"), [("a/b: ü", "a-b-ü"), ("../up", "up"), ("...", "run"), ("x=1.5", "x=1.5")]
+)
+def test_no_name_leads_out_of_runs(run: Run, folder: Path, name: str, folder_name: str) -> None:
+    out = run("simulate", "tiny.yaml", "--set", f"name={json.dumps(name)}", "--set", "rounds.count=1").out
+    assert out.splitlines()[-1] == f"runs/{folder_name}"
+    assert [path.name for path in (folder / "runs").iterdir()] == [folder_name]
+
+
+def test_json_is_the_summary_alone_on_standard_output(run: Run, folder: Path) -> None:
+    (folder / "chatty.py").write_text(
+        "from torch import nn\n"
+        "def net(input_shape, classes):\n"
+        "    print('hello')\n"
+        "    return nn.Linear(input_shape[0], classes)\n",
+        encoding="utf-8",
+    )
+    code, out, err = run(
+        "simulate", "tiny.yaml", "--set", "model={kind: python:chatty:net}", "--json", "--output", "here"
+    )
+    assert code == 0
+    assert out == (folder / "here/summary.json").read_text(encoding="utf-8")
+    assert json.loads(out)["rounds"] == 4
+    assert "hello" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (("simulate", "tiny.yaml"), "kept in runs/tiny"),
+        (("simulate", "tiny.yaml", "--output", "here"), "kept in here"),
+        (("compare", "two.yaml", "--jobs", "1"), "report in runs/two/report.html"),
+        (("compare", "two.yaml", "--jobs", "1", "--output", "here"), "report in here/report.html"),
+    ],
+)
+def test_json_leaves_where_it_was_kept_to_standard_error(run: Run, arguments: tuple[str, ...], note: str) -> None:
+    assert run(*arguments, "--json").err.splitlines()[-1] == note
+
+
+def test_divergence_exits_with_1_and_keeps_the_last_good_model(run: Run, folder: Path) -> None:
+    code, out, err = run("simulate", "tiny.yaml", "--set", "local.lr=1e38", "--json")
+    kept, message = err.splitlines()[-2:]
+    assert code == 1
+    assert json.loads(out)["status"] == "failed"
+    assert kept.endswith("kept in runs/tiny")
+    assert message.startswith("error: ")
+    assert "Traceback" not in err
+    assert (folder / "runs/tiny/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [
+        ("def net(input_shape, classes):\n    return undefined_name\n", "NameError"),
+        ("def net(input_shape, classes):\n    raise ValueError('mine')\n", "ValueError: mine"),
+        ("int('ten')\n", "invalid literal"),
+    ],
+)
+def test_users_own_code_that_fails_shows_where(run: Run, folder: Path, source: str, where: str) -> None:
+    module = f"own_{abs(hash(source))}"
+    (folder / f"{module}.py").write_text(source, encoding="utf-8")
+    code, out, err = run("simulate", "tiny.yaml", "--set", f"model.kind=python:{module}:net")
+    assert (code, out) == (1, "")
+    assert where in err
+    assert f"{module}.py" in err
+    assert not (folder / "runs").exists()
+
+
+def test_run_that_users_own_code_breaks_off_is_kept(run: Run, folder: Path) -> None:
+    (folder / "tired.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    evaluations = 0\n"
+        "    def __init__(self, input_shape, classes):\n"
+        "        super().__init__(input_shape[0], classes)\n"
+        "    def forward(self, x):\n"
+        "        Net.evaluations += not self.training\n"
+        "        if Net.evaluations > 10: raise RuntimeError('tired')\n"
+        "        return super().forward(x)\n",
+        encoding="utf-8",
+    )
+    settings = ("model.kind=python:tired:Net", "rounds.count=20")
+    code, out, err = run("simulate", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+    assert (code, out) == (1, "")
+    assert "RuntimeError: tired" in err
+    assert err.index("what was done is kept in runs/tiny") < err.index("Traceback")
+    assert json.loads((folder / "runs/tiny/summary.json").read_text(encoding="utf-8"))["status"] == "failed"
+
+
+def test_show_prints_every_value_in_force_as_yaml(run: Run) -> None:
+    code, out, err = run("show", "tiny.yaml", "--set", "local.lr=0.25")
+    assert (code, err) == (0, "")
+    shown = yaml.parse(out)
+    assert shown["local"]["lr"] == 0.25
+    assert shown == fed.Experiment(**shown).dump()
+    assert yaml.parse(run("show", "two.yaml").out)["compare"][1]["local"]["lr"] == 0.5
+
+
+def comments(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith("#")]
+
+
+def test_show_ends_with_how_clients_train_and_why(run: Run) -> None:
+    ways = {
+        (): "batched: up to 32 clients train as one computation, as simulation.group=32 says",
+        ("simulation.group=7",): "batched: up to 7 clients train as one computation, as simulation.group=7 says",
+        ("simulation.batching=off",): "one client at a time: simulation.batching is off",
+        ("rounds.cohort=1",): "one client at a time: a round trains one client",
+        ("local.precision=float16",): ("one client at a time: float16 scales each client's loss by its own gradients"),
+    }
+    for settings, way in ways.items():
+        code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+        assert (code, err) == (0, "")
+        assert comments(out) == [f"# simulation: {way}"] == out.splitlines()[-1:]
+
+
+def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
+    text = COMPARISON.replace("local: {lr: 0.5}", "simulation: {batching: off}")
+    (folder / "two.yaml").write_text(text.replace("]", ", {name: alone, rounds.cohort: 1}]"), encoding="utf-8")
+    code, out, err = run("show", "two.yaml")
+    assert (code, err) == (0, "")
+    assert comments(out) == [
+        "# FedAvg: batched: up to 32 clients train as one computation, as simulation.group=32 says",
+        "# fast: one client at a time: simulation.batching is off",
+        "# alone: one client at a time: a round trains one client",
+    ]
+    assert yaml.parse(out)["compare"][1]["simulation"]["batching"] == "off"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("data={kind: npz, path: gone.npz}",), "gone.npz"),
+        (("data=null",), "data: null needs data given in Python"),
+        (("data.clients=2000",), "clients"),
+        (("simulation.batching=on", "local.precision=float16"), "simulation.batching must be auto or off here, got on"),
+    ],
+)
+def test_show_prints_the_values_where_nobody_can_know_how_clients_train(
+    run: Run, settings: tuple[str, ...], why: str
+) -> None:
+    code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+    assert (code, err) == (0, "")
+    (said,) = comments(out)
+    assert said.startswith("# simulation: how clients will train is not known: ")
+    assert why in said
+    shown = yaml.parse(out)
+    assert shown == fed.Experiment(**shown).dump()
+
+
+def test_batching_that_cannot_be_is_refused_in_a_sentence_before_anything_is_written(run: Run, folder: Path) -> None:
+    settings = ("--set", "simulation.batching=on", "--set", "local.precision=float16")
+    code, out, err = run("simulate", "tiny.yaml", *settings)
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: simulation.batching must be auto or off here, got on: float16 scales each client's loss by its own "
+        "gradients\n"
+    )
+    assert not (folder / "runs").exists()
+
+
+def test_a_run_says_in_its_folder_how_it_was_computed_and_runs_again_from_there(run: Run, folder: Path) -> None:
+    assert run("simulate", "tiny.yaml", "--set", "simulation.workers=0", "--output", "first").code == 0
+    kept = fed.Experiment.load(folder / "first/experiment.yaml")
+    assert kept.dump()["simulation"] == {"batching": "on", "group": 32, "workers": 0}
+    assert run("simulate", "first/experiment.yaml", "--output", "again").code == 0
+    first, again = ((folder / name / "model.safetensors").read_bytes() for name in ("first", "again"))
+    assert first == again
+
+
+def test_data_draws_who_holds_what(run: Run, folder: Path) -> None:
+    code, out, err = run("data", "tiny.yaml", "--picture", "picture.svg")
+    assert (code, err) == (0, "")
+    assert out.startswith("10 clients, 1438 samples to train on, 359 to test on\n")
+    assert (folder / "picture.svg").read_text(encoding="utf-8").startswith("<?xml")
+    assert run("data", "two.yaml").out == out
+
+
+def test_algorithms_are_listed_with_primitive_and_paper(run: Run) -> None:
+    code, out, err = run("algorithms")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line for line in out.splitlines() if line.split()}
+    assert set(ALGORITHMS.builtin) < set(rows)
+    assert rows["fedavg"].split()[1] == "mean"
+    assert rows["dpsgd"].split()[1] == "mix"
+    assert rows["fedprox"].rstrip().endswith("1812.06127")
+
+
+@pytest.mark.parametrize("name", ["experiment", "comparison"])
+def test_schema_is_printed(run: Run, name: str) -> None:
+    assert run("schema", name) == (0, schema_text(getattr(fed, name.capitalize())), "")
+
+
+def test_doctor_says_what_there_is(run: Run) -> None:
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "")
+    for what in ("cores", "memory", "torch", "scikit-learn", "cpu"):
+        assert what in out
+
+
+def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fed.cli import doctor as cli_doctor
+
+    known = cli_doctor._version
+    monkeypatch.setattr(
+        cli_doctor, "_version", lambda package: {"jinja2": None, "numpy": "1.9"}.get(package, known(package))
+    )
+    monkeypatch.setattr(cli_doctor, "_minimum", lambda package: {"numpy": "2.0"}.get(package, ""))
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert '• jinja2 is missing: needed for reports: pip install "jinja2"' in out
+    assert '• numpy is 1.9, which is too old: needed for data: pip install "numpy>=2.0"' in out
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        (None, '• no Flower: only apps that fed flower-app writes need it: pip install "flwr==1.41.*"'),
+        ("1.4.1", '• flwr is 1.4.1, which is not tested: pip install "flwr==1.41.*"'),
+        ("1.41.7", "│ flwr "),
+    ],
+)
+def test_doctor_says_whether_flower_is_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch, version: str | None, said: str
+) -> None:
+    from fed.cli import doctor as cli_doctor
+
+    known = cli_doctor._version
+    monkeypatch.setattr(cli_doctor, "_version", lambda package: version if package == "flwr" else known(package))
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert said in out
+    assert ("pip install" in out) == (version != "1.41.7")
+
+
+def test_doctor_names_what_a_gpu_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr("shutil.which", lambda program: None if program == "git" else f"/usr/bin/{program}")
+    code, out, _ = run("doctor")
+    assert code == 0
+    assert f"• torch {torch.__version__} cannot train on this machine's GPU: pip install --force-reinstall torch" in out
+    assert "• git is missing" in out
+
+
+def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path) -> None:
+    code, out, _ = run("compare", "two.yaml", "--jobs", "1")
+    *table, report = out.splitlines()
+    assert code == 0
+    assert any("FedAvg" in line for line in table)
+    assert any("fast" in line for line in table)
+    assert report == "runs/two/report.html"
+    assert (folder / report).is_file()
+
+
+def test_compare_exits_with_1_if_a_run_failed_and_still_reports(run: Run, folder: Path) -> None:
+    path = folder / "two.yaml"
+    path.write_text(COMPARISON.replace("lr: 0.5", "lr: 1e38"), encoding="utf-8")
+    code, out, err = run("compare", "two.yaml", "--jobs", "1", "--json", "--output", "here")
+    rows: list[dict[str, Any]] = json.loads(out)["rows"]
+    assert code == 1
+    assert out == (folder / "here/comparison.json").read_text(encoding="utf-8")
+    assert [row["status"] for row in rows] == ["finished", "failed"]
+    assert err.splitlines()[-1].startswith("error: fast: seed 0: ")
+    assert (folder / "here/report.html").is_file()
+
+
+def test_compare_finds_what_cannot_be_run_before_it_runs_anything(run: Run, folder: Path) -> None:
+    code, out, err = run("compare", "two.yaml", "--set", "base.rounds.cohort=11")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: FedAvg: ")
+    assert len(err.splitlines()) == 1
+    assert not (folder / "runs").exists()
+
+
+def test_show_prints_values_though_a_users_model_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_model.py").write_text(
+        "def make():\n    raise RuntimeError('no model today')\n", encoding="utf-8"
+    )
+    (tmp_path / "e.yaml").write_text("model: {kind: 'python:broken_model:make'}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["show", str(tmp_path / "e.yaml")]) == 0
+    assert capsys.readouterr().out.endswith("is not known: RuntimeError: no model today\n")
+
+
+def test_every_command_that_the_documents_name_is_there() -> None:
+    root = Path(__file__).resolve().parents[3]
+    texts = [path.read_text(encoding="utf-8") for path in (root / "README.md", *(root / "docs").glob("*.md"))]
+    named = {found for text in texts for found in re.findall(r"(?:^|`|/bin/)fed ([a-z-]+)", text, re.MULTILINE)}
+    assert named >= {"simulate", "server", "client", "keys"}
+    assert named - set(typer.main.get_command(app).commands) == set()  # type: ignore[attr-defined]

@@ -1,0 +1,133 @@
+"""``fed server`` and ``fed client``: what they refuse, and what they say would leave a node."""
+
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fed.cli.main import main
+from fed.clients.node.edge_node import EdgeNode
+from fed.config.experiment import Experiment
+from fed.errors import InvalidInput
+from fed.identity.credentials import hold_to_loopback
+from fed.server.deploy import serve
+from fed.wire import protocol_pb2
+
+EXPERIMENT = "{data: {kind: digits, clients: 2}, model: {kind: logistic}}"
+ELSEWHERE = ["0.0.0.0:1", "[::]:1", "192.168.0.1:1", "example.org:1", "127.0.0.1.example.org:1", "unix:/tmp/x:1", "*:1"]
+
+
+class Result(NamedTuple):
+    code: int
+    err: str
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+    np.savez(tmp_path / "scans.npz", inputs=np.zeros((6, 3), np.float32), label=np.arange(6) % 2)
+    (tmp_path / "data.yaml").write_text("{data: {kind: npz, path: scans.npz}}")
+    return tmp_path
+
+
+@pytest.mark.parametrize("address", ELSEWHERE)
+def test_without_certificates_nothing_leaves_this_machine(
+    address: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (
+        ["server", "experiment.yaml", "--listen", address, "--insecure"],
+        ["client", "--server", address, "--insecure", "--name", "ann", "--data", "data.yaml"],
+    ):
+        assert main(command) == 2
+        assert "loopback alone" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="loopback alone"):
+        serve(Experiment(model={"kind": "logistic"}), listen=address, output=folder / "run")
+    with pytest.raises(InvalidInput, match="loopback alone"):
+        EdgeNode(address, None, "ann", "ann", None, folder)._channel()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:1"])
+def test_loopback_is_this_machine(address: str) -> None:
+    hold_to_loopback(address)
+
+
+def test_certificates_are_given_or_renounced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, reason in (([], "got no credentials"), (["--insecure", "--credentials", "keys"], "give one of")):
+        assert main(["server", "experiment.yaml", "--listen", "127.0.0.1:0", *options]) == 2
+        assert reason in capsys.readouterr().err
+        assert main(["client", "--server", "127.0.0.1:1", "--data", "data.yaml", "--name", "ann", *options]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["client", "--data", "data.yaml", "--name", "ann", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    words = {
+        "Joining": {
+            "protocol": "version of fed",
+            "software": "version of fed",
+            "name": "ann tells the server: its name",
+            "samples": "trains on 6 samples",
+            "signature": "of 3 (float32)",
+            "held": "ids of the tasks that it holds",
+        },
+        "Signature": {"input_shape": "of 3", "input_dtype": "float32", "classes": "up to 2 classes"},
+        "Heartbeat": {"held": "ids of the tasks that it holds"},
+        "Failed": {"task": "Where a task fails", "reason": "a sentence of why", "diverged": "a sentence of why"},
+        "Scores": {
+            "id": "evaluation by clients",
+            "samples": "how many samples it holds out",
+            "loss": "mean loss",
+            "metric": "accuracy",
+            "problem": "a sentence of why",
+        },
+        "Answer": {
+            "task": "For each task it sends",
+            "payload": "the trained model, or what the algorithm reports",
+            "offset": "For each task it sends",
+            "weight": "how many samples it was trained on",
+            "samples": "how many samples it was trained on",
+            "train_loss": "the mean training loss",
+            "began_anew": "whether what it kept between tasks was lost",
+        },
+    }
+    for name, fields in words.items():
+        message = protocol_pb2.DESCRIPTOR.message_types_by_name[name]
+        assert {field.name for field in message.fields} == fields.keys()
+        assert [words for words in fields.values() if words not in said.replace("\n", " ")] == []
+    kinds = [kind.message_type for kind in protocol_pb2.DESCRIPTOR.message_types_by_name["FromNode"].fields]
+    assert {kind.name for kind in kinds if kind} == words.keys() - {"Signature", "Answer"} | {"TaskId"}
+
+
+def test_a_server_whose_port_is_taken_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert main(["server", "experiment.yaml", "--listen", address, "--insecure", "--output", "run"]) == 2
+    assert "is another program there" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:²", ":1"])
+def test_an_address_is_a_host_and_a_port(address: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["server", "experiment.yaml", "--listen", address, "--insecure"],
+        ["client", "--server", address, "--insecure", "--name", "ann", "--data", "data.yaml"],
+    ):
+        assert main(command) == 2
+        assert "must be HOST:PORT, the port at most 65535, got" in capsys.readouterr().err
+
+
+def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keys", "init", "keys"]) == main(["keys", "issue", "keys", "ann"]) == 0
+    command = ["client", "--data", "data.yaml", "--credentials", "keys/nodes/ann", "--dry-run"]
+    assert main([*command, "--name", "ben"]) == 2
+    assert "holds the certificate of ann, got --name ben: leave it out" in capsys.readouterr().err
+    assert main([*command, "--name", "ann"]) == main(command) == 0
+
+
+def test_an_algorithm_that_needs_no_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "experiment.yaml", "--insecure", "--set", "algorithm=dpsgd", "--output", "run"]) == 2
+    assert "algorithm: a server needs one over mean, got dpsgd" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""A user's own class or function takes its keys like a built-in kind, and its own failures stay its own."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import fed
+from fed.config.registry import MODELS
+from fed.errors import InvalidExperiment
+
+Own = Callable[[str], str]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Own:
+    """Writes a module of the user's, whose name no other test has, and returns it."""
+    name = f"own_{abs(hash(request.node.nodeid))}"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    def write(source: str) -> str:
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+        return name
+
+    return write
+
+
+NET = '''
+from typing import TYPE_CHECKING
+from torch import nn
+if TYPE_CHECKING:
+    from nowhere import Shape, Module
+
+class Net(nn.Linear):
+    def __init__(self, input_shape, classes, bias: bool = True):
+        super().__init__(input_shape[0], classes, bias)
+
+def net(input_shape: "Shape", classes: int, bias: bool = True) -> "Module":
+    """A line.
+
+    Args:
+        bias: added at the end.
+    """
+    return nn.Linear(input_shape[0], classes, bias)
+'''
+
+
+@pytest.mark.parametrize("name", ["Net", "net"])
+def test_what_is_given_is_no_key_and_may_be_annotated_for_type_checkers_alone(own: Own, name: str) -> None:
+    kind = f"python:{own(NET)}:{name}"
+    model = MODELS.make(kind, bias=False)
+    assert model.model_dump() == {"kind": kind, "bias": False}
+    assert model.make(input_shape=(3,), classes=2).bias is None
+    with pytest.raises(ValidationError, match="unknown key; known: kind, bias"):
+        MODELS.make(kind, classes=2)
+
+
+def test_a_key_is_described_by_its_docstring(own: Own) -> None:
+    assert MODELS.section(f"python:{own(NET)}:net").model_fields["bias"].description == "added at the end."
+
+
+def test_a_dataclass_may_make_its_defaults(own: Own) -> None:
+    source = """
+from dataclasses import dataclass, field
+
+@dataclass
+class Net:
+    sizes: list[int] = field(default_factory=list)
+"""
+    assert MODELS.make(f"python:{own(source)}:Net").model_dump()["sizes"] == []
+
+
+@pytest.mark.parametrize("source", ["int('ten')", "None.nothing", "import os\nos.nothing"])
+def test_a_module_that_fails_is_no_bad_input(own: Own, source: str) -> None:
+    with pytest.raises(ImportError, match="fails while it is imported") as caught:
+        MODELS.make(f"python:{own(source)}:Net")
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("python:nowhere:Net", "cannot import nowhere"),
+        ("python:fed.errors:Nothing", "module fed.errors has no Nothing"),
+        ("python:fed:__version__", "must be a class or a function, not a str"),
+        ("python:fed", "must have the form python:package.module:Name"),
+        ("python:.fed:Experiment", "must have the form python:package.module:Name"),
+    ],
+)
+def test_a_kind_that_names_nothing_is_bad_input(kind: str, problem: str) -> None:
+    keys: dict[str, Any] = {"model": {"kind": kind}}
+    with pytest.raises(InvalidExperiment, match=problem):
+        fed.Experiment(**keys)

@@ -1,0 +1,409 @@
+"""Reports: whole pages that need nothing else, claim no more than the runs show, and take names for what they are."""
+
+import io
+import re
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import fed
+from fed.clients.data.describe import partition_of
+from fed.errors import InvalidData
+from fed.reports import charts
+from fed.reports.conclusions import failures, finding
+from fed.reports.html import comparison_report, comparison_svg, run_report
+from fed.reports.summary import ComparisonResult, row_of
+from fed.reports.tables import columns, table
+from tests.simulations.users_parts import on_demand, small
+
+ROOT = Path(__file__).resolve().parents[3]
+HOSTILE = "<script>a(1)</script>&amp;\"'>$x_{1$ \\frac{"
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+
+
+class Reading(HTMLParser):
+    """What a browser would make of a page: its elements, properly nested, and what they refer to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: Counter[str] = Counter()
+        self.references: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            if name == "id":
+                self.ids[value or ""] += 1
+            if name in ("src", "href", "xlink:href", "action", "data", "poster", "srcset"):
+                self.references.append(value or "")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def line(number: int, accuracy: float | None, **more: Any) -> dict[str, Any]:
+    measured = {"test_accuracy": accuracy, "test_loss": None if accuracy is None else 1 - accuracy, "train_loss": 0.3}
+    return {"round": number, "virtual_s": float(number), "bytes_up": 3000, "bytes_down": 4000, **measured, **more}
+
+
+def record(*accuracies: float | None, sends: bool = True, **more: Any) -> dict[str, Any]:
+    none = {} if sends else {"bytes_up": 0, "bytes_down": 0}
+    metrics = [line(number, accuracy, **none, **more) for number, accuracy in enumerate(accuracies, 1)]
+    totals = {key: sum(entry[key] for entry in metrics) for key in ("bytes_up", "bytes_down")}
+    final = {"final_test_accuracy": accuracies[-1], "final_test_loss": 0.2}
+    counts = {"rounds": len(metrics), "clients": 3, "parameters": 1234}
+    summary = {"status": "finished", **final, **totals, **counts, "wall_s": 1.0, "virtual_s": 2.0, "seed": 0}
+    return {"metrics": metrics, "summary": summary}
+
+
+def result_of(
+    runs: dict[str, list[dict[str, Any]]], kinds: dict[str, str] | None = None, **keys: Any
+) -> ComparisonResult:
+    """A comparison of made-up runs, by variant; kinds of algorithms are fedavg unless given."""
+    compare = [{"name": name, "algorithm": {"kind": (kinds or {}).get(name, "fedavg")}} for name in runs]
+    seeds = list(range(max(map(len, runs.values()))))
+    comparison = fed.Comparison(**{"compare": compare, "seeds": seeds, **keys})
+    by_seed = {name: dict(enumerate(of)) for name, of in runs.items()}
+    rows = [
+        row_of(name, variant.algorithm.kind, by_seed[name], seeds, comparison.target_accuracy)
+        for name, variant in comparison.variants().items()
+    ]
+    return ComparisonResult(comparison, rows, by_seed)
+
+
+def data_of(clients: int, classes: int, **more: Any) -> fed.FederatedData:
+    generator = torch.Generator().manual_seed(0)
+    pairs: dict[int | str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for client in range(clients):
+        labels = torch.randint(classes, (5,), generator=generator)
+        labels[0] = client % classes
+        pairs[client] = (torch.zeros(5, 2), labels)
+    return fed.FederatedData(train=pairs, **more)
+
+
+@pytest.fixture(scope="module")
+def several() -> ComparisonResult:
+    own = {"client_accuracy_mean": 0.4, "client_accuracy_std": 0.1}
+    runs = {
+        "FedAvg": [record(0.5, None, 0.8), record(0.6, None, 0.9)],
+        "_under $x_1$ 漢字": [record(0.5, 0.7, 0.85), record(0.6, 0.7, 0.95)],
+        HOSTILE: [record(0.2, 0.3, 0.4, sends=False, **own), record(0.2, 0.3, 0.5, sends=False, **own)],
+    }
+    return result_of(runs, {HOSTILE: "local"}, name=HOSTILE, target_accuracy=0.8)
+
+
+@pytest.fixture(scope="module")
+def page(several: ComparisonResult) -> str:
+    return comparison_report(
+        several, {"Who holds what": partition_of(data_of(100, 10)), HOSTILE: partition_of(data_of(3, 2))}
+    )
+
+
+def test_page_is_well_nested_and_asks_for_nothing_else(page: str) -> None:
+    reading = Reading(page)
+    assert reading.open == []
+    assert all(reference.startswith(("#", "data:image/png;base64,")) for reference in reading.references)
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org/)", page)
+    assert not {"script", "link", "iframe", "object", "base", "form"} & set(reading.tags)
+
+
+def test_names_are_shown_as_they_stand_and_never_run(page: str) -> None:
+    reading = Reading(page)
+    assert "<script" not in page
+    # The title, the heading, the finding, the table, the changes and a heading of a partition.
+    assert sum(HOSTILE in text for text in reading.texts) >= 6
+    assert sum(text.startswith(HOSTILE[:31]) and text.endswith("…") for text in reading.texts) == 2, "legends"
+    assert any("_under $x_1$ 漢字" in text for text in reading.texts)
+
+
+def test_identifiers_of_all_pictures_differ_and_every_reference_within_leads_somewhere(page: str) -> None:
+    reading = Reading(page)
+    assert [name for name, times in reading.ids.items() if times > 1] == []
+    inner = {reference[1:] for reference in reading.references if reference.startswith("#")}
+    assert inner | set(re.findall(r"url\(#([^)]+)\)", page)) <= set(reading.ids)
+
+
+def test_page_takes_its_ink_from_the_reader(page: str) -> None:
+    assert charts.INK not in page
+    assert "currentColor" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_page_has_every_variant_its_figures_and_its_settings(several: ComparisonResult, page: str) -> None:
+    text = "".join(Reading(page).texts)
+    for column in columns(several):
+        assert all(cell in text for cell in column.texts), column.heading
+    for expected in ("0.850 ± 0.071", "algorithm.kind: local", "batch_size: 16", "Clients' own models", "torch"):
+        assert expected in text
+
+
+def test_same_runs_give_the_same_picture(several: ComparisonResult) -> None:
+    assert comparison_svg(several) == comparison_svg(several)
+
+
+def test_picture_is_a_file_of_its_own(several: ComparisonResult) -> None:
+    svg = comparison_svg(several)
+    assert svg is not None
+    root = ElementTree.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = {(element.text or "").strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"FedAvg", HOSTILE[:31] + "…", "_under $x_1$ 漢字", "target 0.8", "round"} <= texts
+
+
+def test_without_measurements_there_is_a_page_and_no_picture() -> None:
+    failed = {"metrics": [], "summary": {"status": "failed", "reason": "loss <is> NaN"}}
+    result = result_of({"A": [failed]}, target_accuracy=0.5)
+    assert comparison_svg(result) is None
+    text = "".join(Reading(comparison_report(result, {})).texts)
+    assert "A: seed 0: loss <is> NaN" in text
+    assert "No variant was measured to the end." in text
+
+
+def failed(reason: str) -> dict[str, Any]:
+    return {"metrics": [], "summary": {"status": "failed", "reason": reason}}
+
+
+def test_each_reason_of_a_failed_variant_is_told_once_below_the_table() -> None:
+    reason = "the training loss of client 7 is not finite"
+    runs = {"A": [record(0.5)] * 4, "B": [failed(reason), failed(reason), record(0.5), failed("died")]}
+    result = result_of(runs)
+    assert failures(result) == [f"B: seeds 0, 1: {reason}; seed 3: died"]
+    assert columns(result)[-1].texts == ["finished", "failed"]
+    assert comparison_report(result, {}).count(reason) == 1
+
+
+def test_terminal_table_does_not_break_the_words_of_a_name() -> None:
+    name = "trial 4: local.lr=0.037, local.batch_size=16"
+    result = result_of({name: [record(0.5)], "B": [failed("died")]}, target_accuracy=0.5)
+    for width in (80, 100, 200):
+        shown = io.StringIO()
+        Console(width=width, file=shown).print(table(result, width))
+        assert all(word in shown.getvalue() for word in (*name.split(), "finished"))
+    assert name in shown.getvalue()
+
+
+def test_where_accuracy_is_not_measured_the_loss_is_drawn() -> None:
+    runs = {"A": [record(0.5, 0.6)], "B": [record(0.5, 0.7)]}
+    for of in runs.values():
+        of[0]["summary"]["final_test_accuracy"] = None
+        of[0]["metrics"] = [{**entry, "test_accuracy": None} for entry in of[0]["metrics"]]
+    text = "".join(Reading(comparison_report(result_of(runs), {})).texts)
+    assert "Loss against rounds and bytes" in text
+    assert "final loss" in text
+
+
+@pytest.mark.parametrize("settings", [{}, {"algorithm": {"kind": "dpsgd"}}, {"algorithm": {"kind": "centralized"}}])
+def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
+    keys: dict[str, Any] = {"name": HOSTILE, "data": {"clients": 5}, "rounds": {"count": 2}, **settings}
+    run = fed.simulate(fed.Experiment(**keys))
+    reading = Reading(run_report(run, partition_of(data_of(5, 10))))
+    text = "".join(reading.texts)
+    assert reading.open == []
+    assert "script" not in reading.tags
+    assert f"{run.summary['final_test_accuracy']:.4f}" in text
+    assert "count: 2" in text
+
+
+def test_interrupted_run_says_so() -> None:
+    run = fed.simulate(fed.Experiment().override({"data.clients": 5, "rounds.count": 1}))
+    cut_short = fed.Run(run.experiment, [], {**run.summary, "status": "interrupted", "rounds": 0}, run.model)
+    assert "Status: interrupted." in run_report(cut_short, partition_of(data_of(2, 2)))
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (1, 2), (100, 10), (300, 40), (1000, 3)])
+def test_partition_is_drawn_for_few_and_for_many(clients: int, classes: int) -> None:
+    counts_CL = np.random.default_rng(0).integers(0, 9, (clients, classes))
+    svg = charts.partition([f"client <{number}>" for number in range(clients)], counts_CL)
+    ElementTree.fromstring(svg)
+    assert len(svg) < 500_000
+
+
+def test_curve_is_the_mean_of_rounds_that_all_runs_measured() -> None:
+    runs = [[line(1, 0.2), line(2, None), line(3, 0.6)], [line(1, 0.4), line(2, 0.5), line(3, 0.8), line(4, 0.9)]]
+    curve = charts.curve_of(runs, "test_accuracy")
+    assert curve is not None
+    assert curve.rounds.tolist() == [1, 3]
+    assert curve.size_bytes.tolist() == [7000, 21000]
+    np.testing.assert_allclose(curve.mean, [0.3, 0.7], rtol=1e-15)
+    np.testing.assert_allclose(curve.deviation, [0.02**0.5] * 2, rtol=1e-14)  # sqrt((0.1² + 0.1²) / 1)
+
+
+def test_curve_has_the_mean_of_simulated_times() -> None:
+    runs = [[{**line(1, 0.2), "virtual_s": 3.0}], [{**line(1, 0.4), "virtual_s": 4.0}]]
+    curve = charts.curve_of(runs, "test_accuracy")
+    assert curve is not None
+    assert curve.virtual_s.tolist() == [3.5]
+
+
+@pytest.mark.parametrize(("end_s", "unit"), [(100.0, "s"), (600.0, "min"), (9000.0, "h"), (2e5, "days")])
+def test_time_has_a_unit_of_its_size(end_s: float, unit: str) -> None:
+    one = np.array([1.0, 2.0])
+    lines = {"A": charts.Curve(one, one, np.array([0.0, end_s]), one, 0 * one)}
+    svg = charts.against_time(lines, charts.styles({"A": ""}), label="accuracy")
+    assert f"simulated time, {unit}<" in svg
+
+
+def test_times_that_differ_much_are_told_in_plain_numbers_on_a_logarithmic_axis() -> None:
+    one = np.array([1.0, 2.0])
+    lines = {name: charts.Curve(one, one, end_s * one, one, 0 * one) for name, end_s in (("A", 3.0), ("B", 900.0))}
+    svg = charts.against_time(lines, charts.styles(dict.fromkeys(lines, "")), label="accuracy")
+    assert "mathdefault" not in svg
+    assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", svg))
+
+
+def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
+    keys = {"data": {"clients": 5}, "rounds": {"count": 3, "cohort": 3}}
+    page = run_report(fed.simulate(fed.Experiment(**keys)), partition_of(data_of(5, 10)))
+    assert "Accuracy against simulated time" in page
+    assert "What became of tasks" not in page
+    rounds = {"kind": "buffered", "count": 3, "buffer": 1, "concurrency": 3}
+    page = run_report(fed.simulate(fed.Experiment(data={"clients": 5}, rounds=rounds)), partition_of(data_of(5, 10)))
+    assert "What became of tasks" in page
+    assert "mean staleness" in page
+
+
+def test_table_tells_the_shares_of_late_and_failed_tasks_and_the_mean_staleness() -> None:
+    tasks: dict[str, Any] = {"selected": 8, "replied": 4, "late": 2, "failed": 1, "staleness_mean": 1.5}
+    shown = {column.heading: column.texts for column in columns(result_of({"A": [record(0.5, 0.6, **tasks)]}))}
+    assert (shown["late"], shown["failed"], shown["staleness"]) == (["25%"], ["12%"], ["1.5"])
+    assert not {"late", "failed", "staleness"} & {column.heading for column in columns(result_of({"A": [record(0.5)]}))}
+
+
+def test_curve_within_runs_has_the_spread_over_clients() -> None:
+    runs = [[line(1, 0.2, own=0.5, spread=0.1)], [line(1, 0.4, own=0.7, spread=0.3)]]
+    curve = charts.curve_of(runs, "own", within="spread")
+    assert curve is not None
+    np.testing.assert_allclose([curve.mean[0], curve.deviation[0]], [0.6, 0.2], rtol=1e-15)
+    assert charts.curve_of(runs, "absent") is None
+
+
+def test_styles_tell_35_variants_and_both_baselines_apart() -> None:
+    algorithms = {f"variant {number}": "fedavg" for number in range(35)} | {"floor": "local", "ceiling": "centralized"}
+    looks = charts.styles(algorithms)
+    assert len(set(looks.values())) == len(algorithms)
+    assert [name for name, look in looks.items() if look.colour == charts.INK] == ["floor", "ceiling"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["FedAvg", "Local"],
+        [f"trial {number}: local.lr=0.0{number}, local.batch_size=16" for number in range(1, 12)],
+        [f"{'W' * 60}{ending}" for ending in "ABC"],  # alike but for their ends
+        [f"{'漢' * 40}{middle}{'字' * 40}" for middle in "ABC"],  # alike at both ends
+    ],
+)
+def test_legend_fits_the_figure_and_tells_its_lines_apart(names: list[str]) -> None:
+    labels = charts.short_labels(names)
+    assert len(set(labels)) == len(names)
+    assert all(len(label) <= 32 for label in labels)
+    curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(5)))
+    lines = dict.fromkeys(names, curve)
+    svg = ElementTree.fromstring(charts.curves(lines, charts.styles(dict.fromkeys(names, "")), label="accuracy"))
+    legend = next(group for group in svg.iter() if (group.get("id") or "").startswith("legend_"))
+    places = [float(text.get("x") or 0) for text in legend.iter("{http://www.w3.org/2000/svg}text")]
+    assert len(places) == len(names)
+    # The legend stands in the middle: what does not leave at the left, its lines of 4 em before the labels, fits.
+    assert min(places) > 4 * 9
+
+
+# What the finding claims.
+
+
+def said(runs: dict[str, list[dict[str, Any]]], **keys: Any) -> str:
+    return finding(result_of(runs, {"Local": "local", "Centralized": "centralized"}, **keys))
+
+
+def test_finding_names_the_best_and_those_its_seeds_do_not_tell_apart() -> None:
+    # 0.85 ± 0.0707 reaches down to 0.779; 0.75 ± 0.0707 up to 0.821; 0.5 ± 0.0707 to 0.571.
+    runs = {"A": [record(0.7), record(0.8)], "B": [record(0.8), record(0.9)], "C": [record(0.45), record(0.55)]}
+    assert said(runs) == (
+        "B ends with the highest test accuracy, 0.850 ± 0.071 over 2 seeds, which do not tell it apart from A."
+    )
+
+
+def test_finding_is_sure_where_spreads_do_not_meet() -> None:
+    runs = {"A": [record(0.50), record(0.51)], "B": [record(0.8), record(0.81)]}
+    assert "no other comes within its spread" in said(runs)
+
+
+def test_finding_compares_no_scores_on_the_clients_samples_with_scores_on_the_test_set() -> None:
+    by_clients: dict[str, Any] = {"client_accuracy_worst_decile": 0.7}
+    runs = {"A": [record(0.5), record(0.51)], "B": [record(0.8, **by_clients), record(0.81, **by_clients)]}
+    assert said(runs) == (
+        "Accuracies do not compare: clients score B on samples of their own, the coordinator A on the test set. "
+        "Write evaluation: clients in the base to score all alike."
+    )
+
+
+def test_finding_from_one_seed_does_not_claim_a_difference() -> None:
+    assert said({"A": [record(0.5)], "B": [record(0.9)]}) == (
+        "B ends with the highest test accuracy, 0.900; with one seed nobody can say how much of that is chance."
+    )
+
+
+def test_baselines_win_nothing_but_are_told() -> None:
+    runs = {"Local": [record(0.3)], "A": [record(0.8)], "Centralized": [record(0.9)]}
+    assert said(runs).startswith("A ends with a test accuracy of 0.800. ")
+    assert said(runs).endswith("Centralized, the ceiling, ends at 0.900; Local, the floor, ends at 0.300.")
+
+
+def test_finding_counts_to_the_target_only_those_that_always_arrive() -> None:
+    runs = {"often": [record(0.9), record(0.1)], "A": [record(0.1, 0.9), record(0.1, 0.9)]}
+    assert said(runs, target_accuracy=0.9).endswith(
+        "A is the first at 0.9, after 2 rounds, and sends the fewest bytes to get there, 14 kB."
+    )
+    assert said(runs, target_accuracy=0.95).endswith("None reaches 0.95 with every seed.")
+
+
+@pytest.mark.parametrize("module", ["compare", "report", "charts"])
+def test_no_plotting_library_is_loaded_before_a_picture_is_drawn(module: str) -> None:
+    code = (
+        f"import sys, fed.simulations.{module}\n"
+        "assert not {'matplotlib', 'jinja2'} & set(sys.modules)\n"
+        "from fed.reports import charts\n"
+        "charts.partition(['a'], __import__('numpy').ones((1, 1), int))\n"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_client_that_no_round_reads_costs_neither_the_summary_nor_the_report(tmp_path: Path) -> None:
+    data = on_demand(bad=[7])
+    keys = fed.Experiment(rounds={"count": 1, "cohort": 1}, seed=1, simulation={"workers": 0})
+    run = fed.simulate(keys, data=data, model=small, output=tmp_path / "run")
+    with pytest.raises(InvalidData, match="client 7 "):
+        data.read(7)
+    assert run.summary["status"] == "finished"
+    assert (tmp_path / "run" / "summary.json").is_file()
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "Round by round" in page
+    assert "Who holds what" not in page
+    good = run_report(run, partition_of(on_demand()))
+    assert "Who holds what" in good

@@ -1,0 +1,319 @@
+"""A run's folder: whole files, a line a round, nobody's files lost."""
+
+import json
+import math
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import fed
+from fed.config import yaml
+from fed.config.experiment import Experiment
+from fed.errors import InvalidInput, OutputExists, RunFailed
+from fed.storage.atomic_files import write_atomically
+from fed.storage.checkpoints import Checkpoints
+from fed.storage.run_folder import RunFolder, clear_run, environment, state_of
+
+LINE: dict[str, Any] = {"round": 1, "test_accuracy": 0.5, "train_loss": math.nan, "bytes_up": 2**60}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(Experiment())
+    return folder
+
+
+def lines(folder: RunFolder) -> list[Any]:
+    with (folder.path / "metrics.jsonl").open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def names(path: Path) -> set[str]:
+    return {file.name for file in path.iterdir()}
+
+
+def test_a_write_that_fails_midway_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_atomically(path, b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # as on a full disk: ten bytes, and no more
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_atomically(path, b"new" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == {"summary.json"}
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    path, contents = tmp_path / "model", [bytes([digit]) * 300_000 for digit in range(2)]
+    write_atomically(path, contents[0])
+    done, seen = threading.Event(), set()
+
+    def read() -> None:
+        while not done.is_set():
+            seen.add(path.read_bytes())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(1, 60):
+            write_atomically(path, contents[number % 2])
+    finally:
+        done.set()
+        reader.join()
+    assert seen <= set(contents)
+    assert names(tmp_path) == {"model"}
+
+
+def test_a_folder_that_is_empty_or_not_there_yet_is_taken(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "deep" / "deeper"):
+        RunFolder(path).begin(Experiment())
+        assert (path / "experiment.yaml").is_file()
+    RunFolder(tmp_path / "later")
+    assert not (tmp_path / "later").exists(), "before it begins, nothing is touched"
+
+
+def test_a_folder_that_holds_anything_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OutputExists, match="is not an empty folder: choose another --output, or pass --overwrite"):
+        RunFolder(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    (tmp_path / "notes.txt").rename(tmp_path / ".hidden")
+    with pytest.raises(OutputExists):
+        RunFolder(tmp_path)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_never_overwritten_by_a_folder(tmp_path: Path, overwrite: bool) -> None:
+    path = tmp_path / "run"
+    path.write_text("mine")
+    with pytest.raises(OutputExists):
+        RunFolder(path, overwrite=overwrite)
+    assert path.read_text() == "mine"
+
+
+def test_overwriting_replaces_the_old_run_and_leaves_what_is_not_of_a_run(folder: RunFolder) -> None:
+    folder.append(LINE)
+    folder.keep(nn.Linear(1, 1))
+    folder.finish({"status": "finished"}, "<p>old</p>")
+    assert names(folder.path) == set(RunFolder.FILES)
+    (folder.path / "notes.txt").write_text("mine")
+    (folder.path / "data").mkdir()
+    folder.checkpoints.mkdir()
+    (folder.checkpoints / "round-000003.safetensors").write_bytes(b"")
+    again = RunFolder(folder.path, overwrite=True)
+    assert len(lines(folder)) == 1, "until the new run begins, the old one stays"
+    again.begin(Experiment())
+    begun = {"experiment.yaml", "environment.json", "metrics.jsonl"}
+    assert names(folder.path) == {*begun, "notes.txt", "data"}, "nothing old beside a new run"
+    assert (folder.path / "notes.txt").read_text() == "mine"
+    assert lines(again) == []
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InvalidInput, match=r"cannot be written to \(.+\): choose another --output"):
+        RunFolder(tmp_path / "file" / "run").begin(Experiment())
+    (tmp_path / "run" / "summary.json").mkdir(parents=True)
+    (tmp_path / "run" / "environment.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="cannot be written to"):
+        RunFolder(tmp_path / "run", overwrite=True).begin(Experiment())
+
+
+def test_what_is_known_at_the_beginning_is_written_at_the_beginning(tmp_path: Path) -> None:
+    experiment = Experiment(name="Überblick", rounds={"count": 3})
+    folder = RunFolder(tmp_path)
+    folder.begin(experiment)
+    assert names(tmp_path) == {"experiment.yaml", "environment.json", "metrics.jsonl"}
+    assert Experiment.load(tmp_path / "experiment.yaml") == experiment
+    assert yaml.load(tmp_path / "experiment.yaml") == experiment.dump(), "every default resolved"
+    held = json.loads((tmp_path / "environment.json").read_text())
+    assert held.keys() == {*environment(), "given"}
+    assert (held["fed"], held["versions"]["torch"]) == (fed.__version__, torch.__version__)
+
+
+def test_metrics_are_readable_line_by_line_while_the_run_goes_on(folder: RunFolder) -> None:
+    for number in range(1, 4):
+        folder.append({**LINE, "round": number, "name": "zwei\nZeilen ü"})
+        assert [line["round"] for line in lines(folder)] == list(range(1, number + 1))
+        assert (folder.path / "metrics.jsonl").read_bytes().endswith(b"}\n")
+    assert lines(folder)[0] == {**LINE, "train_loss": None, "name": "zwei\nZeilen ü"}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def nulled(value: Any) -> Any:
+    """A value as any reader of JSON sees it."""
+    if isinstance(value, float) and (value != value or abs(value) == math.inf):
+        return None
+    if isinstance(value, dict):
+        return {key: nulled(inner) for key, inner in value.items()}
+    return [nulled(inner) for inner in value] if isinstance(value, list) else value
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=3))
+def test_what_is_not_finite_is_null_at_any_depth(
+    tmp_path_factory: pytest.TempPathFactory, line: dict[str, Any]
+) -> None:
+    folder = RunFolder(tmp_path_factory.mktemp("run") / "run")
+    folder.path.mkdir()
+    folder.append(line)
+    folder.append({"tuple": (1.5, math.inf, (math.nan,))})
+    assert lines(folder) == [nulled(line), {"tuple": [1.5, None, [None]]}]
+
+
+def test_the_model_is_tensors_and_no_metadata(folder: RunFolder) -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    module[2].weight = nn.Parameter(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).T)  # not contiguous
+    module.append(nn.Linear(3, 4))
+    module[3].weight = module[0].weight  # tied
+    folder.keep(module)
+    path = folder.path / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        assert file.metadata() is None
+    loaded = load_file(path)
+    assert loaded.keys() == module.state_dict().keys()
+    for name, tensor in module.state_dict().items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_what_a_state_holds_beside_tensors_is_left_out(folder: RunFolder) -> None:
+    class Remembering(nn.Linear):
+        def get_extra_state(self) -> dict[str, str]:
+            return {"notes": "mine"}
+
+    folder.keep(Remembering(1, 1))
+    assert load_file(folder.path / "model.safetensors").keys() == {"weight", "bias"}
+
+
+def test_where_there_is_a_summary_all_else_is_there(folder: RunFolder) -> None:
+    folder.keep(nn.Linear(1, 1))
+    with pytest.raises(UnicodeEncodeError):
+        folder.finish({"status": "finished"}, "\ud800, which no UTF-8 holds")
+    assert "summary.json" not in names(folder.path)
+    folder.finish({"status": "finished", "final_test_loss": math.inf}, "<p>ü</p>")
+    assert json.loads((folder.path / "summary.json").read_text()) == {"status": "finished", "final_test_loss": None}
+    assert (folder.path / "report.html").read_text(encoding="utf-8") == "<p>ü</p>"
+    assert names(folder.path) == set(RunFolder.FILES)
+
+
+# Resuming
+
+
+def run_of(folder: RunFolder, rounds: int) -> bytes:
+    for number in range(1, rounds + 1):
+        folder.append({**LINE, "round": number})
+    return (folder.path / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 4])
+def test_a_run_that_goes_on_has_the_lines_until_then_and_no_end(folder: RunFolder, after: int) -> None:
+    whole = run_of(folder, 4)
+    folder.keep(nn.Linear(1, 1))
+    folder.finish({"status": "interrupted"}, "<p></p>")
+    again = RunFolder.existing(folder.path)
+    assert again.resume(after) == [{**LINE, "round": number, "train_loss": None} for number in range(1, after + 1)]
+    assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:after])
+    assert names(folder.path) == set(RunFolder.FILES) - {"summary.json", "report.html"}
+    assert state_of(folder.path) == "unfinished"
+
+
+def test_a_line_cut_short_at_any_byte_is_no_line_and_is_gone_when_the_run_goes_on(folder: RunFolder) -> None:
+    whole = run_of(folder, 3)
+    lines = whole.splitlines(keepends=True)
+    for length in range(len(lines[2])):
+        (folder.path / "metrics.jsonl").write_bytes(b"".join(lines[:2]) + lines[2][:length])
+        assert [line["round"] for line in RunFolder.existing(folder.path).resume(2)] == [1, 2]
+        folder.append({**LINE, "round": 3})
+        assert (folder.path / "metrics.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"}\n", b"{}\n", b"null\n", b"\n", b"\xff\xfe\n"])
+def test_whatever_a_loss_of_power_leaves_behind_the_last_line_is_no_line(folder: RunFolder, tail: bytes) -> None:
+    whole = run_of(folder, 2)
+    (folder.path / "metrics.jsonl").write_bytes(whole + tail)
+    assert len(RunFolder.existing(folder.path).resume(2)) == 2
+    assert (folder.path / "metrics.jsonl").read_bytes() == whole
+
+
+def test_metrics_that_do_not_reach_the_checkpoint_are_told_and_left_alone(folder: RunFolder) -> None:
+    whole = run_of(folder, 3)
+    folder.finish({"status": "interrupted"}, "<p></p>")
+    with pytest.raises(InvalidInput, match=r"must hold all rounds until 4, got them until 3: restore the file, or run"):
+        folder.resume(4)
+    (folder.path / "metrics.jsonl").write_bytes(b"rubbish\n" + whole)
+    with pytest.raises(InvalidInput, match=r"metrics.jsonl: line 1 must be a round's metrics, got b'rubbish': restore"):
+        folder.resume(3)
+    assert state_of(folder.path) == "interrupted"
+    (folder.path / "metrics.jsonl").unlink()
+    assert folder.resume(0) == []
+
+
+def test_cutting_back_is_whole_or_not_at_all(folder: RunFolder) -> None:
+    whole = run_of(folder, 3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(RunFailed, match="File too large"):
+            folder.resume(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (folder.path / "metrics.jsonl").read_bytes() == whole
+    folder.sync()
+
+
+def test_only_a_run_can_be_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path, tmp_path / "none", tmp_path / "file"):
+        with pytest.raises(
+            InvalidInput, match="must be the folder of a run, got none there: fed runs lists what there"
+        ):
+            RunFolder.existing(path)
+
+
+def test_a_run_that_is_overwritten_takes_its_checkpoints_with_it(folder: RunFolder) -> None:
+    Checkpoints(folder.checkpoints, 2).write(3, None)
+    (folder.checkpoints / ".round-000004.safetensors.77").write_bytes(b"half")
+    RunFolder(folder.path, overwrite=True).begin(Experiment())
+    assert not folder.checkpoints.exists()
+    Checkpoints(folder.checkpoints, 2).write(3, None)
+    (folder.checkpoints / "notes.txt").write_text("mine")
+    RunFolder(folder.path, overwrite=True).begin(Experiment())
+    assert names(folder.checkpoints) == {"notes.txt"}
+
+
+def test_a_clearing_that_stops_midway_leaves_a_run_that_can_be_overwritten(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.finish({"status": "finished"}, "")
+    for stop in range(1, 6):
+        unlink, calls = Path.unlink, iter(range(stop))
+
+        def stops(path: Path, missing_ok: bool = False, calls: Any = calls, unlink: Any = unlink) -> None:
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            unlink(path, missing_ok)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", stops)
+            with pytest.raises(KeyboardInterrupt):
+                clear_run(folder.path)
+        RunFolder(folder.path, overwrite=True)

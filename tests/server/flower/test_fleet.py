@@ -1,0 +1,430 @@
+"""A fleet over a scripted grid of Flower's: what is sent when, what is sent again, and what may count."""
+
+import itertools
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fed.errors import InvalidInput, InvalidPayload
+from fed.server.flower.fleet import FlowerFleet, FlowerPatience
+from fed.wire.flower_records import packed, unpacked
+from fed.wire.messages import Failure, GroupReply, Task
+from fed.wire.protocol_pb2 import Plan, Signature
+from tests.flower_stand_ins import Array, Message, StandInGrid, install
+
+SIZE = 3
+INTEGERS = torch.zeros(0, dtype=torch.int64)
+PATIENCE = FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=0.05, sends=3)
+
+
+Script = Callable[[Message], Any]
+"""What a node answers: content, a number for an error of Flower's, or None for nothing."""
+
+
+def trained(message: Message, **fields: Any) -> Any:
+    """What an honest node answers to a task: a message of ones."""
+    fields = {"samples": 2, "weight": 2.0, "train_loss": 0.5} | fields
+    return packed((torch.ones(SIZE, dtype=torch.float64), INTEGERS), **fields)
+
+
+def described(client: object, changed: Mapping[str, object]) -> Any:
+    fields = {"client": client, "samples": 2, "input_shape": [4], "input_dtype": "float32", "classes": 3}
+    return packed((), **{**fields, **changed})
+
+
+@pytest.fixture(autouse=True)
+def _flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+
+
+@dataclass
+class Grid(StandInGrid):
+    """Nodes that do as they are told; one that has no script is silent."""
+
+    names: dict[int, int | str]
+    scripts: dict[int, Script] = field(default_factory=dict)
+    changed: Mapping[str, object] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.names)
+
+    def tasks(self, node: int) -> list[str]:
+        """The messages with tasks that a node has had."""
+        sent = [f"message-{place}" for place, one in enumerate(self.pushed) if one.metadata.message_type == "train"]
+        return [found for found in sent if self.pushed[int(found[8:])].metadata.dst_node_id == node]
+
+    def content_of_answer(self, message: Message) -> Any:
+        node = message.metadata.dst_node_id
+        if node in self.silent:
+            return 5
+        if message.metadata.message_type == "query":
+            return described(self.names[node], self.changed)
+        script = self.scripts.get(node)
+        return script(message) if script else None
+
+
+def fleet_over(grid: Grid, patience: FlowerPatience = PATIENCE, reason: str | None = None) -> FlowerFleet:
+    fleet = FlowerFleet(grid, accepts=lambda joining: reason, patience=patience)
+    signature = Signature(input_shape=[4], input_dtype="float32", classes=3)
+    fleet.begin(Plan(signature=signature), (torch.zeros(SIZE, dtype=torch.float64), INTEGERS), reports_models=False)
+    return fleet
+
+
+def task(number: int, client: int | str, deadline_s: float | None = None) -> Task:
+    return Task(number, 1, client, torch.zeros(SIZE), INTEGERS, deadline_s=deadline_s)
+
+
+def test_nodes_say_who_they_are() -> None:
+    grid = Grid({91: "ann", 17: 1})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(2)
+    assert fleet.registered() == [1, "ann"] == fleet.available()
+    assert fleet.size_of("ann") == 2
+    del grid.names[91]
+    assert fleet.wait(fleet.clock + 10)
+    assert (fleet.registered(), fleet.available()) == ([1, "ann"], [1])
+
+
+def test_a_task_goes_out_as_one_array_and_comes_back_as_a_reply() -> None:
+    grid = Grid({5: 0}, {5: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    sent = task(7, 0)._replace(vector_V=torch.arange(3.0), broadcast=(torch.ones(2),), lr=0.5, repeats=2)
+    fleet.dispatch([sent])
+    (reply,) = fleet.collect()
+    content = grid.pushed[-1].content
+    assert {name: list(part) for name, part in content.items() if name == "arrays"} == {"arrays": ["flat"]}
+    fields, tensors = unpacked(content)
+    assert [part.tolist() for part in tensors] == [[0, 1, 2], [], [1, 1]]
+    assert (fields["lr"], fields["repeats"], fields["broadcast_count"]) == (0.5, 2, 1)
+    assert "steps" not in fields
+    assert "kept_after" not in fields
+    assert isinstance(reply, GroupReply)
+    assert (reply.tasks, reply.clients, reply.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
+    assert torch.equal(reply.mean_M, torch.ones(SIZE, dtype=torch.float64))
+    assert reply.size_bytes == SIZE * 8
+
+
+@pytest.mark.parametrize("code", [3, 5])
+def test_what_flower_did_not_deliver_is_sent_again(code: int) -> None:
+    answers: list[Any] = [code, code, None]
+    grid = Grid({5: 0}, {5: lambda message: answers.pop(0) or trained(message)})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0)])
+    (reply,) = fleet.collect()
+    assert isinstance(reply, GroupReply)
+    assert len(grid.tasks(5)) == 3
+
+
+@pytest.mark.parametrize(("code", "sends"), [(3, 3), (5, 3), (2, 1), (8, 1)])
+def test_a_task_that_never_comes_through_has_failed(code: int, sends: int) -> None:
+    grid = Grid({5: 0}, {5: lambda message: code})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0)])
+    (failure,) = fleet.collect()
+    assert isinstance(failure, Failure)
+    assert f"error {code}" in failure.reason
+    assert len(grid.tasks(5)) == sends
+
+
+def test_a_lost_nodes_task_goes_to_the_one_that_comes_back_in_its_name() -> None:
+    grid = Grid({5: 0})
+    fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=60))
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0)])
+    del grid.names[5]
+    grid.answer(grid.tasks(5)[0], 5)
+    assert list(fleet.collect(until=fleet.clock + 0.02)) == []
+    grid.names[6], grid.scripts[6] = 0, trained
+    (reply,) = fleet.collect()
+    assert isinstance(reply, GroupReply)
+    assert len(grid.tasks(6)) == 1
+
+
+def test_a_lost_node_that_flower_still_lists_gets_nothing_until_it_speaks() -> None:
+    grid = Grid({5: 0})
+    fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=60))
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0)])
+    grid.silent = {5}
+    grid.answer(grid.tasks(5)[0], 5)
+    assert list(fleet.collect(until=fleet.clock + 0.02)) == []
+    grid.names[6], grid.scripts[6] = 0, trained
+    (reply,) = fleet.collect()
+    assert isinstance(reply, GroupReply)
+    assert (len(grid.tasks(5)), len(grid.tasks(6))) == (1, 1)
+
+
+def test_a_task_of_a_node_that_stays_away_fails() -> None:
+    grid = Grid({5: 0})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    del grid.names[5]
+    assert fleet.available() == []
+    fleet.dispatch([task(0, 0)])
+    (failure,) = fleet.collect()
+    assert isinstance(failure, Failure)
+    assert "was not there" in failure.reason
+
+
+def test_a_node_has_one_message_in_flight_whatever_is_asked_of_it() -> None:
+    grid = Grid({5: 0, 6: 1}, {6: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(2)
+    fleet.dispatch([task(0, 0)])
+    fleet.cancel([0])
+    assert fleet.available() == [1]  # client 0 trains on for a round that is over
+    fleet.dispatch([task(1, 0), task(2, 1)])
+    assert [reply.tasks for reply in fleet.collect(enough=1) if isinstance(reply, GroupReply)] == [(2,)]
+    assert len(grid.tasks(5)) == 1
+    grid.scripts[5] = trained
+    grid.answer(grid.tasks(5)[0], trained(grid.pushed[0]))
+    (reply,) = fleet.collect()
+    assert isinstance(reply, GroupReply)
+    assert reply.tasks == (1,)
+    assert len(grid.tasks(5)) == 2
+
+
+def test_a_deadline_is_the_messages_lifetime_and_then_the_task_has_failed() -> None:
+    grid = Grid({5: 0}, {5: lambda message: 3})
+    fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, sends=10**6))
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0, deadline_s=0.05)])
+    (failure,) = fleet.collect()
+    assert isinstance(failure, Failure)
+    assert "in time" in failure.reason
+    grid.scripts[5] = trained
+    fleet.dispatch([task(1, 0, deadline_s=100.0), task(2, 0)])
+    assert len(list(fleet.collect())) == 2
+    assert 99 < (grid.pushed[-2].metadata.ttl or math.inf) <= 100
+    assert grid.pushed[-1].metadata.ttl is None
+
+
+GARBAGE: Mapping[str, Script] = {
+    "nothing": lambda message: {},
+    "no record": lambda message: {"config": 3},
+    "no spec": lambda message: {"config": {"samples": 2}},
+    "many arrays": lambda message: packed((torch.ones(1),) * 3, samples=2, weight=2.0, train_loss=0.5),
+    "no array": lambda message: {"config": trained(message)["config"]},
+    "a short array": lambda message: trained(message) | {"arrays": {"flat": Array("uint8", (1,), "bytes", b"1")}},
+    "no bytes": lambda message: trained(message) | {"arrays": {"flat": Array("uint8", (1,), "bytes", [1])}},
+    "a huge size": lambda message: {"config": {"dtypes": ["float32"], "numbers": [2**62]}},
+    "a negative size": lambda message: {"config": {"dtypes": ["float32"], "numbers": [-1]}},
+    "an unknown type": lambda message: {"config": {"dtypes": ["object"], "numbers": [1]}},
+    "a nameless type": lambda message: {"config": {"dtypes": [3], "numbers": [1]}},
+    "another shape": lambda message: packed(
+        (torch.ones(2, dtype=torch.float64), INTEGERS), samples=2, weight=2.0, train_loss=0.5
+    ),
+    "another type": lambda message: packed((torch.ones(SIZE), INTEGERS), samples=2, weight=2.0, train_loss=0.5),
+    "a number that is none": lambda message: packed(
+        (torch.full((SIZE,), torch.nan, dtype=torch.float64), INTEGERS), samples=2, weight=2.0, train_loss=0.5
+    ),
+    "a weight of infinity": lambda message: trained(message, weight=math.inf),
+    "a negative weight": lambda message: trained(message, weight=-1.0),
+    "samples as text": lambda message: trained(message, samples="2"),
+    "samples as truth": lambda message: trained(message, samples=True),
+    "no samples": lambda message: trained(message, samples=0),
+    "no loss": lambda message: trained(message, train_loss=None),
+    "a problem that is no text": lambda message: trained(message, problem=3),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_refused_and_counted(name: str) -> None:
+    grid = Grid({5: 0, 6: 1}, {5: GARBAGE[name], 6: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(2)
+    fleet.dispatch([task(0, 0), task(1, 1)])
+    failure, reply = sorted(fleet.collect(), key=lambda answer: isinstance(answer, GroupReply))
+    assert isinstance(failure, Failure)
+    assert isinstance(reply, GroupReply)
+    assert "refused" in failure.reason
+    assert not failure.diverged
+    assert fleet.refused == 1
+
+
+def test_an_answer_in_another_nodes_name_is_refused() -> None:
+    grid = Grid({5: 0}, {5: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    grid.sender = 6
+    fleet.dispatch([task(0, 0)])
+    (failure,) = fleet.collect()
+    assert isinstance(failure, Failure)
+    assert fleet.refused == 1
+
+
+def test_a_nodes_problem_is_told() -> None:
+    problem = packed((), problem="client 0's loss is no longer finite", diverged=True)
+    fleet = fleet_over(Grid({5: 0}, {5: lambda message: problem}))
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, 0)])
+    (failure,) = fleet.collect()
+    assert failure == Failure(0, 1, 0, "its training diverged: client 0's loss is no longer finite")
+    assert fleet.refused == 0
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"client": None},
+        {"client": True},
+        {"client": "a" * 201},
+        {"samples": 0},
+        {"samples": 2.0},
+        {"samples": -1},
+        {"samples": 2**62},
+        {"input_shape": ["wide"]},
+        {"input_shape": [-1]},
+        {"input_shape": [2**20, 2**20]},
+        {"input_shape": [1] * 17},
+        {"input_dtype": 3},
+        {"input_dtype": "\ud800"},
+        {"classes": None},
+        {"classes": 2**40},
+    ],
+)
+def test_a_description_that_makes_no_sense_admits_nobody(description: Mapping[str, object]) -> None:
+    fleet = fleet_over(Grid({5: 0}, changed=description))
+    fleet.available()
+    assert (fleet.registered(), fleet.refused) == ([], 1)
+
+
+def test_a_node_whose_data_do_not_fit_takes_no_part() -> None:
+    fleet = fleet_over(Grid({5: 0}), reason="the model is made for other inputs")
+    fleet.available()
+    assert (fleet.available(), fleet.refused) == ([], 1)
+
+
+def test_of_two_nodes_that_say_the_same_name_the_first_counts_while_it_is_there() -> None:
+    grid = Grid({5: "ann", 6: "ann"}, {5: trained, 6: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    fleet.dispatch([task(0, "ann")])
+    assert len(list(fleet.collect())) == 1
+    assert (len(grid.tasks(5)), len(grid.tasks(6))) == (1, 0)
+    del grid.names[5]
+    assert fleet.wait(fleet.clock + 10)
+    assert fleet.available() == ["ann"]
+    fleet.dispatch([task(1, "ann")])
+    assert len(list(fleet.collect())) == 1
+    assert (len(grid.tasks(5)), len(grid.tasks(6))) == (1, 1)
+
+
+def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
+    grid = Grid({5: 0}, {5: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+
+    def train(fleet: FlowerFleet, number: int) -> Mapping[str, Any]:
+        fleet.dispatch([task(number, 0)])
+        assert len(list(fleet.collect())) == 1
+        return unpacked(grid.pushed[-1].content)[0]
+
+    first, second = train(fleet, 0), train(fleet, 1)
+    kept = fleet.state()
+    third = train(fleet, 2)
+    assert second["kept_after"] == first["name"]
+    assert third["kept_after"] == second["name"]
+    again = fleet_over(grid)
+    again.restore(kept)
+    assert again.registered() == [0]
+    again.await_nodes(1)
+    repeated = train(again, 2)
+    assert repeated["kept_after"] == second["name"]
+    assert repeated["name"] != third["name"]
+    assert repeated["run"] == third["run"]
+    for _ in range(10):
+        again.state()
+    assert "durable_after" not in repeated
+    assert train(again, 3)["durable_after"] == repeated["name"]
+
+
+def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    grid = Grid({5: 7, 6: "ann"}, {5: trained, 6: trained})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(2)
+    kept = fleet.state()
+    fleet.fix_registered()
+    grid.names |= {8: 3}
+    for _ in range(5):
+        assert (fleet.registered(), fleet.available()) == ([7, "ann"], [7, "ann"])
+    assert caplog.text.count("client 3 is not asked in this run") == 1
+    again = fleet_over(grid)
+    again.await_nodes(3)
+    again.restore(kept)
+    again.fix_registered()
+    assert (again.registered(), again.available()) == ([7, "ann"], [7, "ann"])
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"samples": "many"},
+        {"samples": -1},
+        {"samples": 2**60},
+        {"loss": math.nan},
+        {"metric": math.inf},
+        {"metric": "1"},
+    ],
+)
+def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> None:
+    found = {"samples": 4, "loss": 0.25, "metric": 0.75}
+
+    def script(message: Message) -> Any:
+        return packed((), **found) if message.metadata.message_type == "evaluate" else None
+
+    grid = Grid({5: 0, 6: 1, 7: 2}, {5: script, 6: script, 7: lambda message: packed((), **{**found, **forged})})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(3)
+    fleet.dispatch([task(0, 1)])
+    scores = fleet.scores((torch.zeros(SIZE), INTEGERS), 10.0)
+    assert [(one.samples, one.loss, one.metric) for one in scores] == [(4, 0.25, 0.75)]
+    assert fleet.refused == 1
+
+
+def test_scores_that_come_too_late_are_dropped_and_waited_for_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid({5: 0})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    model = torch.zeros(SIZE), INTEGERS
+    assert fleet.scores(model, 0.01) == []
+    assert fleet.scores(model, 600.0) == []
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "1 clients have not scored the model within 0.01 s, and are not waited for until they have: 0"
+    ]
+    (late,) = grid.open
+    grid.answer(late, packed((), samples=4, loss=0.25))
+    assert fleet.wait(fleet.clock + 10)
+    assert fleet.scores(model, 0.01) == []
+
+
+def test_what_is_packed_comes_back() -> None:
+    tensors: Sequence[Tensor] = [
+        torch.randn(5, dtype=dtype) for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    ]
+    for count in itertools.chain(range(5), [4]):
+        given = [*tensors[:count], torch.arange(3), INTEGERS]
+        fields, back = unpacked(packed(given, loss=0.5, steps=None))
+        assert fields["loss"] == 0.5
+        assert "steps" not in fields
+        assert all(torch.equal(one, other) for one, other in zip(given, back, strict=True))
+    with pytest.raises(InvalidPayload, match="travel"):
+        packed([torch.zeros(1, dtype=torch.complex64)])
+
+
+def test_without_flower_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    with pytest.raises(InvalidInput, match=r"pip install \"flwr==1.41.\*\""):
+        packed(())

@@ -1,0 +1,105 @@
+"""Nodes of one process, each a thread with all of the client's side of the wire, that train in that process."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fed.clients.data import FederatedData, Pair
+from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.training import Described, NodeTask, NodeTraining, TaskDone, described
+from fed.clients.training.work_items import Train
+from fed.config.experiment import Experiment
+from fed.wire.protocol_pb2 import Signature
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.transfers import NodePatience
+
+__all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
+
+PATIENCE = NodePatience(silence_s=10.0, call_s=20.0, backoff_s=0.05, most_backoff_s=0.2)
+
+
+class ThreadedTraining:
+    """In the place of a training process.
+
+    Attributes:
+        orders: the tasks, as they were given.
+        answers: the bytes of their answers, with what else is said of them.
+        worked: what was done for them, trials among it.
+    """
+
+    def __init__(self, client: int | str, pair: Pair, folder: Path) -> None:
+        self._client, self._pair, self._folder = client, pair, folder
+        self.training: NodeTraining | None = None
+        self.spec: Sequence[TensorMessage] = ()
+        self.orders: list[tuple[NodeTask, bytes]] = []
+        self.answers: list[tuple[TaskDone, bytes]] = []
+        self.worked: list[Train] = []
+
+    def describe(self) -> Described:
+        return described(self._pair)
+
+    def prepare(self, experiment: Experiment, signature: Signature) -> None:
+        if self.training is None:
+            self._prepared = experiment, signature
+            self.training = self.made_anew()
+            self.training._work = self._noting(self.training._work)
+            self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self.training.spec()]
+
+    def made_anew(self) -> NodeTraining:
+        """As a process that has done nothing yet."""
+        return NodeTraining(self._client, self._pair, *self._prepared, self._folder)
+
+    def _noting(self, work: Any) -> Any:
+        def note(train: Train, tensors: Sequence[Tensor]) -> Any:
+            self.worked.append(train)
+            return work(train, tensors)
+
+        return note
+
+    def train(self, order: NodeTask) -> TaskDone:
+        assert self.training is not None
+        self.orders.append((order, order.path.read_bytes()))
+        done = self.training.train(order)
+        self.answers.append((done, order.path.read_bytes()))
+        return done
+
+    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+        assert self.training is not None
+        return self.training.score(payload, path, kept_after)
+
+    def forget_before(self, name: str) -> None: ...
+
+
+class ThreadedNode:
+    """A node that has begun to work.
+
+    Args:
+        port: of the server, on this machine.
+        client: whom it stands for.
+        pair: its samples.
+        folder: of its own.
+        allowed: code that it accepts.
+    """
+
+    def __init__(self, port: int, client: int | str, pair: Pair, folder: Path, allowed: Sequence[str] = ()) -> None:
+        self.training = ThreadedTraining(client, pair, folder / "kept")
+        training: Any = self.training
+        where = f"127.0.0.1:{port}", None, str(client), client
+        self.node = EdgeNode(*where, training, folder / "files", allowed, PATIENCE)
+        self._thread = threading.Thread(target=self.node.run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until the run is over."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def nodes_of(data: FederatedData, port: int, folder: Path, allowed: Sequence[str] = ()) -> list[ThreadedNode]:
+    """A node for each of the clients."""
+    return [
+        ThreadedNode(port, client, data.read(client), folder / f"node-{client}", allowed) for client in data.clients
+    ]

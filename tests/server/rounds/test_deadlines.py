@@ -1,0 +1,147 @@
+"""Deadlines on real nodes: who cannot do all of a task in time does a part of it, as a simulated client would."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from fed.clients.data import load
+from fed.clients.node.training import NodeTask, TaskDone
+from fed.config.experiment import Experiment
+from fed.randomness import Streams
+from fed.server.deploy import serve
+from fed.server.grpc.fleet import NodeFleet
+from fed.server.grpc.service import Patience
+from fed.storage.run_folder import Run
+from fed.wire.protocol_pb2 import Assignment, Payload, TaskId
+from tests.server.grpc.hostile_wire import Wire
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
+
+CLIENTS = 2
+STEPS = 80
+DEADLINE_S = 2.0
+MODEL = f"python:{__name__}:Slow"
+PATIENCE = Patience(heartbeat_s=0.3, silence_s=10.0, lease_s=30.0, stall_s=10.0)
+
+
+class Slow(nn.Linear):
+    """A model whose every training step takes a while."""
+
+    pause_s = 0.05
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(Slow.pause_s)
+        return super().forward(inputs)
+
+
+def deployed(tmp_path: Path, **changed: Any) -> tuple[Run, list[ThreadedNode]]:
+    """A run whose tasks take twice the deadline, once it is over for the nodes too."""
+    experiment = Experiment(
+        **{
+            "data": {"kind": "digits", "clients": CLIENTS},
+            "model": {"kind": MODEL},
+            "local": {"lr": 0.1, "batch_size": 16, "steps": STEPS},
+            "simulation": {"batching": "off"},
+            **changed,
+        }
+    )
+    assert experiment.data is not None
+    data, nodes = load(experiment.data, Streams(experiment.seed)), list[ThreadedNode]()
+
+    def begin(port: int) -> None:
+        nodes.extend(nodes_of(data, port, tmp_path, [MODEL]))
+
+    output = tmp_path / "run"
+    run = serve(experiment, listen="127.0.0.1:0", output=output, min_nodes=CLIENTS, patience=PATIENCE, on_listen=begin)
+    for node in nodes:
+        node.end()
+    return run, nodes
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slow, "pause_s", 0.0)
+
+
+def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[TaskDone, bytes]:
+    """What comes of one of a node's tasks with so many steps, in a process that has done nothing before."""
+    lease, content = node.training.orders[number]
+    lease = replace(lease, path=folder / "task", until_s=None, train=replace(lease.train, steps=(steps,)))
+    lease.path.write_bytes(content)
+    training = node.training.made_anew()
+    done = training.train(lease)
+    return done, lease.path.read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fednova", "scaffold"])
+def test_an_answer_by_the_deadline_is_that_of_fewer_steps(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = {"count": 2, "deadline_s": DEADLINE_S}
+    run, nodes = deployed(tmp_path, rounds=rounds, algorithm=algorithm)
+    assert [(line["replied"], line["late"], line["failed"]) for line in run.metrics] == [(CLIENTS, 0, 0)] * 2
+    monkeypatch.setattr(Slow, "pause_s", 0.0)
+    for node in nodes:
+        trial, *done = [train.steps[0] for train in node.training.worked]
+        assert trial == 1
+        assert len(done) == 2
+        for number, steps in enumerate(done):
+            assert steps is not None
+            assert STEPS / 8 < steps < STEPS
+            assert _with_steps(node, number, steps, tmp_path) == node.training.answers[number]
+
+
+def test_who_may_not_answer_with_a_part_is_late(tmp_path: Path) -> None:
+    run, nodes = deployed(tmp_path, rounds={"count": 1, "deadline_s": DEADLINE_S, "partial_work": "drop"})
+    assert [(line["replied"], line["late"]) for line in run.metrics] == [(0, CLIENTS)]
+    assert [lease.until_s for node in nodes for lease, _ in node.training.orders] == [None] * CLIENTS
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_who_is_quick_enough_does_all(tmp_path: Path) -> None:
+    run, nodes = deployed(tmp_path, rounds={"count": 2, "deadline_s": 30.0})
+    assert [line["replied"] for line in run.metrics] == [CLIENTS] * 2
+    for node in nodes:
+        for number, (_, content) in enumerate(node.training.answers):
+            assert _with_steps(node, number, STEPS, tmp_path)[1] == content
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_several_phases_go_together(tmp_path: Path) -> None:
+    _, (node, *_) = deployed(tmp_path, rounds={"count": 1}, algorithm="ditto")
+    lease, content = node.training.orders[0]
+    in_no_time: NodeTask = replace(lease, path=tmp_path / "task", until_s=time.monotonic())
+    in_no_time.path.write_bytes(content)
+    node.training.made_anew().train(in_no_time)
+    assert in_no_time.path.read_bytes() == node.training.answers[0][1]
+
+
+def test_a_task_that_is_told_later_says_what_is_left_of_its_time(tmp_path: Path) -> None:
+    fleet = NodeFleet(
+        "127.0.0.1:0",
+        tmp_path / "spool",
+        credentials=None,
+        admits=None,
+        accepts=lambda joining: None,
+        patience=PATIENCE,
+    )
+    timed = Assignment(task=TaskId(number=1), payload=Payload(), deadline_s=100.0, takes_parts=True)
+    over = Assignment(task=TaskId(number=2), payload=Payload(), deadline_s=0.0)
+    without = Assignment(task=TaskId(number=3), payload=Payload())
+    fleet._call(fleet._service.assign, [("ann", one) for one in (timed, over, without)])
+    wire = Wire(fleet.port, "ann")
+    said = (message.assignment for message in wire.attend() if message.HasField("assignment"))
+    first, second, third = next(said), next(said), next(said)
+    assert 50 < first.deadline_s < 100
+    assert first.takes_parts
+    assert (second.HasField("deadline_s"), second.deadline_s) == (True, 0.0)
+    assert not third.HasField("deadline_s")
+    wire.outbox.put(None)
+    fleet.close("the run is over", is_final=True)

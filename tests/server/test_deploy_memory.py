@@ -1,0 +1,36 @@
+"""A server keeps no module while nodes train."""
+
+import torch
+from torch import Tensor, nn
+
+from fed.layout import Layout
+from fed.server.deploy import _let_go
+
+
+class Tied(nn.Module):
+    """Weights used twice, numbers to be averaged, counted and fixed ones, and a buffer that is none of its state."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.fixed = nn.Parameter(torch.ones(2), requires_grad=False)
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+
+
+def test_a_module_that_is_let_go_takes_no_memory_and_comes_back_as_it_was() -> None:
+    module, layout = Tied(), Layout.of(Tied())
+    vector_V, integers_I = layout.pack(module)
+    take_back = _let_go(module)
+    state = module.state_dict()
+    assert {name: tensor.untyped_storage().nbytes() for name, tensor in state.items()} == dict.fromkeys(state, 0)
+    for _ in range(2):
+        take_back()
+    layout.unpack(vector_V, integers_I, module)
+    assert [torch.equal(*pair) for pair in zip(layout.pack(module), (vector_V, integers_I), strict=True)] == [True] * 2
+    assert module.second.weight is module.first.weight
+    assert module.table.tolist() == [0, 1, 2, 3]

@@ -1,0 +1,298 @@
+"""How many workers a run gets: as many as are asked for, or as pay, and none where they cannot be."""
+
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fed
+from fed.clients.training.executor import InProcess, Item, Make, Work
+from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
+from fed.simulations.estimate import Expectation, expect
+from fed.simulations.executors import choice as hiring
+from fed.simulations.executors.shared_memory import packed
+from fed.simulations.simulate import simulate
+from fed.simulations.simulation import Simulation
+from tests.simulations import users_parts as parts
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG = Expectation(rounds=3, wall_s=3600.0, bytes_up=0, bytes_down=0)
+SHORT = Expectation(rounds=3, wall_s=1.0, bytes_up=0, bytes_down=0)
+
+
+class Crew(InProcess):
+    """Stands in for worker processes, and notes what it was asked for."""
+
+    hired: list[tuple[int, int]]
+    fails: FedError | None = None
+
+    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int) -> None:
+        def fits(worker: int) -> Work:
+            work = make(worker)
+
+            def measured(content: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, Sequence[torch.Tensor]]:
+                answer = work(content, tensors)
+                assert max(packed(tensors)[1], packed(answer[1])[1]) <= capacity_bytes
+                return answer
+
+            return measured
+
+        super().__init__(fits)
+        self.hired.append((count, capacity_bytes))
+
+    def submit(self, item: Item) -> int:
+        if self.fails is not None:
+            raise self.fails
+        return super().submit(item)
+
+
+@pytest.fixture
+def hired(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The (count, bytes) of workers that were hired; eight cores are there."""
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(Crew, "hired", found, raising=False)
+    monkeypatch.setattr(hiring, "Workers", Crew)
+    monkeypatch.setattr(hiring, "usable_cores", lambda: 8)
+    return found
+
+
+def simulation(
+    workers: int | str, data: fed.FederatedData | None = None, model: Any = parts.small, **execution: Any
+) -> Simulation:
+    """Five groups a round."""
+    given = {"batching": "on", "group": 2, "workers": workers, **execution}
+    return Simulation(fed.Experiment(simulation=given), data or parts.unequal(), model)
+
+
+@pytest.mark.parametrize(
+    ("workers", "expectation", "execution", "count"),
+    [
+        (0, LONG, {}, None),
+        (1, SHORT, {}, 1),
+        (7, SHORT, {}, 7),
+        ("auto", SHORT, {}, None),
+        ("auto", LONG, {}, 5),
+        ("auto", LONG, {"group": 1}, 8),
+        ("auto", LONG, {"batching": "off"}, 8),
+        ("auto", LONG, {"group": 9}, None),
+    ],
+)
+def test_workers_are_those_asked_for_or_as_many_as_a_long_run_has_work_for(
+    workers: int | str, expectation: Expectation, execution: Any, count: int | None, hired: list[tuple[int, int]]
+) -> None:
+    with hiring.hired(simulation(workers, **execution), expectation) as executor:
+        assert isinstance(executor, Crew) == (count is not None)
+    assert [asked for asked, _ in hired] == ([count] if count is not None else [])
+
+
+def test_a_run_that_nobody_has_timed_is_timed_where_that_decides(
+    hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Simulation] = []
+
+    def noted(simulation: Simulation) -> Expectation:
+        timed.append(simulation)
+        return LONG
+
+    monkeypatch.setattr(hiring, "expect", noted)
+    for workers, group, expected in ((0, 2, 0), (3, 2, 0), ("auto", 9, 0), ("auto", 2, 1)):
+        with hiring.hired(simulation(workers, group=group)):
+            assert len(timed) == expected
+    assert [count for count, _ in hired] == [3, 5]
+
+
+@pytest.mark.parametrize("says_sizes", [True, False])
+def test_to_expect_a_time_reads_no_client_that_the_run_may_never_ask(says_sizes: bool) -> None:
+    reads: list[int] = []
+
+    def make(client: int) -> tuple[torch.Tensor, torch.Tensor]:
+        reads.append(client)
+        return parts.samples(5 + client, client)
+
+    train = fed.ClientsOnDemand(range(40), make, (lambda client: 5 + client) if says_sizes else None)
+    found = simulation("auto", fed.FederatedData(train, parts.samples(9, 99), classes=3))
+    expected = expect(found)
+    assert set(reads) == {0}
+    assert expected.wall_s > 0
+    assert expected.rounds == 50
+
+
+def test_auto_takes_none_within_one_of_several_processes(
+    hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    with hiring.hired(simulation("auto"), LONG) as executor:
+        assert isinstance(executor, InProcess)
+    assert not hired
+
+
+class Unportable(nn.Module):
+    """Holds something that pickle does not take."""
+
+    scale: Callable[[torch.Tensor], torch.Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = parts.small()
+        self.scale = lambda x: 2 * x
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.scale(self.layers(inputs))
+
+
+def without_pickle(part: str) -> dict[str, Any]:
+    given: dict[str, Any] = {"data": parts.unequal(), "model": parts.small}
+    match part:
+        case "model":
+            given["model"] = Unportable
+        case "loss":
+            given["loss"] = lambda output, target: parts.brier(output, target)
+        case "metric":
+            given["metric"] = lambda output, target: parts.second_guess(output, target)
+        case "data":
+            train = fed.ClientsOnDemand(range(9), lambda client: parts.samples(9, client))
+            given["data"] = fed.FederatedData(train, classes=3)
+    return given
+
+
+@pytest.mark.parametrize("part", ["model", "loss", "metric", "data"])
+def test_what_cannot_go_to_another_process_is_one_sentence_with_the_way_out_and_keeps_auto_here(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = fed.Experiment(simulation={"group": 2, "workers": 2}, rounds={"count": 1, "cohort": 6})
+    with pytest.raises(InvalidExperiment, match=rf"simulation\.workers must be 0 here, got 2: the {part} ") as caught:
+        simulate(keys, output=tmp_path / "run", **without_pickle(part))
+    assert not (tmp_path / "run").exists()
+    assert "define it at the top of a module" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    monkeypatch.setattr(hiring, "_WORTH_WORKERS_S", 0.0)
+    with caplog.at_level(logging.WARNING):
+        run = simulate(keys.override({"simulation.workers": "auto"}), **without_pickle(part))
+    assert f"training in this process alone: the {part} cannot be pickled" in caplog.text
+    alone = simulate(keys.override({"simulation.workers": 0}), **without_pickle(part))
+    assert parts.outcome(run) == parts.outcome(alone)
+
+
+@pytest.mark.parametrize("error", [RunFailed("no room"), InvalidInput("not here")])
+def test_workers_that_cannot_start_are_an_error_unless_nobody_asked_for_them(
+    error: FedError, hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Crew, "fails", error)
+    monkeypatch.setattr(hiring, "_WORTH_WORKERS_S", 0.0)
+    keys = fed.Experiment(simulation={"group": 2}, rounds={"count": 1, "cohort": 6})
+    with caplog.at_level(logging.WARNING):
+        run = simulate(keys, data=parts.unequal(), model=parts.small)
+    assert run.summary["status"] == "finished"
+    assert f"training in this process alone: {error}" in caplog.text
+    with pytest.raises(type(error), match=str(error)):
+        simulate(keys.override({"simulation.workers": 2}), data=parts.unequal(), model=parts.small)
+    assert len(hired) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("group", [1, 3, 32])
+@pytest.mark.parametrize("algorithm", ["fedavg", "local", "dpsgd"])
+def test_every_item_and_answer_has_room_between_processes(
+    algorithm: str, group: int, dtype: torch.dtype, hired: list[tuple[int, int]]
+) -> None:
+    """A model of 40 kB or more, so that neither fits by what slots have to spare."""
+    keys = fed.Experiment(
+        simulation={"group": group, "workers": 1, "batching": "on"},
+        algorithm={"kind": algorithm},
+        model={"kind": "mlp", "hidden": [1500]},
+        rounds={"count": 1},
+    )
+    run = simulate(keys, data=parts.unequal(dtype))
+    assert run.summary["parameters"] * dtype.itemsize > 40_000
+    assert len(hired) == 1
+
+
+def test_data_in_memory_that_processes_share_are_the_same() -> None:
+    train = dict(parts.unequal().train)
+    inputs, labels = train["c6"]
+    train["c6"] = inputs.t().contiguous().t(), labels.repeat_interleave(2)[::2]
+    data = fed.FederatedData(train)
+    shared = hiring._shared(simulation(2, data))
+    for client in data.clients:
+        assert all(map(torch.equal, shared.read(client), data.train[client]))
+    apart = hiring._shared(simulation(2, parts.on_demand()))
+    assert all(map(torch.equal, apart.read(3), parts.on_demand().read(3)))
+
+
+def test_strides_of_data_do_not_change_a_bit(hired: list[tuple[int, int]]) -> None:
+    """In shared memory samples lie one after the other, in this process as the user has laid them."""
+    unequal = parts.unequal()
+    train = {client: (inputs.t().contiguous().t(), labels) for client, (inputs, labels) in unequal.train.items()}
+    assert unequal.test is not None
+    test = unequal.test[0].t().contiguous().t(), unequal.test[1]
+    data = fed.FederatedData(train, test)
+    keys = fed.Experiment(rounds={"count": 2}, local={"batch_size": 64}, simulation={"batching": "off", "workers": 0})
+    runs = [simulate(run, data=data, model=SumsColumns) for run in (keys, keys.override({"simulation.workers": 1}))]
+    assert parts.outcome(runs[0]) == parts.outcome(runs[1])
+    assert len(hired) == 1
+
+
+def test_more_workers_than_a_machine_could_use_are_refused(hired: list[tuple[int, int]]) -> None:
+    keys = fed.Experiment(rounds={"count": 1}, simulation={"workers": 100_000})
+    with pytest.raises(
+        InvalidExperiment, match=r"simulation\.workers must be at most \d+ on this machine of \d+ cores"
+    ):
+        simulate(keys, data=parts.unequal(), model=parts.small)
+    assert hired == []
+
+
+class SumsColumns(nn.Module):
+    """Rounds as the strides of its inputs tell it to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = parts.small()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        sums = inputs.repeat(1, 50).sum(1, keepdim=True) if inputs.is_contiguous() else inputs.sum(1, keepdim=True) * 50
+        outputs: torch.Tensor = self.layers(inputs + 1e-3 * sums)
+        return outputs
+
+
+SCRIPT = """
+import sys
+import fed
+from fed.simulations.executors import choice as hiring
+from tests.simulations.users_parts import small, unequal
+
+print("begun", flush=True)
+hiring._WORTH_WORKERS_S = 0.0
+hiring.usable_cores = lambda: 2
+workers = "auto" if sys.argv[1] == "auto" else int(sys.argv[1])
+keys = fed.Experiment(rounds={"count": 2}, simulation={"group": 2, "workers": workers})
+run = fed.simulate(keys, data=unequal(), model=small, output=sys.argv[2], overwrite=True)
+print(run.summary["status"])
+"""
+
+
+@pytest.mark.parametrize("workers", ["2", "auto"])
+def test_a_program_without_main_guard_ends_with_one_clear_sentence_or_trains_alone(
+    workers: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    command = [sys.executable, str(script), workers, str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    # Each of two workers runs the script again, up to the simulation, and not once more.
+    assert 2 <= done.stdout.count("begun") <= 3
+    assert "if __name__ == '__main__':" in done.stderr
+    assert "bootstrapping" not in done.stderr
+    if workers == "auto":
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "finished"), done.stderr
+    else:
+        assert (done.returncode, "finished" in done.stdout) == (1, False)
+        assert done.stderr.splitlines()[-1].startswith("fed.errors.RunFailed: a worker process could not start")

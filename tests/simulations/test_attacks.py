@@ -1,0 +1,437 @@
+"""Attackers: what each kind says, who they are, and what becomes of the mean and of what takes its place.
+
+Shapes: A, attackers; H, honest clients; P, parameters.
+"""
+
+import json
+import math
+import pickle
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor
+
+import fed
+from fed.config.registry import ADVERSARIES
+from fed.errors import InvalidData, InvalidExperiment
+from fed.randomness import Streams
+from fed.simulations.attacks import (
+    ALIE,
+    IPM,
+    AdversarialFleet,
+    Attack,
+    Gaussian,
+    Knowledge,
+    LabelFlip,
+    Mimic,
+    SignFlip,
+    poisoned,
+    recruited,
+)
+from fed.simulations.simulate import simulate
+from fed.simulations.simulation import Simulation
+from fed.wire.messages import Failure, GroupReply, Reply, Task
+from tests.scripted_fleet import ScriptedFleet
+from tests.simulations import users_parts as parts
+
+from .conftest import Point, Quadratics, mean_output
+
+Matrix = NDArray[np.float64]
+
+OWN_AP = np.random.default_rng(1).normal(size=(2, 5))
+HONEST_HP = np.random.default_rng(2).normal(size=(6, 5)) + 0.5
+REPLIES, ATTACKERS = 8, 2
+
+
+def known(own_AP: Matrix = OWN_AP, honest_HP: Matrix = HONEST_HP, seed: int = 0) -> Knowledge:
+    generators = tuple(np.random.default_rng([seed, attacker]) for attacker in range(len(own_AP)))
+    return Knowledge(torch.from_numpy(own_AP), torch.from_numpy(honest_HP), 3, generators)
+
+
+def forged(attack: Attack, **given: Any) -> Matrix:
+    return np.asarray(attack.forge(known(**given)))
+
+
+# What each kind says.
+
+
+def test_sign_flip_is_the_own_update_backwards() -> None:
+    np.testing.assert_array_equal(forged(SignFlip(scale=3.0)), -3.0 * OWN_AP)
+
+
+def test_ipm_is_the_honest_mean_backwards() -> None:
+    expected = np.tile(-0.7 * HONEST_HP.mean(0), (ATTACKERS, 1))
+    np.testing.assert_allclose(forged(IPM(epsilon=0.7)), expected, rtol=1e-14)
+
+
+def test_alie_is_so_many_deviations_below_the_honest_mean() -> None:
+    expected = np.tile(HONEST_HP.mean(0) - 1.3 * HONEST_HP.std(0), (ATTACKERS, 1))
+    np.testing.assert_allclose(forged(ALIE(z=1.3)), expected, rtol=1e-13)
+    z = stats.norm.ppf((8 - 2 - (8 // 2 + 1 - 2)) / (8 - 2))
+    assert z == 0  # with 2 of 8 a majority lacks 3 honest ones, of 6
+    np.testing.assert_allclose(forged(ALIE()), np.tile(HONEST_HP.mean(0), (ATTACKERS, 1)), rtol=1e-13)
+    own_AP = np.vstack([OWN_AP, OWN_AP])
+    z = stats.norm.ppf((10 - 4 - (10 // 2 + 1 - 4)) / (10 - 4))
+    assert z > 0.4
+    expected = np.tile(HONEST_HP.mean(0) - z * HONEST_HP.std(0), (4, 1))
+    np.testing.assert_allclose(forged(ALIE(), own_AP=own_AP), expected, rtol=1e-12)
+
+
+def test_alies_z_is_the_papers() -> None:
+    # Section 4 of the paper: 24 of 50 workers need 2 more for a majority of 26, and 24 of 26 honest ones farther away.
+    assert ALIE.z_of(50, 24) == pytest.approx(stats.norm.ppf(24 / 26))
+    for replies in range(2, 40):
+        for attackers in range(1, replies):
+            assert 0 <= ALIE.z_of(replies, attackers) < 3
+
+
+def test_gaussian_is_noise_of_its_deviation_and_each_attackers_own() -> None:
+    noise_AP = forged(Gaussian(deviation=2.5), own_AP=np.zeros((2, 20_000)))
+    expected = [2.5 * np.random.default_rng([0, attacker]).normal(size=20_000) for attacker in range(2)]
+    np.testing.assert_array_equal(noise_AP, expected)
+    # Of 20,000 draws the deviation is within 2.5 / √(2 · 20,000) of 2.5, the correlation within 1/√20,000; five times.
+    assert abs(noise_AP.std(1) - 2.5).max() < 5 * 2.5 / math.sqrt(40_000)
+    assert abs(np.corrcoef(*noise_AP).flat[1]) < 5 / math.sqrt(20_000)
+
+
+def test_mimic_is_one_honest_update() -> None:
+    np.testing.assert_array_equal(forged(Mimic()), np.tile(HONEST_HP[3], (ATTACKERS, 1)))
+
+
+def test_label_flip_turns_labels_around() -> None:
+    assert LabelFlip().poison(torch.tensor([0, 1, 9]), 10).tolist() == [9, 8, 0]
+    assert LabelFlip().poison(torch.tensor([[0, 2], [1, 1]], dtype=torch.uint8), 3).tolist() == [[2, 0], [1, 1]]
+    assert LabelFlip().poison(torch.tensor([True, False]), 2).tolist() == [False, True]
+    assert LabelFlip().poison(torch.tensor([-100, 0, 2, -1]), 3).tolist() == [-100, 2, 0, -1], "those that are left out"
+
+
+@pytest.mark.parametrize("attack", [ALIE(), IPM(), Mimic()], ids=lambda attack: type(attack).__name__)
+def test_who_knows_of_no_honest_client_says_what_it_has_trained(attack: Attack) -> None:
+    np.testing.assert_array_equal(forged(attack, honest_HP=HONEST_HP[:0]), OWN_AP)
+
+
+# In a fleet.
+
+
+class Scripted(ScriptedFleet):
+    """Client i answers its row and its number; 5 comes first, 4 fails."""
+
+    clock = 12.5
+
+    def __init__(self) -> None:
+        super().__init__(range(9))
+
+    def size_of(self, client: int | str) -> int:
+        return 10 * int(client)
+
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
+        for task in sorted(self._taken(), key=lambda task: (task.client != 5, -task.id)):
+            number = int(task.client)
+            if number == 4:
+                yield Failure(task.id, task.round, task.client, "out of memory")
+            else:
+                yield GroupReply(
+                    *((task.id,), task.round, (number,), row(number), number + 1.0),
+                    *(task.integers_I, (number + 1,), (0.1 * number,)),
+                )
+
+
+def row(client: int) -> Tensor:
+    """The update in five parameters, and two numbers beside it."""
+    return torch.from_numpy(np.random.default_rng(client).normal(size=7))
+
+
+def answers(attack: Attack, clients: Iterable[int], number: int = 1) -> list[Any]:
+    fleet = AdversarialFleet(Scripted(), attack, frozenset({2, 5}), Streams(0), 5)
+    assert (fleet.clock, list(fleet.available()), fleet.size_of(3)) == (12.5, list(range(9)), 30)
+    vector_V, integers_I = torch.zeros(5), torch.zeros(0, dtype=torch.int64)
+    fleet.dispatch([Task(place, number, client, vector_V, integers_I) for place, client in enumerate(clients)])
+    return list(fleet.collect())
+
+
+def test_a_fleet_changes_the_updates_of_its_attackers_and_nothing_else() -> None:
+    attack = IPM(epsilon=2.0)
+    said, trained = (
+        {int(answer.clients[0]): answer for answer in answers(kind, range(9)) if isinstance(answer, GroupReply)}
+        for kind in (attack, Attack())
+    )
+    honest = [0, 1, 3, 6, 7, 8]
+    assert sorted(said) == sorted(trained) == [0, 1, 2, 3, 5, 6, 7, 8]
+    for client, answer in said.items():
+        assert torch.equal(answer.mean_M[5:], row(client)[5:])
+        assert (answer.weight, answer.samples, answer.tasks) == (client + 1.0, (client + 1,), (client,))
+        assert answer.train_losses == trained[client].train_losses
+    mean_P = np.mean([row(client)[:5].numpy() for client in honest], axis=0)
+    for client in honest:
+        assert torch.equal(said[client].mean_M, row(client))
+    for client in (2, 5):
+        np.testing.assert_allclose(said[client].mean_M[:5], -2 * mean_P, rtol=1e-14)
+
+
+def test_attackers_know_the_honest_updates_of_their_own_round_alone() -> None:
+    fleet = AdversarialFleet(Scripted(), IPM(epsilon=2.0), frozenset({2, 5}), Streams(0), 5)
+    vector_V, integers_I = torch.zeros(5), torch.zeros(0, dtype=torch.int64)
+    asked = [(1, 0), (1, 2), (2, 1), (2, 3), (2, 5)]
+    fleet.dispatch([Task(place, number, client, vector_V, integers_I) for place, (number, client) in enumerate(asked)])
+    said = {answer.clients[0]: answer for answer in fleet.collect() if isinstance(answer, GroupReply)}
+    for attacker, honest in ((2, [0]), (5, [1, 3])):
+        expected = -2.0 * torch.stack([row(client)[:5] for client in honest]).mean(0)
+        torch.testing.assert_close(said[attacker].mean_M[:5], expected, rtol=1e-14, atol=0)
+
+
+def test_attackers_answer_last_and_failures_pass() -> None:
+    order = [answer.client if isinstance(answer, Failure) else answer.clients[0] for answer in answers(IPM(), range(9))]
+    assert order == [8, 7, 6, 4, 3, 1, 0, 2, 5]
+
+
+def test_the_order_of_arrival_changes_nothing() -> None:
+    for attack in (ALIE(z=1.0), Gaussian(), Mimic()):
+        one, other = (
+            {answer.clients[0]: answer.mean_M for answer in answers(attack, clients) if isinstance(answer, GroupReply)}
+            for clients in ((0, 1, 2, 3, 5), (5, 3, 2, 1, 0))
+        )
+        for client in (2, 5):
+            np.testing.assert_allclose(one[client], other[client], rtol=1e-13)
+
+
+def test_the_client_that_is_mimicked_stays_the_same_while_it_takes_part() -> None:
+    def mimicked(clients: list[int], number: int) -> int:
+        replies = {answer.clients[0]: answer.mean_M[:5] for answer in answers(Mimic(), [*clients, 2, 5], number)}
+        assert torch.equal(replies[2], replies[5])
+        (one,) = (client for client in clients if torch.equal(replies[client], replies[2]))
+        return one
+
+    everybody = [0, 1, 3, 6, 7, 8]
+    first = mimicked(everybody, 1)
+    assert {mimicked(everybody, number) for number in range(2, 6)} == {first}
+    assert {mimicked([first, other], 7) for other in everybody if other != first} == {first}
+    others = [client for client in everybody if client != first]
+    assert mimicked(others, 8) == mimicked(others, 9) != first
+
+
+def test_noise_is_another_one_for_every_attacker_and_in_every_round() -> None:
+    one, again, other = ([answer.mean_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2))
+    assert all(map(torch.equal, one, again))
+    drawn = {tuple(noise_M[:5].tolist()) for noise_M in (*one[1:], *other[1:])}
+    assert len(drawn) == 4
+
+
+# Who they are.
+
+
+def recruits(fraction: float = 0.2, clients: int = 20, seed: int = 0, kind: str = "ipm") -> frozenset[int | str]:
+    section = ADVERSARIES.make(kind, fraction=fraction)
+    return recruited(section, range(clients), Streams(seed))[1]
+
+
+def test_attackers_are_drawn_once_and_are_the_same_for_every_kind() -> None:
+    assert len(recruits()) == 4
+    assert {recruits(kind=kind) for kind in ADVERSARIES.builtin} == {recruits()}
+    assert len({recruits(seed=seed) for seed in range(20)}) > 15
+    counts = np.zeros(20)
+    for seed in range(1000):
+        counts[list(map(int, recruits(seed=seed)))] += 1
+    # Each client attacks with p = 0.2; five standard deviations of 1,000 such draws.
+    assert abs(counts - 200).max() < 5 * math.sqrt(1000 * 0.2 * 0.8)
+
+
+@pytest.mark.parametrize(("fraction", "clients", "count"), [(0.2, 12, 2), (0.29, 100, 29), (0.5, 2, 1), (0.99, 10, 9)])
+def test_the_fraction_is_taken_to_the_nearest_client(fraction: float, clients: int, count: int) -> None:
+    if count == 9:  # 9.9 clients are 10, and nobody is left
+        with pytest.raises(InvalidExperiment, match=r"got 0.99 of 10 clients, which is 10: change it"):
+            recruits(fraction, clients)
+    else:
+        assert len(recruits(fraction, clients)) == count
+
+
+def test_a_fraction_of_nobody_is_refused() -> None:
+    with pytest.raises(InvalidExperiment, match=r"at least one attacker .* got 0.02 of 20 clients, which is 0"):
+        recruits(0.02)
+
+
+# What they learn from.
+
+
+def test_label_flip_changes_the_labels_of_attackers_alone() -> None:
+    data = parts.unequal()
+    changed = poisoned(data, LabelFlip(), frozenset({"c1", "c4"}))
+    assert changed.clients == data.clients
+    assert changed.test is data.test
+    for client in data.clients:
+        (inputs, targets), (new_inputs, new_targets) = data.read(client), changed.read(client)
+        assert torch.equal(inputs, new_inputs)
+        assert torch.equal(new_targets, 2 - targets if client in ("c1", "c4") else targets)
+
+
+def test_data_on_demand_stay_so_and_can_be_sent() -> None:
+    held = parts.unequal()
+    for data in (
+        fed.FederatedData(fed.ClientsOnDemand(range(50), read, lambda client: 6), classes=3),
+        fed.FederatedData(fed.ClientsOnDemand(range(50), read), classes=3),
+    ):
+        changed = poisoned(data, LabelFlip(), frozenset({7}))
+        assert changed.is_on_demand
+        assert changed.size_of(7) == 6
+        assert torch.equal(changed.read(7)[1], 2 - read(7)[1])
+        assert torch.equal(changed.read(8)[1], read(8)[1])
+    sent = pickle.loads(pickle.dumps(poisoned(data, LabelFlip(), frozenset({7}))))
+    assert torch.equal(sent.read(7)[1], 2 - read(7)[1])
+    assert poisoned(held, SignFlip(), frozenset({"c1"})) is held
+
+
+def read(client: int) -> tuple[Tensor, Tensor]:
+    return parts.samples(6, client)
+
+
+def test_targets_that_are_no_labels_are_refused() -> None:
+    pair = torch.zeros(3, 2), torch.zeros(3)
+    with pytest.raises(InvalidData, match=r"LabelFlip needs integer labels to change, got targets of torch.float32"):
+        poisoned(fed.FederatedData({0: pair, 1: pair}), LabelFlip(), frozenset({0}))
+
+
+# In whole runs.
+
+
+def test_a_round_of_fedavg_under_sign_flip_is_its_closed_form(quadratics: Quadratics) -> None:
+    # One step of client i moves x by −η A_i (x − b_i); an attacker says −s times that; weights are those of samples.
+    lr, scale = 0.1, 4.0
+    keys: dict[str, Any] = {
+        "local": {"lr": lr, "steps": 1, "batch_size": 100},
+        "rounds": {"count": 3},
+        "adversaries": {"kind": "sign_flip", "scale": scale, "fraction": 0.25},
+    }
+    experiment, data, model = fed.Experiment(**keys), quadratics.data(), quadratics.model()
+    assert experiment.adversaries is not None
+    _, attackers = recruited(experiment.adversaries, data.clients, Streams(0))
+    assert len(attackers) == 1
+    finished = simulate(experiment, data=data, model=lambda: model, loss=mean_output)
+    x_D = quadratics.start_D
+    share_N = quadratics.samples_N / quadratics.samples_N.sum()
+    for _ in range(3):
+        update_ND = -lr * np.einsum("nij,nj->ni", quadratics.curvature_NDD, x_D - quadratics.centre_ND)
+        update_ND[list(map(int, attackers))] *= -scale
+        x_D = x_D + share_N @ update_ND
+    assert finished.summary["adversaries"] == list(attackers)
+    assert isinstance(finished.model, Point)
+    np.testing.assert_allclose(finished.model.x_D.detach().numpy(), x_D, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["ipm", "label_flip"])
+def test_a_summary_says_who_attacked(kind: str, tmp_path: Path) -> None:
+    data = fed.FederatedData({client: parts.samples(6, place) for place, client in enumerate([100, "b", 9, "a", 80])})
+    keys: dict[str, Any] = {"rounds": {"count": 1}, "model": {"kind": "logistic"}}
+    adversaries = {"kind": kind, "fraction": 0.8}
+    run = simulate(fed.Experiment(adversaries=adversaries, **keys), data=data, output=tmp_path / "run")
+    who = run.summary["adversaries"]
+    assert set(who) == recruited(ADVERSARIES.validate(adversaries), data.clients, Streams(0))[1]
+    assert who == [client for client in (9, 80, 100, "a", "b") if client in who]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["adversaries"] == who
+    assert "adversaries" not in simulate(fed.Experiment(**keys), data=data).summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liars(LabelFlip, Gaussian):
+    """Attackers that neither learn nor say what they should."""
+
+
+@pytest.mark.xdist_group("parallel")
+def test_workers_change_nothing() -> None:
+    keys: dict[str, Any] = {
+        "local": {"batch_size": 4},
+        "rounds": {"count": 3, "cohort": 7},
+        "adversaries": {"fraction": 0.3, "kind": f"python:{__name__}:Liars", "deviation": 0.1},
+        "model": {"kind": "logistic"},
+    }
+    data = parts.unequal(torch.float64)
+    runs = [
+        simulate(fed.Experiment(simulation={"group": 2, "workers": workers}, **keys), data=data) for workers in (0, 2)
+    ]
+    one, other = (run.model.state_dict() for run in runs)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [line["train_loss"] for line in runs[0].metrics] == [line["train_loss"] for line in runs[1].metrics]
+
+
+def test_a_run_is_repeated_by_its_seed_and_attackers_change_it() -> None:
+    def model(**keys: Any) -> bytes:
+        experiment = fed.Experiment(rounds={"count": 2}, model={"kind": "logistic"}, **keys)
+        return b"".join(
+            part.numpy().tobytes() for part in simulate(experiment, data=parts.unequal()).model.state_dict().values()
+        )
+
+    attacked: dict[str, Any] = {"adversaries": {"kind": "gaussian", "fraction": 0.3}}
+    assert model(**attacked) == model(**attacked)
+    others = [model(adversaries={"kind": kind, "fraction": 0.3}) for kind in ("mimic", "label_flip")]
+    assert len({model(), model(**attacked), model(**attacked, seed=1), *others}) == 5
+
+
+def accuracy(algorithm: dict[str, Any], adversaries: dict[str, Any] | None, seed: int) -> float:
+    experiment = fed.Experiment(
+        seed=seed,
+        data={"kind": "digits", "clients": 20},
+        model={"kind": "logistic"},
+        local={"lr": 0.1, "epochs": 2},
+        algorithm=algorithm,
+        rounds={"count": 15},
+        adversaries=adversaries,
+        simulation={"workers": 0},
+    )
+    return float(simulate(experiment).summary["final_test_accuracy"])
+
+
+ROBUST: list[dict[str, Any]] = [
+    {"kind": "median"},
+    {"kind": "trimmed_mean", "attackers": 4},
+    {"kind": "krum", "attackers": 4},
+    {"kind": "multi_krum", "attackers": 4},
+    {"kind": "bulyan", "attackers": 4},
+    {"kind": "geometric_median", "bucketing": 2},
+    {"kind": "median", "attackers": 4, "nearest_neighbour_mixing": True},
+]
+
+
+@pytest.mark.parametrize("adversaries", [{"kind": "sign_flip", "scale": 10.0}, {"kind": "ipm", "epsilon": 10.0}])
+def test_fedavg_collapses_on_digits_where_robust_rules_do_not(adversaries: dict[str, Any]) -> None:
+    # Without attackers all reach about 0.92; ten classes guessed are 0.1. A fifth at −10 turns the mean around.
+    assert accuracy({"kind": "fedavg"}, None, seed=0) > 0.9
+    assert accuracy({"kind": "fedavg"}, adversaries, seed=0) < 0.3
+    for algorithm in ROBUST:
+        assert accuracy(algorithm, adversaries, seed=0) > 0.85, algorithm
+
+
+def test_bounded_rules_are_slowed_down_but_not_turned_around() -> None:
+    adversaries = {"kind": "sign_flip", "scale": 100.0}
+    assert accuracy({"kind": "fedavg"}, adversaries, seed=0) < 0.3
+    for algorithm in ({"kind": "centered_clipping"}, {"kind": "norm_bound"}):
+        assert accuracy(algorithm, adversaries, seed=0) > 0.75, algorithm
+
+
+# What has no meaning.
+
+
+def test_a_users_kind_must_be_an_attack() -> None:
+    experiment = fed.Experiment(adversaries={"kind": "python:fed.aggregators.fedavg:FedAvg"})
+    with pytest.raises(InvalidExperiment, match=r"must make a fed.simulations.attacks.Attack, got FedAvg"):
+        Simulation(experiment)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "sign_flop"}, "no such adversaries; did you mean sign_flip"),
+        ({"fraction": 0.2}, "missing key; known: sign_flip"),
+        ({"kind": "ipm", "fraction": 1.0}, "fraction"),
+        ({"kind": "ipm", "fraction": 0}, "fraction"),
+        ({"kind": "ipm", "scale": 2.0}, "scale"),
+        ({"kind": "alie", "z": -1.0}, "z"),
+    ],
+)
+def test_a_wrong_section_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidExperiment, match=message):
+        fed.Experiment(adversaries=keys)
