@@ -7,7 +7,7 @@ message; N, simulated peers.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import PositiveInt
@@ -18,9 +18,9 @@ from fed.config.hyperparameters import Hyperparameters
 
 __all__ = [
     "Aggregator",
+    "Algorithm",
     "Broadcast",
     "ClientWork",
-    "ContrastiveRule",
     "Descend",
     "LocalRule",
     "Mix",
@@ -28,7 +28,6 @@ __all__ = [
     "Phase",
     "Reduced",
     "Report",
-    "local_rule_of",
 ]
 
 Broadcast: TypeAlias = tuple[Tensor, ...]
@@ -49,7 +48,7 @@ class ClientWork:
         update_KP: y − x̂, trained minus where the steps began, in float64 as all else.
         anchor_P: x, the model that came with the task, in the model's own type, which float64 takes up exactly; or of
             clients that were asked at different times, [K, P].
-        began_KP: x̂, where the steps began, in that type: x unless :meth:`Aggregator.begin` says otherwise.
+        began_KP: x̂, where the steps began, in that type: x unless :meth:`Aggregator.local_start` says otherwise.
         samples_K1: how many each client holds.
         steps_K1: τ, how many optimizer steps each took.
         lr: η of those steps.
@@ -133,14 +132,14 @@ class Phase:
     """A stretch of a client's local training; the next one goes on from where it ends, with an optimizer of its own.
 
     Args:
-        rule: a correction of the gradient of the shared parameters, or a term of the loss, or None.
+        rule: what corrects the gradient of the shared parameters or adds a term to the loss; None for neither.
         trains: which parameters move: all, or those alone that are shared or private.
         epochs: passes over the client's data, in place of what the section local says.
         is_personal: whether it trains the model that a client keeps for itself, not the one that it reports. A client's
             first task brings the model with which its own begins.
     """
 
-    rule: "LocalRule | ContrastiveRule | None" = None
+    rule: "LocalRule | None" = None
     trains: Literal["all", "shared", "private"] = "all"
     epochs: PositiveInt | None = None
     is_personal: bool = False
@@ -158,19 +157,57 @@ class Phase:
         return {"all": slice(None), "shared": slice(shared), "private": slice(shared, None)}[self.trains]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aggregator(Hyperparameters, ABC):
-    """An algorithm over ``mean``: what clients say, and how the mean of it moves the model.
+class LocalRule:
+    """A client's local steps as an algorithm changes them; one that overrides nothing leaves them plain.
 
-    A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of float64 tensors whose field
-    ``model_P`` is the model that users evaluate. Only :meth:`init` and :meth:`apply` must be written; what a client
-    does beyond plain training is :meth:`begin`, :meth:`report`, :meth:`phases` and, in its local steps,
-    :class:`LocalRule`. Of a model with private parts all of these see the shared parameters alone.
+    Rules compute elementwise in flat space, so that one client's [P] and many clients' [K, P] use the same code.
     """
 
-    primitive: ClassVar[str] = "mean"
+    corrects: ClassVar[bool] = False
+    """Whether the class overrides :meth:`correct`."""
+    contrasts: ClassVar[bool] = False
+    """Whether the class overrides :meth:`penalty`."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.corrects = cls.correct is not LocalRule.correct
+        cls.contrasts = cls.penalty is not LocalRule.penalty
+
+    def correct(
+        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
+    ) -> Tensor:
+        """The gradient that the optimizer gets.
+
+        Args:
+            gradient_P: of the client's loss at x_P.
+            x_P: the client's model.
+            anchor_P: the model that the task started from.
+            client_state: what the client keeps from task to task, its vectors [P] as x_P is.
+            broadcast: what came with the task beside the model.
+        """
+        return gradient_P
+
+    def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
+        """The scalar that is added to a batch's loss, from what the model's last linear layer gets.
+
+        An algorithm that has one keeps ``previous_P``, another model of the same parameters, as its client state.
+
+        Args:
+            features_BF: of the model that is trained.
+            server_BF: of the model that came with the task, which stays as it is.
+            previous_BF: of the model that the client keeps.
+        """
+        return features_BF.new_zeros(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(LocalRule, Hyperparameters, ABC):
+    """The base of algorithms over either primitive: hyper-parameters, and what others ask an algorithm for."""
+
+    primitive: ClassVar[Literal["mean", "mix"] | None]
+    """The operation that it is an equation over; None: clients learn alone."""
     linear: ClassVar[bool] = True
-    """Whether the mean of the messages is all it needs, so that groups of clients may be reduced where they train."""
+    """Whether it needs only the mean of the messages, so that groups of clients may be reduced where they train."""
     personal: ClassVar[bool] = False
     """Whether its purpose is a model for each client, scored on that client's own data."""
     asks: ClassVar[frozenset[str]] = frozenset()
@@ -178,11 +215,65 @@ class Aggregator(Hyperparameters, ABC):
     pools_data: ClassVar[bool] = False
     """Whether one client holds all clients' data, so that nobody reports to a coordinator."""
 
+    @property
+    def needs_fixed_members(self) -> bool:
+        """Whether clients are numbered from the beginning of a run to its end."""
+        return "place" in self.asks
+
+    @property
+    def local_rule(self) -> LocalRule | None:
+        """The algorithm itself where it changes local steps."""
+        return self if self.corrects or self.contrasts else None
+
+    def check_local(self, local: Local) -> None:
+        """Any local training.
+
+        An algorithm whose equation does not hold for some says here, in its first line, for which it does. It is asked
+        when an experiment is read.
+
+        Raises:
+            InvalidExperiment: for the others, with the reason and the way out.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregator(Algorithm):
+    """An algorithm over ``mean``: what clients say, and how the mean of it moves the model.
+
+    A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of float64 tensors whose field
+    ``model_P`` is the model that users evaluate. Only :meth:`init` and :meth:`apply` must be written; what a client
+    does beyond plain training is :meth:`local_start`, :meth:`report`, :meth:`phases` and, in its local steps,
+    :class:`LocalRule`. Of a model with private parts all of these see the shared parameters alone.
+    """
+
+    primitive: ClassVar[Literal["mean"]] = "mean"
+    linear_client_state: ClassVar[bool] = False
+    """Whether what a client keeps moves linearly with its update.
+
+    Then an update that counts at a discount s moves it s of the way, as it moves the server's state, and sums that
+    server and clients keep of the same updates stay equal. A client's own model is not part of what is meant.
+    """
+    plain_report: ClassVar[bool] = True
+    """Whether clients report their updates, weighted by samples: the class does not override :meth:`report`."""
+    plain_start: ClassVar[bool] = True
+    """Whether local steps begin at the model that is sent: the class does not override :meth:`local_start`."""
+    keeps_client_state: ClassVar[bool] = False
+    """Whether clients keep a state from task to task: the class overrides :meth:`init_client`."""
+    keeps_private: ClassVar[bool] = False
+    """Whether parts of the model never leave a client: the class overrides :meth:`private`."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.plain_report = cls.report is Aggregator.report
+        cls.plain_start = cls.local_start is Aggregator.local_start
+        cls.keeps_client_state = cls.init_client is not Aggregator.init_client
+        cls.keeps_private = cls.private is not Aggregator.private
+
     @abstractmethod
     def init(self, params_P: Tensor) -> Any:
         """The state before the first round."""
 
-    def start(self, state: Any) -> Tensor:
+    def model_to_send(self, state: Any) -> Tensor:
         """The model that goes out to clients, x: [P]."""
         model_P: Tensor = state.model_P
         return model_P
@@ -209,9 +300,9 @@ class Aggregator(Hyperparameters, ABC):
 
     def phases(self) -> tuple[Phase, ...]:
         """What a client's local training consists of."""
-        return (Phase(rule=local_rule_of(self)),)
+        return (Phase(rule=self.local_rule),)
 
-    def begin(self, anchor_P: Tensor, client_state: Any) -> Tensor:
+    def local_start(self, anchor_P: Tensor, client_state: Any) -> Tensor:
         """Where a client's steps begin: x, or of K clients [K, P] a row each."""
         return anchor_P
 
@@ -224,16 +315,6 @@ class Aggregator(Hyperparameters, ABC):
 
         Raises:
             InvalidExperiment: if the algorithm needs more than so many replies.
-        """
-
-    def check_local(self, local: Local) -> None:
-        """Any local training.
-
-        An algorithm whose equation does not hold for some says here, in its first line, for which it does. It is asked
-        when an experiment is read.
-
-        Raises:
-            InvalidExperiment: for the others, with the reason and the way out.
         """
 
     def combine(
@@ -258,60 +339,15 @@ class Aggregator(Hyperparameters, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerRule(Hyperparameters, ABC):
+class PeerRule(Algorithm):
     """An algorithm over ``mix``: what a peer does in a round, with its local steps and its neighbours.
 
     The same code runs for all simulated peers at once (x_NP, and ``mix`` a sparse product) and for one real peer (x_P,
     and ``mix`` a round of messages).
     """
 
-    primitive: ClassVar[str | None] = "mix"
+    primitive: ClassVar[Literal["mix"] | None] = "mix"
 
     @abstractmethod
     def step(self, x_P: Tensor, descend: Descend, mix: Mix) -> Tensor:
         """A peer's model after a round."""
-
-
-@runtime_checkable
-class LocalRule(Protocol):
-    """A correction of the gradient in flat space; elementwise, so that [P] and [clients, P] use the same code.
-
-    An algorithm of either primitive that has one is its own local rule.
-    """
-
-    def correct(
-        self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
-    ) -> Tensor:
-        """The gradient that the optimizer gets.
-
-        Args:
-            gradient_P: of the client's loss at x_P.
-            x_P: the client's model.
-            anchor_P: the model that the task started from.
-            client_state: what the client keeps from task to task, its vectors [P] as x_P is.
-            broadcast: what came with the task beside the model.
-        """
-        ...
-
-
-@runtime_checkable
-class ContrastiveRule(Protocol):
-    """A term of the loss that compares representations: what the model's last linear layer gets.
-
-    An algorithm that has one keeps ``previous_P``, another model of the same parameters, as its client state.
-    """
-
-    def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
-        """The scalar that is added to a batch's loss.
-
-        Args:
-            features_BF: of the model that is trained.
-            server_BF: of the model that came with the task, which stays as it is.
-            previous_BF: of the model that the client keeps.
-        """
-        ...
-
-
-def local_rule_of(algorithm: object) -> LocalRule | ContrastiveRule | None:
-    """The algorithm itself where it has a say in local steps."""
-    return algorithm if isinstance(algorithm, LocalRule | ContrastiveRule) else None

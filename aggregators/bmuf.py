@@ -49,7 +49,7 @@ class BMUF(Aggregator):
         """The model, at rest."""
         return State(params_P, torch.zeros_like(params_P))
 
-    def start(self, state: State) -> Tensor:
+    def model_to_send(self, state: State) -> Tensor:
         """W_g(t): where every client begins the next block."""
         return state.model_P + self.block_momentum * state.update_P if self.nesterov else state.model_P
 

@@ -17,8 +17,6 @@ __all__ = [
     "first_client_state",
     "message_sizes",
     "messages",
-    "sends_models",
-    "sends_updates",
     "starting_states",
 ]
 
@@ -31,16 +29,6 @@ def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor)
 def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """What a client keeps, with each of its tensors changed: a named tuple of the same type, or None."""
     return state and type(state)(*map(change, state))
-
-
-def sends_updates(aggregator: Aggregator) -> bool:
-    """Whether clients report plain updates, weighted by samples: :meth:`Aggregator.report` is as it was."""
-    return type(aggregator).report is Aggregator.report
-
-
-def sends_models(aggregator: Aggregator) -> bool:
-    """Whether a trained model says all that a client reports: its update from the task's model, weighted by samples."""
-    return sends_updates(aggregator) and type(aggregator).begin is Aggregator.begin
 
 
 def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> list[int]:
@@ -71,7 +59,7 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
 def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
     """The states in which local steps begin: the task's [V], or each client's own [K, V]."""
     anchor_P = start_V[..., : layout.parameters]
-    began_KP = aggregator.begin(anchor_P, client_state)
+    began_KP = aggregator.local_start(anchor_P, client_state)
     if began_KP is anchor_P:
         return start_V
     buffers_KB = start_V[..., layout.parameters :].expand(len(began_KP), -1)

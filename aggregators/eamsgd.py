@@ -49,7 +49,7 @@ class EAMSGD(EASGD):
         """Everybody begins at the centre, at rest."""
         return ClientState(params_P, torch.zeros_like(params_P))
 
-    def begin(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:  # type: ignore[override]  # as above
+    def local_start(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:  # type: ignore[override]  # as above
         """One momentum step ahead of the client's own model: x_i + δ v_i."""
         return client_state.model_P + self.momentum * client_state.velocity_P
 

@@ -69,7 +69,7 @@ class EASGD(Aggregator):
         """Everybody begins at the centre."""
         return ClientState(params_P)
 
-    def begin(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:
+    def local_start(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:
         """The client's own model."""
         return client_state.model_P
 

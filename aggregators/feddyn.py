@@ -5,7 +5,7 @@ Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import PositiveFloat
@@ -50,6 +50,8 @@ class FedDyn(Aggregator):
             gradients. Where K local steps stop far from the minimum, α K η ≪ 1, h acts as a momentum of 1 − α K η, so
             a small α overshoots and swings.
     """
+
+    linear_client_state: ClassVar[bool] = True
 
     alpha: PositiveFloat = 0.1
 

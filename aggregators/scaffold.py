@@ -6,7 +6,7 @@ Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import PositiveFloat
@@ -52,6 +52,8 @@ class Scaffold(Aggregator):
     Args:
         server_lr: η_g > 0; the paper's experiments have 1.
     """
+
+    linear_client_state: ClassVar[bool] = True
 
     server_lr: PositiveFloat = 1.0
 

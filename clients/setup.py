@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed.aggregators.base import Aggregator, Phase, local_rule_of
+from fed.aggregators.base import Aggregator, Phase
 from fed.aggregators.client_side import first_client_state
 from fed.clients.checks import check_algorithm, check_batch_norm, check_labels, check_model, check_state, own_copy
 from fed.clients.client_states import ClientStates
@@ -148,7 +148,7 @@ class Preparation:
         """What a client's training consists of, and the layout with what it does not share."""
         algorithm: Any = self.algorithm
         if not isinstance(algorithm, Aggregator):
-            return (Phase(rule=local_rule_of(algorithm)),), Layout.of(self.module)
+            return (Phase(rule=algorithm.local_rule),), Layout.of(self.module)
         phases, layout = algorithm.phases(), Layout.of(self.module, algorithm.private(self.module))
         has_own = any(phase.is_personal for phase in phases)
         if all(phase.is_personal for phase in phases) or (has_own and layout.private):

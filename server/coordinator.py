@@ -137,7 +137,7 @@ class Coordinator:
         Args:
             mixes: whether it moves towards clients' models, rather than by their updates.
         """
-        present_V = self._whole(self._aggregator.start(self._state)) if mixes else None
+        present_V = self._whole(self._aggregator.model_to_send(self._state)) if mixes else None
         message = self.message_size, self._integers_I, self._answer_bytes
         return UpdateAccumulator(*message, self._aggregator.linear, present_V)
 
@@ -286,7 +286,7 @@ class Coordinator:
 
     def _offer(self) -> _Offer:
         if self._offered is None:
-            start_V = self._vector(self._aggregator.start(self._state))
+            start_V = self._vector(self._aggregator.model_to_send(self._state))
             broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
             self._offered = _Offer(start_V, broadcast, self._aggregator.steps(self._state))
         return self._offered

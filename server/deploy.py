@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.base import Aggregator
-from fed.aggregators.client_side import message_sizes, sends_models
+from fed.aggregators.client_side import message_sizes
 from fed.clients.data import FederatedData, load
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
@@ -168,7 +168,7 @@ class Deployment:
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
-        policy, asks_place = self.experiment.rounds.make(), "place" in algorithm.asks
+        policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
         first_P = shared.pack(prepared.module)[0][: shared.parameters].double()
         policy.check_algorithm(algorithm, len(message_sizes(algorithm, first_P, population=1)))
         del first_P  # as large as the model
@@ -186,9 +186,8 @@ class Deployment:
         model = shared.pack(prepared.module)
         coordinator = Coordinator(algorithm, fleet, shared, *model, prepared.streams, self._lr_in)
         del model
-        numbers, dtype = (
-            (shared.size, shared.dtype) if sends_models(algorithm) else (coordinator.message_size, _MESSAGE)
-        )
+        reports_models = algorithm.plain_report and algorithm.plain_start
+        numbers, dtype = (shared.size, shared.dtype) if reports_models else (coordinator.message_size, _MESSAGE)
         example = torch.empty(numbers, dtype=dtype, device="meta")
         plan = Plan(
             run=secrets.token_hex(8),
@@ -199,7 +198,7 @@ class Deployment:
         fleet.begin(
             plan,
             (example, coordinator.model()[1]),
-            reports_models=sends_models(algorithm),
+            reports_models=reports_models,
             asks_place=asks_place,
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +61,16 @@ class Knowledge:
 class Attack(Hyperparameters):
     """What attackers do; one that overrides nothing is none."""
 
+    poisons: ClassVar[bool] = False
+    """Whether attackers learn from other labels: the class overrides :meth:`poison`."""
+    forges: ClassVar[bool] = False
+    """Whether attackers send other updates: the class overrides :meth:`forge`."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.poisons = cls.poison is not Attack.poison
+        cls.forges = cls.forge is not Attack.forge
+
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """What an attacker learns in place of its own labels.
 
@@ -72,16 +83,6 @@ class Attack(Hyperparameters):
     def forge(self, known: Knowledge) -> Tensor:
         """What the attackers say in place of their updates: [A, P]."""
         return known.own_AP
-
-    @property
-    def poisons(self) -> bool:
-        """Whether attackers learn something else."""
-        return type(self).poison is not Attack.poison
-
-    @property
-    def forges(self) -> bool:
-        """Whether attackers say something else."""
-        return type(self).forge is not Attack.forge
 
 
 @dataclass(frozen=True, kw_only=True)

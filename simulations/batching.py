@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fed.aggregators.base import ContrastiveRule, Phase
+from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
@@ -154,7 +154,7 @@ def _no_gain(training: LocalTraining, group: int, asked: int, trainees: int) -> 
 
 def _obstacle(training: LocalTraining) -> tuple[str | None, float]:
     """Why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
-    if any(isinstance(phase.rule, ContrastiveRule) for phase in training.phases):
+    if any(phase.rule is not None and phase.rule.contrasts for phase in training.phases):
         return "its algorithm compares three models' representations", 0.0
     if training.may_ignore:
         return _IGNORES, 0.0

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from fed.aggregators.base import PeerRule
 from fed.clients.data import FederatedData
 from fed.clients.evaluation import Metric
 from fed.clients.training.losses import Loss
@@ -115,7 +114,7 @@ def _work(experiment: Experiment) -> int:
     """Rounds times the clients that train in each."""
     rounds, algorithm = experiment.rounds.make(), experiment.algorithm.make()
     clients = (experiment.data.clients if experiment.data else None) or sys.maxsize
-    all_train = isinstance(algorithm, PeerRule) or getattr(algorithm, "pools_data", False)
+    all_train = algorithm.primitive != "mean" or algorithm.pools_data
     return int(rounds.count * (clients if all_train else rounds.cohort_of(clients)))
 
 

@@ -74,7 +74,7 @@ def _tasks(simulation: Simulation) -> tuple[int, int]:
 def _proviso(simulation: Simulation) -> str:
     """Under which as much travels as is expected."""
     policy, experiment = simulation.policy, simulation.experiment
-    if simulation.has_peers or getattr(simulation.algorithm, "pools_data", False):
+    if simulation.has_peers or simulation.algorithm.pools_data:
         return ""
     devices = experiment.devices.make()
     waits = isinstance(policy, Synchronous) and policy.deadline_s is None and policy.backup_after_s is None

@@ -82,7 +82,7 @@ class Simulation:
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
         self._adversaries = self._recruited(experiment)
-        if getattr(self.algorithm, "pools_data", False):
+        if self.algorithm.pools_data:
             self.data = self.data.pooled()
         self.batching = choose(experiment.simulation, self._training(experiment.local, loss), self.trainees)
         self.experiment = _resolved(experiment, data, model, self.batching)
@@ -102,7 +102,7 @@ class Simulation:
     @property
     def keeps_models(self) -> bool:
         """Whether clients may keep whole models of their own, of which some travel together to be scored."""
-        return self.has_peers or getattr(self.algorithm, "personal", False)
+        return self.has_peers or self.algorithm.personal
 
     @property
     def population(self) -> int:
@@ -126,7 +126,7 @@ class Simulation:
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self.prepared.given().broadcast
-        places = (0,) * len(clients) if "place" in self.algorithm.asks else ()
+        places = (0,) * len(clients) if self.algorithm.needs_fixed_members else ()
         train = Train(tuple(clients), 1, "mean", None, (), len(broadcast), self.population, places)
         return train, (*first, *broadcast, *self.prepared.client_states().stacked(clients, [first] * len(clients)))
 
@@ -136,7 +136,7 @@ class Simulation:
         Args:
             executor: of ``recipe``; it does the clients' work.
         """
-        pools_data = getattr(self.algorithm, "pools_data", False)
+        pools_data = self.algorithm.pools_data
         devices = OnSite() if pools_data else self.experiment.devices.make()
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if isinstance(self.traffic, PeerTraffic):
@@ -150,7 +150,7 @@ class Simulation:
             answer_bytes=self.traffic.answer_bytes,
             reduces=self.algorithm.linear and not self._is_forged and not edges,
             looks_ahead=self.policy.keeps_late,
-            places="place" in self.algorithm.asks,
+            places=self.algorithm.needs_fixed_members,
         )
         seen = self._above(self._attacked(fleet, self.traffic.part_sizes[0]), edges)
         first = shared.pack(self.recipe.module)

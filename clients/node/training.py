@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fed.aggregators.client_side import sends_models
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.setup import Preparation
@@ -147,7 +146,8 @@ class NodeTraining:
         vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
         aggregator = self._prepared.algorithm
         states, are_lost = self._states(order.kept_after)
-        train = replace(order.train, wants="models") if sends_models(aggregator) else order.train
+        reports_models = aggregator.plain_report and aggregator.plain_start
+        train = replace(order.train, wants="models") if reports_models else order.train
         kept = states.stacked([self._client], [(vector_V, integers_I)])
         given = vector_V, integers_I, *broadcast, *kept
         train = self._in_time(train, given, order.until_s) if order.until_s is not None else train

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
-from fed.aggregators.base import LocalRule, Phase
+from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
 from fed.clients.training.local_context import Given
@@ -92,7 +92,7 @@ class BatchedTrainer:
     ) -> None:
         if local.precision == "float16":
             raise _unfit("local.precision must be float32 or bfloat16, got float16")
-        assert phase.rule is None or isinstance(phase.rule, LocalRule)
+        assert phase.rule is None or not phase.rule.contrasts
         self.layout = Layout.of(module, private)
         self._module = module.to(device).train()
         self._loss = loss

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fed.aggregators.base import ContrastiveRule
+from fed.aggregators.base import LocalRule
 from fed.errors import InvalidModel
 
 __all__ = ["Contrast"]
@@ -26,7 +26,7 @@ class Contrast:
         InvalidModel: if there is no such layer.
     """
 
-    def __init__(self, module: nn.Module, rule: ContrastiveRule) -> None:
+    def __init__(self, module: nn.Module, rule: LocalRule) -> None:
         layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
         if not layers:
             raise InvalidModel(

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, Broadcast, ContrastiveRule
-from fed.aggregators.client_side import messages, sends_updates, starting_states
+from fed.aggregators.base import Aggregator, Broadcast
+from fed.aggregators.client_side import messages, starting_states
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.pairs import dense
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
@@ -95,7 +95,7 @@ class GroupTraining:
         done = self._train(sent, begin)
         (vectors_KV, integers_KI), state, weights = done.reported, sent.state, tuple(map(float, samples))
         if aggregator is not None and sent.task.wants != "models":
-            if sends_updates(aggregator):  # as its report would say, in a tenth of the time
+            if aggregator.plain_report:  # as its report would say, in a tenth of the time
                 vectors_KV = vectors_KV.double().sub_(begin)
             else:
                 vectors_KV, weights, state = self._report(aggregator, sent, begin, done)
@@ -187,7 +187,7 @@ class _PhaseTraining:
         parts = loss, recipe.local, phase, device, recipe.private
         self.is_personal = phase.is_personal
         self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)
-        is_batched = recipe.is_batched and not isinstance(phase.rule, ContrastiveRule)
+        is_batched = recipe.is_batched and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
         self._streams = recipe.streams
         self._named = f" of phase {number}" if number else ""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.base import ContrastiveRule, LocalRule, Phase
+from fed.aggregators.base import Phase
 from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
 from fed.clients.training.batches import Batches, normalises_batches
@@ -89,7 +89,7 @@ class Trainer:
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
         self._normalises_batches = normalises_batches(self.module)
-        self._contrast = Contrast(self.module, rule) if isinstance(rule, ContrastiveRule) else None
+        self._contrast = Contrast(self.module, rule) if rule is not None and rule.contrasts else None
         half = _HALF.get(local.precision)
         self._precision = torch.autocast(device.type, dtype=half) if half else nullcontext()
         self._is_scaled = half is torch.float16
@@ -178,7 +178,7 @@ class Trainer:
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
-                if isinstance(self._rule, LocalRule):
+                if self._rule is not None and self._rule.corrects:
                     gradient_Q = given.corrected(self._rule, gradient_Q, x_Q, shared)
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)

@@ -29,9 +29,9 @@ def all_algorithms() -> None:
 
     table = Table("kind", "over", "what it does", "paper", box=box.SIMPLE_HEAD, pad_edge=False)
     for kind in ALGORITHMS.builtin:
-        target = ALGORITHMS.section(kind).target
+        target: Any = ALGORITHMS.section(kind).target
         what, paper = _cited(summary(target))
-        table.add_row(*(Text(text) for text in (kind, getattr(target, "primitive", None) or "–", what, paper or "–")))
+        table.add_row(*(Text(text) for text in (kind, target.primitive or "–", what, paper or "–")))
     console().print(table)
     console().print("fed algorithms NAME tells all about one of them", markup=False)
 
@@ -88,23 +88,22 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     """What it keeps, sends, and goes with."""
     import torch
 
-    from fed.aggregators.base import Aggregator, ContrastiveRule, LocalRule
+    from fed.aggregators.base import Aggregator
     from fed.aggregators.client_side import message_sizes
 
     if not isinstance(algorithm, Aggregator):
         yield "peers keep", "a model each"
         yield "moves", "a model to every neighbour and back, whenever it mixes" if algorithm.primitive else "nothing"
-        yield "combines with", "any local training; any topology" if algorithm.primitive else "any local training"
+        yield "combines with", _clause(algorithm.check_local) + ("; any topology" if algorithm.primitive else "")
         return
     params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
     state = algorithm.init(params_P)
     yield "server keeps", _fields(state)
-    is_private = type(algorithm).private is not Aggregator.private
-    kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if is_private else ""]
+    kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if algorithm.keeps_private else ""]
     kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]
     yield "client keeps", "; ".join(filter(None, kept)) or "nothing"
-    model = "the shared part of the model" if is_private else "the model"
-    if getattr(algorithm, "pools_data", False):
+    model = "the shared part of the model" if algorithm.keeps_private else "the model"
+    if algorithm.pools_data:
         yield "moves down", "nothing"
         yield "moves up", "nothing"
         yield "combines with", "any local training; any schedule of the step size"
@@ -116,10 +115,10 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     if algorithm.asks:
         asked = " and ".join(asks[name] for name in sorted(algorithm.asks))
         yield "asks a client", f"for {asked}, at the model that it gets, on its own data"
-    kinds = ((LocalRule, "corrects each step's gradient"), (ContrastiveRule, "adds a term to each batch's loss"))
-    for kind, text in kinds:
-        if isinstance(algorithm, kind):
-            yield "local training", text
+    if algorithm.corrects:
+        yield "local training", "corrects each step's gradient"
+    if algorithm.contrasts:
+        yield "local training", "adds a term to each batch's loss"
     if len(algorithm.phases()) > 1:
         yield "local training", _clause(algorithm.phases)
     if algorithm.personal:

@@ -148,7 +148,7 @@ class Asynchronous(_Unsynchronised):
         Raises:
             InvalidExperiment: if it is more than an update of the model that was sent.
         """
-        if parts > 1 or type(aggregator).begin is not Aggregator.begin:
+        if parts > 1 or not aggregator.plain_start:
             raise InvalidExperiment(
                 "asynchronous rounds mix clients' models, and need an algorithm to which clients report an update "
                 f"alone, got {type(aggregator).__name__}: choose one such as fedavg, or buffered rounds"

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, ClientWork, LocalRule, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, Reduced
 
 Floats = NDArray[np.float64]
 
@@ -165,13 +165,13 @@ def _work(
     nesterov: bool,
 ) -> ClientWork:
     """Local steps by gradient descent, corrected where the algorithm says so."""
-    anchor_P, broadcast = rule.start(state), rule.broadcast(state)
+    anchor_P, broadcast = rule.model_to_send(state), rule.broadcast(state)
     anchor_KP = anchor_P.expand(len(clients), -1)
-    began_KP = rule.begin(anchor_P, client_state).expand_as(anchor_KP)
+    began_KP = rule.local_start(anchor_P, client_state).expand_as(anchor_KP)
     x_KP, velocity_KP = began_KP.clone(), torch.zeros_like(began_KP)
     for step in range(int(steps_K.max())):
         gradient_KP = problem.gradient(x_KP, clients)
-        if isinstance(rule, LocalRule):
+        if rule.corrects:
             gradient_KP = rule.correct(gradient_KP, x_KP, anchor_KP, client_state, broadcast)
         velocity_KP = momentum * velocity_KP + gradient_KP
         descent_KP = gradient_KP + momentum * velocity_KP if nesterov else velocity_KP
@@ -190,6 +190,6 @@ def _work(
         population=problem.population,
         start_loss_K1=problem.loss(anchor_KP, clients) if "loss" in rule.asks else None,
         start_gradient_KP=problem.gradient(anchor_KP, clients) if "gradient" in rule.asks else None,
-        places_K=clients if "place" in rule.asks else None,
+        places_K=clients if rule.needs_fixed_members else None,
         nesterov=nesterov,
     )

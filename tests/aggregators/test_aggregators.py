@@ -74,7 +74,7 @@ def test_bmuf_is_its_recursion_in_numpy(nesterov: bool) -> None:
         model = model + update
     np.testing.assert_allclose(state.model_P.numpy(), model, rtol=0, atol=1e-14)
     start = model + eta * update if nesterov else model
-    np.testing.assert_allclose(rule.start(state).numpy(), start, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(rule.model_to_send(state).numpy(), start, rtol=0, atol=1e-14)
 
 
 def test_fedavgm_with_a_constant_update_settles_at_its_long_run_step() -> None:

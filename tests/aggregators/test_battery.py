@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fed.aggregators.base import Aggregator, ClientWork, LocalRule, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, Reduced
 from fed.aggregators.client_side import first_client_state, message_sizes, messages, starting_states
 from fed.aggregators.fedadagrad import FedAdagrad
 from fed.aggregators.fedadam import FedAdam
@@ -28,7 +28,7 @@ from fed.server.coordinator import Coordinator
 from fed.wire.messages import GroupReply, Task
 from tests.scripted_fleet import ScriptedFleet
 
-KINDS = [kind for kind in ALGORITHMS.builtin if getattr(ALGORITHMS.section(kind).target, "primitive", None) == "mean"]
+KINDS = [kind for kind in ALGORITHMS.builtin if ALGORITHMS.make(kind).make().primitive == "mean"]
 RULES = {kind: ALGORITHMS.make(kind).make() for kind in KINDS}
 battery = pytest.mark.parametrize("rule", RULES.values(), ids=KINDS)
 linear = pytest.mark.parametrize("rule", [pytest.param(rule, id=kind) for kind, rule in RULES.items() if rule.linear])
@@ -169,13 +169,13 @@ def a_group(rule: Aggregator, state: Any, rows: slice = slice(None)) -> ClientWo
     kept = rule.init_client(start_vector())
     if kept is not None:
         kept = type(kept)(*(part + numbers(9, place, size=[4, len(part)])[rows] for place, part in enumerate(kept)))
-    anchor_P = rule.start(state)
+    anchor_P = rule.model_to_send(state)
     update_KP = numbers(1, size=[4, PARAMETERS])[rows]
     column = torch.arange(1.0, 5.0, dtype=torch.float64).unsqueeze(1)[rows]
     return ClientWork(
         update_KP=update_KP,
         anchor_P=anchor_P,
-        began_KP=rule.begin(anchor_P, kept).expand_as(update_KP),
+        began_KP=rule.local_start(anchor_P, kept).expand_as(update_KP),
         samples_K1=column,
         steps_K1=2 * column,
         lr=0.3,
@@ -231,7 +231,7 @@ def test_a_report_of_many_clients_is_that_of_each_alone(rule: Aggregator) -> Non
 
 @battery
 def test_a_local_rule_of_many_clients_is_that_of_each_alone(rule: Aggregator) -> None:
-    if not isinstance(rule, LocalRule):
+    if not rule.corrects:
         return
     work = a_group(rule, after_two_rounds(rule))
     gradient_KP, x_KP = numbers(3, size=[4, PARAMETERS]), numbers(4, size=[4, PARAMETERS])
@@ -300,7 +300,7 @@ def test_a_state_survives_a_checkpoint(rule: Aggregator) -> None:
         assert {name: tensor.numpy().tobytes() for name, tensor in tensors(on).items()} == {
             name: tensor.numpy().tobytes() for name, tensor in tensors(on_again).items()
         }
-        assert torch.equal(rule.start(on), rule.start(on_again))
+        assert torch.equal(rule.model_to_send(on), rule.model_to_send(on_again))
 
 
 @battery
@@ -324,3 +324,27 @@ def test_a_page_has_its_paper_its_equation_and_each_hyper_parameter(rule: Aggreg
     assert own <= arguments(target).keys()
     assert ".. math::" in (inspect.getdoc(target) or "")
     assert inspect.getdoc(inspect.getmodule(target))
+
+
+@pytest.mark.parametrize("kind", [kind for kind, rule in RULES.items() if rule.linear_client_state])
+def test_discounted_client_states_stay_the_servers_mean(kind: str) -> None:
+    """The invariant of SCAFFOLD (c is the mean c_i) and FedDyn (h is the mean g_i), whatever each report counts."""
+    rule, generator = RULES[kind], np.random.default_rng(0)
+    state = rule.init(start_vector())
+    (own_NP,) = (part.expand(POPULATION, -1).clone() for part in rule.init_client(start_vector()))
+    kept_type = type(rule.init_client(start_vector()))
+    for number in range(4):
+        clients = torch.from_numpy(generator.choice(POPULATION, size=4, replace=False))
+        work = dataclasses.replace(
+            a_group(rule, state),
+            update_KP=numbers(number, size=[4, PARAMETERS]),
+            client_state=kept_type(own_NP[clients]),
+            broadcast=rule.broadcast(state),
+        )
+        report = rule.report(work)
+        discount_K1 = torch.from_numpy(generator.uniform(0.1, 1.0, size=(4, 1)))
+        own_NP[clients] += discount_K1 * (report.client_state[0] - own_NP[clients])
+        state = rule.apply(
+            state, Reduced(tuple((discount_K1 * part).mean(0) for part in report.message), 4, POPULATION)
+        )
+    torch.testing.assert_close(own_NP.mean(0), state[1], rtol=1e-12, atol=1e-13)  # sums of 16 reports, in two orders

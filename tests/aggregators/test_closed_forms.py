@@ -343,7 +343,7 @@ def test_diloco_with_sgd_inside_is_nesterov_bmuf(momentum: float, lr: float) -> 
     diloco = states(DiLoCo(outer_momentum=momentum, outer_lr=lr), PROBLEM, 5.0, lr=0.03)
     rule = BMUF(block_momentum=momentum, block_lr=lr, nesterov=True)
     for ours, theirs in itertools.islice(zip(diloco, states(rule, PROBLEM, 5.0, lr=0.03), strict=True), 60):
-        assert_near(ours.model_P.numpy(), rule.start(theirs).numpy(), 1e-12)
+        assert_near(ours.model_P.numpy(), rule.model_to_send(theirs).numpy(), 1e-12)
 
 
 def test_diloco_is_torchs_nesterov_sgd_on_the_outer_gradient() -> None:

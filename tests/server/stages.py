@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fed.aggregators.client_side import message_sizes, sends_models
+from fed.aggregators.client_side import message_sizes
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.training import (
     Described,
@@ -177,7 +177,8 @@ class _Real(Stage, ABC):
         algorithm, shared = self._prepared.algorithm, self._prepared.layout.shared
         vector_V, integers_I = self.model()
         numbers, dtype = shared.size, shared.dtype
-        if not sends_models(algorithm):
+        reports_models = algorithm.plain_report and algorithm.plain_start
+        if not reports_models:
             numbers, dtype = sum(message_sizes(algorithm, vector_V.double(), CLIENTS)), torch.float64
         keys = self._experiment.dump()
         plan = Plan(
@@ -187,7 +188,7 @@ class _Real(Stage, ABC):
             heartbeat_s=0.2,
         )
         example = torch.empty(numbers, dtype=dtype, device="meta"), integers_I
-        self.fleet.begin(plan, example, reports_models=sends_models(algorithm))
+        self.fleet.begin(plan, example, reports_models=reports_models)
         self.fleet.await_nodes(CLIENTS)
         assert list(self.fleet.available()) == [*range(CLIENTS)]
 

@@ -478,7 +478,7 @@ def test_hyper_parameters_reach_the_equations() -> None:
     assert own.epochs == 4
     assert own.is_personal
     assert own.rule is not None
-    moved = own.rule.correct(torch.zeros(2), torch.ones(2), torch.zeros(2), None, ())  # type: ignore[union-attr]
+    moved = own.rule.correct(torch.zeros(2), torch.ones(2), torch.zeros(2), None, ())
     torch.testing.assert_close(moved, torch.full((2,), 0.3))
 
 

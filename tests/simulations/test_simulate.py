@@ -500,7 +500,7 @@ class _Forgetful(Aggregator):
     def init(self, params_P: Tensor) -> tuple[Tensor]:
         return (params_P,)
 
-    def start(self, state: tuple[Tensor]) -> Tensor:
+    def model_to_send(self, state: tuple[Tensor]) -> Tensor:
         return state[0]
 
     def apply(self, state: tuple[Tensor], reduced: Reduced) -> tuple[Tensor]:

@@ -136,14 +136,14 @@ def assert_trains_alike(task: Task, tolerance: float = 1e-10) -> TrainedGroup:
     return got
 
 
-class Drifting:
+class Drifting(LocalRule):
     """Adds what was sent along, and draws towards the anchor by a number for every parameter."""
 
     def correct(self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, _: object, sent: tuple[Tensor, ...]) -> Tensor:
         return gradient_P + sent[0] + sent[1] * (x_P - anchor_P)
 
 
-class Clipping:
+class Clipping(LocalRule):
     """Shortens gradients to length 0.1: each client's its own."""
 
     def correct(self, gradient_P: Tensor, *_: object) -> Tensor:
@@ -151,7 +151,7 @@ class Clipping:
         return gradient_P / (lengths / 0.1).clamp(min=1)
 
 
-class Overwriting:
+class Overwriting(LocalRule):
     """Writes its correction into the gradient, and looks at the group as a whole in no way."""
 
     def correct(self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, *_: object) -> Tensor:

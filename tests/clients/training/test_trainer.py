@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.aggregators.base import Phase
+from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedprox import FedProx
 from fed.clients.training.batches import Batches
 from fed.clients.training.flat import FlatParameters
@@ -190,7 +190,7 @@ def test_steps_of_a_task_are_known_beforehand(samples_: int, keys: dict[str, Any
     assert counting.steps == steps
 
 
-class Counting:
+class Counting(LocalRule):
     """A rule that counts the steps and lets gradients be."""
 
     steps = 0
@@ -263,7 +263,7 @@ def test_a_correction_sees_gradient_model_anchor_state_and_broadcast() -> None:
     sent = (torch.ones(2, dtype=torch.float64),)
     kept = Kept(torch.arange(2.0, dtype=torch.float64))
 
-    class Rule:
+    class Rule(LocalRule):
         def correct(self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, state: object, broadcast: Any) -> Tensor:
             assert isinstance(state, Kept)
             assert torch.equal(state.control_P, kept.control_P)
