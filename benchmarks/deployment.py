@@ -11,7 +11,7 @@
 The server is the command as users start it. Nodes that answer at once are ``sides/light_nodes.py``, all of a node but
 its training, and on Flower ``sides/flower_app``. A round's time is from the end of one to the end of the next; medians
 count, without the first round. Without options all is measured, written into ``deployment.json`` beside this file, and
-put into the README.
+put into docs/benchmarks.md.
 
     python benchmarks/deployment.py --parts empty,large
 """
@@ -37,8 +37,8 @@ import numpy as np
 import on_flower
 import yaml
 from deployment_report import DEPLOYMENTS, markdown, terminal_table
-from processes import ONE_THREAD, ROOT, CommandFailed, started
-from report import put_into
+from processes import ONE_THREAD, CommandFailed, started
+from report import PAGE, put_into
 from rich.console import Console
 from simulation import machine
 
@@ -272,8 +272,8 @@ def main() -> None:
     if output := given.output or (HERE / "deployment.json" if is_all else None):
         output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         console.print(f"written: {os.path.relpath(output)}")
-    if is_all and given.output is None and not put_into(ROOT / "README.md", markdown(report), DEPLOYMENTS):
-        console.print(f"README.md has no table: the lines {' and '.join(DEPLOYMENTS)} are missing")
+    if is_all and given.output is None and not put_into(PAGE, markdown(report), DEPLOYMENTS):
+        console.print(f"docs/benchmarks.md has no table: the lines {' and '.join(DEPLOYMENTS)} are missing")
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What deployments cost, as a table: for the terminal, and in Markdown for the README."""
+"""What deployments cost, as a table: for the terminal, and in Markdown for docs/benchmarks.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,8 +41,8 @@ def markdown(report: Report) -> str:
     beyond = report["results"].get("large", {}).get("models_beyond_state")
     if beyond is not None:
         parts.append(
-            "Beyond what it takes with a model of four numbers, and the algorithm's state, the model in float64, the "
-            f"server\nholds {beyond:.1f} times the model of 100 MB at most."
+            "The server's peak memory with the model of 100 MB, less its peak with a model of four numbers and less "
+            f"the\nalgorithm's state (one model in float64), is {beyond:.1f} times the model at most."
         )
     return "\n\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""What was measured, as tables: for the terminal, and in Markdown for the README."""
+"""What was measured, as tables: for the terminal, and in Markdown for docs/benchmarks.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
 Results = Mapping[str, Any]

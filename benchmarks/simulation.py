@@ -4,7 +4,7 @@ Every side runs in a process of its own, with one thread a process, on the same 
 first trains a fixed number of rounds, after which all must be about as accurate, and which tell how fast it is; then
 the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first three seconds, so
 that neither starting processes nor the first, slower rounds do. Without options it measures all that there is, and
-writes ``results.json`` beside this file and the table in the README.
+writes ``results.json`` beside this file and the table in docs/benchmarks.md.
 
     python benchmarks/simulation.py --workloads digits --sides ours-1,plain --repetitions 5
 """
@@ -22,7 +22,7 @@ from typing import Any
 
 from comparison import HERE, PEERS, SIDES, Comparison
 from processes import ROOT, CommandFailed
-from report import BEGIN, END, markdown, put_into, terminal_tables
+from report import BEGIN, END, PAGE, markdown, put_into, terminal_tables
 from rich.console import Console
 from whole import measure_command, measure_populations, over_limits
 from workloads import MNIST, WORKLOADS
@@ -109,8 +109,8 @@ def main() -> int:
     if output:
         output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
         console.print(f"written: {os.path.relpath(output)}")
-    if is_all and not put_into(ROOT / "README.md", markdown(results)):
-        console.print(f"README.md has no table: the lines {BEGIN} and {END} are missing")
+    if is_all and not put_into(PAGE, markdown(results)):
+        console.print(f"docs/benchmarks.md has no table: the lines {BEGIN} and {END} are missing")
     for failure in failures:
         console.print(f"error: {failure}", style="red")
     return 1 if failures else 0

@@ -14,7 +14,7 @@ import torch
 
 from fed.clients.data import FederatedData
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.training import Described, Lease, TaskDone
+from fed.clients.node.training import Described, NodeTask, TaskDone
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
@@ -49,10 +49,10 @@ class AtOnce:
         layout = Preparation(experiment, data).layout.shared
         self.spec = spec_of([torch.zeros(layout.size), torch.zeros(layout.integer_count, dtype=torch.int64)])
 
-    def train(self, lease: Lease) -> TaskDone:
+    def train(self, task: NodeTask) -> TaskDone:
         """The model, a little smaller."""
-        vector_V, integers_I, *_ = read(lease.path, Payload.FromString(lease.payload))
-        payload = written(lease.path, [vector_V.mul_(SHRINKS), integers_I])
+        vector_V, integers_I, *_ = read(task.path, Payload.FromString(task.payload))
+        payload = written(task.path, [vector_V.mul_(SHRINKS), integers_I])
         return TaskDone(payload.SerializeToString(), float(SAMPLES), SAMPLES, 1.0)
 
     def forget_before(self, _: str) -> None:

@@ -38,7 +38,7 @@ def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_the_table_takes_the_place_between_the_markers_of_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "README.md"
+    page = tmp_path / "benchmarks.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     assert report.put_into(page, "new")
     assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
@@ -46,7 +46,7 @@ def test_the_table_takes_the_place_between_the_markers_of_a_page(tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["", report.BEGIN, f"{report.END} {report.BEGIN}"])
 def test_a_page_without_markers_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    page = tmp_path / "README.md"
+    page = tmp_path / "benchmarks.md"
     page.write_text(text)
     assert not report.put_into(page, "new")
     assert page.read_text() == text

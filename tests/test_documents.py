@@ -1,0 +1,54 @@
+"""Documents name only files, modules and headings that exist; the README runs FedAvg and stays short."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = "fed|aggregators|clients|server|simulations|tests|benchmarks|examples|docs"
+NOT_MODULES = ("fed.v1", "fed.v2", "fed.example")  # packages of the protocol, and a host in the examples
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_paths_name_what_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+        linked = (page.parent / target).resolve() if target else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), f"{target}#{anchor}"
+    for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_dotted_names_can_be_imported(page: Path) -> None:
+    for name in set(re.findall(r"(?<![\w./@-])fed(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))):
+        if name.startswith(NOT_MODULES):
+            continue
+        found: object = importlib.import_module("fed")
+        path = "fed"
+        for part in name.split(".")[1:]:
+            path = f"{path}.{part}"
+            found = getattr(found, part, None) or importlib.import_module(path)
+
+
+def test_the_readme_runs_fedavg_and_has_at_most_7000_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) <= 7000
+    programs = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(programs) == 1
+    assert len(programs[0].splitlines()) <= 20
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "readme"}
+    exec(compile(programs[0], "README.md", "exec"), namespace)
+    assert namespace["run"].experiment.algorithm.kind == "fedavg"  # type: ignore[attr-defined]
+    assert namespace["run"].summary["final_test_accuracy"] > 0.9  # type: ignore[attr-defined]
