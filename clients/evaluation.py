@@ -1,4 +1,4 @@
-"""How good a model is on samples that it was not trained on.
+"""Scores of models on samples that they were not trained on.
 
 Shapes: N samples; B, those of a batch; C classes; K models; V, a model's floating-point state; I, its integers.
 """
@@ -6,27 +6,28 @@ Shapes: N samples; B, those of a batch; C classes; K models; V, a model's floati
 import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map
 
 from fed.clients.data import Pair
 from fed.clients.training.losses import Loss
 from fed.clients.training.op_graphs import record
 from fed.layout import Layout
 
-__all__ = ["BatchedEvaluator", "Metric", "Score", "accuracy", "evaluate"]
+__all__ = ["BatchedEvaluator", "Metric", "Score", "accuracy", "evaluate", "is_mean_over_samples"]
 
 Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
-"""(output, target) → a number, the mean over the batch."""
+"""(output, target) → a number."""
 
 _BATCH = 128  # so that what a convolution computes stays in the cache
 
 
 class Score(NamedTuple):
-    """A model's mean loss and mean metric: accuracy, unless the user gave another; None where there is none."""
+    """A model's loss and its metric: accuracy, unless the user gave another; None where there is none."""
 
     loss: float
     accuracy: float | None
@@ -42,22 +43,34 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(1) == target.long()).to(torch.float64).mean()  # some integers cannot be compared with others
 
 
+accuracy.mean_over_samples = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
+
+
+def is_mean_over_samples(measure: Loss | Metric | None) -> bool:
+    """True for a loss or metric that says so by an attribute ``mean_over_samples``, and for none at all.
+
+    Such a measure is computed batch by batch. Any other is given all outputs and targets in one call, for of a
+    correlation, a C-index or a Cox loss the mean over batches is another number.
+    """
+    return measure is None or bool(getattr(measure, "mean_over_samples", False))
+
+
 def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair, device: torch.device) -> Score:
-    """Score a module, in evaluation mode, over all samples, in batches of 128.
+    """Score a module, in evaluation mode, over all samples; the forward passes are in batches of 128.
 
     Args:
         module: on ``device``.
-        loss: (output, target) → a scalar, the mean over the batch.
-        metric: (output, target) → a number, the mean over the batch; or None.
+        loss: (output, target) → a scalar.
+        metric: (output, target) → a number; or None.
         samples: (inputs, targets), anywhere.
         device: where to compute.
     """
     module.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    tally = _Tally(loss, metric, device)
     with torch.no_grad():  # not inference_mode: what a module caches here it may train with later
         for inputs, target in _batches(samples, device):
-            sums += _means(loss, metric, module(inputs), target) * len(target)
-    return _score(sums / len(samples[1]), metric)
+            tally.add(module(inputs), target)
+        return tally.score(samples[1])
 
 
 class BatchedEvaluator:
@@ -68,8 +81,8 @@ class BatchedEvaluator:
 
     Args:
         module: the model; it is only read.
-        loss: (output, target) → a scalar, the mean over the batch.
-        metric: (output, target) → a number, the mean over the batch; or None.
+        loss: (output, target) → a scalar.
+        metric: (output, target) → a number; or None.
         device: where to compute.
         private: the names of what the model does not share.
     """
@@ -93,12 +106,12 @@ class BatchedEvaluator:
     def scores(self, vectors_KV: Tensor, integers_KI: Tensor, samples: Pair) -> list[Score]:
         """Each model's score over all samples."""
         states = [part.to(self._device) for part in self._layout.tensors(vectors_KV, integers_KI)]
-        sums_K = torch.zeros(len(vectors_KV), 2, dtype=torch.float64, device=self._device)
+        tallies_K = [_Tally(self._loss, self._metric, self._device) for _ in vectors_KV]
         with torch.no_grad():
             for inputs, target in _batches(samples, self._device):
-                for row, output in enumerate(self._outputs(states, inputs)):
-                    sums_K[row] += _means(self._loss, self._metric, output, target) * len(target)
-        return [_score(means, self._metric) for means in sums_K / len(samples[1])]
+                for tally, output in zip(tallies_K, self._outputs(states, inputs), strict=True):
+                    tally.add(output, target)
+            return [tally.score(samples[1]) for tally in tallies_K]
 
     def _outputs(self, states: list[Tensor], inputs: Tensor) -> Tensor:
         key = len(states[0]), inputs.shape
@@ -118,6 +131,40 @@ class BatchedEvaluator:
         return output
 
 
+class _Tally:
+    """The loss and the metric of one model while its outputs come batch by batch."""
+
+    def __init__(self, loss: Loss, metric: Metric | None, device: torch.device) -> None:
+        self._measures = (loss, metric)
+        self._device = device
+        self._streams_all = all(map(is_mean_over_samples, self._measures))
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self._outputs: list[Any] = []
+
+    def add(self, output: Any, target: Tensor) -> None:
+        """Take a batch's output: means over samples are summed now, other measures wait for all outputs."""
+        self._sums += self._values(output, target, streamed=True) * len(target)
+        if not self._streams_all:
+            self._outputs.append(output)
+
+    def score(self, targets_N: Tensor) -> Score:
+        """The score over all samples, with their targets in order."""
+        values = self._sums / len(targets_N)
+        if not self._streams_all:
+            output = tree_map(lambda *batches: torch.cat(batches), *self._outputs)
+            values += self._values(output, targets_N.to(self._device, copy=True), streamed=False)
+        mean_loss, mean_metric = values.tolist()
+        return Score(mean_loss, None if self._measures[1] is None else mean_metric)
+
+    def _values(self, output: Any, target: Tensor, *, streamed: bool) -> Tensor:
+        """Loss and metric in float64; 0 for one that is computed at the other time."""
+        values = [
+            0.0 if measure is None or is_mean_over_samples(measure) != streamed else measure(output, target)
+            for measure in self._measures
+        ]
+        return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self._device) for value in values])
+
+
 def _batches(samples: Pair, device: torch.device) -> Iterator[Pair]:
     inputs_N, targets_N = samples
     for begin in range(0, len(inputs_N), _BATCH):
@@ -127,14 +174,3 @@ def _batches(samples: Pair, device: torch.device) -> Iterator[Pair]:
             inputs_N[batch].to(device, non_blocking=True, copy=True),
             targets_N[batch].to(device, non_blocking=True, copy=True),
         )
-
-
-def _means(loss: Loss, metric: Metric | None, output: Tensor, target: Tensor) -> Tensor:
-    """A batch's mean loss and metric, in float64."""
-    values = loss(output, target), metric(output, target) if metric else 0.0
-    return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=target.device) for value in values])
-
-
-def _score(means: Tensor, metric: Metric | None) -> Score:
-    mean_loss, mean_metric = means.tolist()
-    return Score(mean_loss, mean_metric if metric else None)

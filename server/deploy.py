@@ -221,15 +221,14 @@ class Deployment:
         folder: RunFolder,
         on_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
-        test = None if self._by_clients or self._data is None else self._data.test
         recipe = prepared.recipe(prepared.data, is_batched=False)
-        executor = InProcess(partial(Work, recipe) if test is not None else _no_work)
+        executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
         def begin_scoring() -> Any:
             if self._by_clients:
                 limit_s = getattr(policy, "deadline_s", None) or _SCORED_WITHIN_S
                 return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
-            return ScoringByCoordinator(test, federation, executor)
+            return ScoringByCoordinator(recipe, federation, executor)
 
         take_back = _let_go(prepared.module)
 
@@ -243,7 +242,7 @@ class Deployment:
             policy,
             federation,
             begin_scoring=begin_scoring,
-            has_scores=self._by_clients or test is not None,
+            has_scores=self._by_clients or recipe.test is not None,
             scores_meanwhile=False,
             module_of=module_of,
             facts=lambda: {

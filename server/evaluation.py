@@ -14,7 +14,7 @@ from torch import Tensor
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import nobody_holds_out
 from fed.clients.training.executor import Executor, Item
-from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated
+from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.server.federation import Federation, State
 
 __all__ = [
@@ -38,20 +38,19 @@ _AFTER_TRAINING = 1
 class ScoringByCoordinator:
     """All models on the test set, or where it is ``only_own`` the clients' own alone."""
 
-    def __init__(
-        self, test: Pair | None, federation: Federation, executor: Executor, *, only_own: bool = False
-    ) -> None:
+    def __init__(self, recipe: Recipe, federation: Federation, executor: Executor, *, only_own: bool = False) -> None:
         self._executor = executor
         self._own = list(federation.models().values())
         self._only_own = bool(self._own) and only_own
         states = self._own if self._only_own else [*self._own, federation.model()]
-        samples = 0 if test is None else len(test[1])
-        self._sizes = [min(_SAMPLES, samples - first) for first in range(0, samples, _SAMPLES)]
+        samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0
+        part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
+        self._sizes = [min(part, samples - first) for first in range(0, samples, part)]
         self._models = _parted(states, MODELS_AT_ONCE)
         self._tickets = [
-            executor.submit(self._item(models, first * _SAMPLES, size))
+            executor.submit(self._item(models, number * _SAMPLES, size))
             for models in self._models
-            for first, size in enumerate(self._sizes)
+            for number, size in enumerate(self._sizes)
         ]
 
     def line(self) -> dict[str, Any]:

@@ -61,6 +61,9 @@ def simulate(
         model: a factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
         loss: (output, target) → scalar, in place of cross-entropy. Targets may then have any type and shape.
         metric: (output, target) → number, reported as accuracy. With a ``loss`` and no ``metric`` accuracies are None.
+            Evaluation gives loss and metric all outputs and targets of the test set in one call, or of one client's
+            held-out samples. A function with the attribute ``mean_over_samples = True`` is given batches instead, whose
+            values are averaged.
         output: the run's folder; nothing is written without one.
         overwrite: take the place of a run that the folder holds.
         resume: go on with the run that the folder holds, from its last checkpoint, or from the beginning where it has

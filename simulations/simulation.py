@@ -229,7 +229,7 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
     if simulation.held_out is not None:
         return ScoringByClients(simulation.held_out, federation, executor)
     only_own = simulation.algorithm.primitive is None
-    return ScoringByCoordinator(simulation.data.test, federation, executor, only_own=only_own)
+    return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own)
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:

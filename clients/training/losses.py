@@ -21,6 +21,9 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return functional.cross_entropy(output, target.long())
 
 
+cross_entropy.mean_over_samples = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
+
+
 def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
     """A loss as if each sample were a batch of its own: [B].
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Metric, Score
+from fed.clients.evaluation import Metric, Score, is_mean_over_samples
 from fed.clients.training.losses import Loss
 from fed.config.experiment import Local
 from fed.randomness import Streams
@@ -103,7 +103,7 @@ class EvaluateByClients:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Each model's mean loss and mean metric (None without one) over so many samples.
+    """Each model's loss and metric (None without one), with the number of samples that they are of.
 
     By clients there is a score for each that holds samples out, in their order.
     """
@@ -154,6 +154,11 @@ class Recipe:
     def keeps_own(self) -> bool:
         """Whether clients keep the private parts of the model, or else models of their own."""
         return bool(self.private) or any(phase.is_personal for phase in self.phases)
+
+    @property
+    def scores_in_parts(self) -> bool:
+        """True where loss and metric are means over samples, so that the test set may be cut into several items."""
+        return is_mean_over_samples(self.loss) and is_mean_over_samples(self.metric)
 
 
 def label_of(task: Train) -> str:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.clients.evaluation import BatchedEvaluator, Score, accuracy, evaluate
+from fed.clients.evaluation import BatchedEvaluator, Metric, Score, accuracy, evaluate
+from fed.clients.training.losses import Loss, cross_entropy
 from fed.layout import Layout
+from tests.simulations import users_parts as parts
 
 CPU = torch.device("cpu")
 Pair = tuple[Tensor, Tensor]
@@ -106,8 +108,13 @@ def test_a_score_that_is_not_finite_is_what_it_is(value: float) -> None:
 
 def test_float32_losses_are_summed_in_float64() -> None:
     """2^24 and 2^-12 stand side by side in float64 alone."""
+
+    def streamed(output: Tensor, target: Tensor) -> Tensor:
+        return output.square().mean()
+
+    streamed.mean_over_samples = True  # type: ignore[attr-defined]  # as a user marks it
     inputs = torch.cat([torch.full((128, 1), 2.0**12), torch.full((128, 1), 2.0**-6)])
-    score = evaluate(nn.Identity(), lambda output, _: output.square().mean(), None, (inputs, inputs), CPU)
+    score = evaluate(nn.Identity(), streamed, None, (inputs, inputs), CPU)
     assert score.loss == (2.0**24 + 2.0**-12) / 2
 
 
@@ -147,6 +154,33 @@ def test_many_models_are_scored_as_each_alone(make: Callable[[], nn.Module], cou
             alone = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
             assert score == pytest.approx(alone, rel=1e-12)
     assert len({score.loss for score in scores}) == 5
+
+
+@pytest.mark.parametrize("metric", [parts.correlation, parts.concordance])
+@pytest.mark.parametrize("loss", [parts.cox, functional.cross_entropy, cross_entropy])
+def test_measures_are_of_all_outputs_at_once(loss: Loss, metric: Metric) -> None:
+    """One or several models. In float64: within 1e-12, the rounding of forward passes in batches of another size."""
+    modules, (inputs, _) = [nn.Linear(3, 2).double() for _ in range(3)], samples(300)
+    targets = (4 * inputs[:, 0].sigmoid()).long() % 2
+    states = [Layout.of(modules[0]).pack(module) for module in modules]
+    vectors_KV, integers_KI = (torch.stack(tensors) for tensors in zip(*states, strict=True))
+    together = BatchedEvaluator(modules[0], loss, metric, CPU).scores(vectors_KV, integers_KI, (inputs, targets))
+    for module, score in zip(modules, together, strict=True):
+        output = module(inputs).detach()
+        expected = pytest.approx((float(loss(output, targets)), float(metric(output, targets))), rel=1e-12)
+        assert score == expected
+        assert evaluate(module, loss, metric, (inputs, targets), CPU) == expected
+
+
+def test_outputs_of_several_tensors_are_joined_each() -> None:
+    on = torch.randn(300, 3), torch.randn(300, 3)
+    score = evaluate(Twice(), lambda output, target: (output[0] * output[1] - target).abs().max(), None, on, CPU)
+    assert score.loss == float((on[0] * 2 * on[0] - on[1]).abs().max())
+
+
+class Twice(nn.Module):
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, 2 * inputs
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.int16, torch.bool])

@@ -91,6 +91,27 @@ def test_scores_of_shards_are_those_of_the_whole_test_set(algorithm: str, batchi
         assert last["client_accuracy_std"] == pytest.approx(statistics.pstdev(accuracies), abs=1e-12)
 
 
+@pytest.mark.parametrize("batching", ["auto", "off"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+@pytest.mark.parametrize("given", [{"metric": parts.correlation}, {"loss": parts.cox, "metric": parts.concordance}])
+def test_measures_that_are_no_means_are_of_the_whole_test_set(
+    given: dict[str, Any], algorithm: str, batching: str, late: list[Late]
+) -> None:
+    """In float64: within 1e-12, the rounding of forward passes in batches of another size."""
+    data = parts.unequal(torch.float64, test=SAMPLES)
+    assert data.test is not None
+    inputs, targets = data.test
+    run = simulate(experiment(algorithm, simulation={"batching": batching}), data=data, model=parts.double, **given)
+    last, loss, metric = run.metrics[-1], given.get("loss", cross_entropy), given["metric"]
+    with torch.no_grad():
+        output = run.model(inputs)
+        own = [float(metric(module(inputs), targets)) for module in run.models.values()]
+    assert last["test_loss"] == pytest.approx(float(loss(output, targets)), abs=1e-12)
+    assert last["test_accuracy"] == pytest.approx(float(metric(output, targets)), abs=1e-12)
+    if own:
+        assert last["client_accuracy_mean"] == pytest.approx(statistics.fmean(own), abs=1e-12)
+
+
 def test_every_model_meets_every_sample_once(late: list[Late]) -> None:
     simulate(experiment("dpsgd", rounds={"count": 1}), data=parts.unequal(test=SAMPLES), model=parts.small)
     seen = [

@@ -97,6 +97,14 @@ def test_figures_are_those_worked_out_by_hand(algorithm: str) -> None:
     assert run.summary["final_test_accuracy"] == run.metrics[-1]["test_accuracy"]
 
 
+def test_a_metric_that_is_no_mean_is_of_all_that_a_client_holds_out() -> None:
+    data = fed.FederatedData({"c": parts.samples(1000, 1, torch.float64)})
+    run = simulate(experiment(rounds={"cohort": 1}), data=data, model=parts.double, metric=parts.correlation)
+    _, (inputs, targets) = split(data, "c")
+    assert len(targets) == 300
+    assert run.metrics[-1]["test_accuracy"] == pytest.approx(parts.correlation(run.model(inputs), targets), abs=1e-12)
+
+
 def test_means_by_samples_and_by_clients_differ_where_clients_do() -> None:
     """So that the test above could tell one from the other."""
     last = simulate(experiment(), data=parts.unequal(), model=parts.small).metrics[-1]

@@ -127,6 +127,24 @@ def second_guess(output: Tensor, target: Tensor) -> Tensor:
     return (output.topk(2, 1).indices == target[:, None]).any(1).double().mean()
 
 
+def correlation(output: Tensor, target: Tensor) -> float:
+    """A metric that is no mean over samples: the correlation of the first output with the target."""
+    return float(torch.corrcoef(torch.stack([output[:, 0].double(), target.double()]))[0, 1])
+
+
+def concordance(output: Tensor, target: Tensor) -> Tensor:
+    """A metric over pairs of samples, the C-index: the share of those with unlike targets that are in order."""
+    is_later = target[:, None] > target
+    return (output[:, :1] > output[:, 0])[is_later].double().mean()
+
+
+def cox(output: Tensor, target: Tensor) -> Tensor:
+    """A loss whose risk set is the batch: the mean of log(sum of exp(risk) over who is at risk) - risk."""
+    order = target.argsort(descending=True, stable=True)
+    risk = output[:, 0][order]
+    return (risk.logcumsumexp(0) - risk).mean()
+
+
 class Breaks(nn.Module):
     """Raises in training, in worker processes alone, for a client that has so many samples a step.
 

@@ -100,11 +100,12 @@ def test_workers_change_nothing_where_one_group_is_all_there_is(algorithm: str, 
         {"model": parts.with_dropout},
         {"model": parts.with_batch_norm, "data": fed.FederatedData({n: parts.samples(9 + n, n) for n in range(9)})},
         {"model": parts.small, "loss": parts.brier, "metric": parts.second_guess},
+        {"model": parts.small, "metric": parts.correlation, "data": parts.unequal(test=5000)},
         {"model": parts.small, "loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
         {"model": parts.small, "data": parts.unequal(test=0)},
         {"model": parts.small, "data": parts.on_demand()},
     ],
-    ids=["dropout", "batch norm", "loss and metric", "loss with state", "no test set", "on demand"],
+    ids=["dropout", "batch norm", "loss and metric", "no mean", "loss with state", "no test set", "on demand"],
 )
 def test_workers_change_nothing_for_parts_of_a_users_own(
     given: dict[str, Any], algorithm: str, borrowed: list[int]
