@@ -1,4 +1,4 @@
-"""Processes of this one: how they are started, and ended."""
+"""Child processes: how they are started and ended."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ __all__ = ["one_thread_each", "start_deaf", "stop"]
 
 
 def start_deaf(process: BaseProcess) -> None:
-    """Start a process that never sees the Ctrl-C of the terminal, which goes to all; this one sees it afterwards."""
+    """Start a process that ignores the terminal's Ctrl-C, which this process still receives."""
     if not hasattr(signal, "pthread_sigmask"):
         process.start()
         return
@@ -33,7 +33,7 @@ def stop(process: BaseProcess, within_s: float) -> None:
 
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Libraries that a process loads from here on compute with one thread, and do not start others to sleep."""
+    """Limit the libraries that a process loads from here on to one thread each."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))

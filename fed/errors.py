@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as one tree; a message holds the invariant, the values and the remedy.
+"""Errors of the product as one tree; a message holds the invariant, the values and the remedy.
 
 ::
 
@@ -79,11 +79,11 @@ class OutputExists(InvalidInput):
 
 
 class InvalidPayload(FedError):
-    """What came over the wire is not what was said or asked for."""
+    """A payload is not what was announced or asked for."""
 
 
 class DamagedPayload(InvalidPayload):
-    """What came over the wire is not what was sent; it may be sent again."""
+    """A payload's bytes differ from those that were sent; it may be sent again."""
 
 
 class RunFailed(FedError):
@@ -99,7 +99,13 @@ class Diverged(RunFailed):
 
     @classmethod
     def of(cls, round_number: int, client: int | str, reason: str) -> "Diverged":
-        """The error that names the round and the client, and says what to do."""
+        """Error that names the round and the client, and the remedy.
+
+        Args:
+            round_number: the round.
+            client: the client's number, or None where it is not known.
+            reason: the value that is not finite.
+        """
         return cls(
             f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
             "lower local.lr, or clean that client's data"

@@ -1,7 +1,31 @@
-"""A model's floating-point state as one flat tensor.
+"""Layout of a model's floating-point state as one flat tensor, and the legend of all shape letters.
 
-Shapes: P trainable parameters; B further floating-point state (float buffers and frozen parameters); V = P + B; I
-integers; K states.
+The suffix of a name is the shape of its tensor: ``update_KP`` is [K, P]. A 1 is an axis of length 1. A letter has the
+same meaning in every module:
+
+    A: attackers of a round
+    B: samples of a batch
+    C: classes
+    D: width of a hidden layer
+    E: examples, the samples of a client or of a data set
+    F: features of an example or of a representation
+    G: groups of messages that a robust rule forms
+    H: honest clients of a round
+    I: integers of a model's state
+    J: consecutive numbers of a longer vector, one piece of it
+    K: clients that are computed with at once, or shown together
+    L: optimizer steps of a local training
+    M: numbers of a client's message
+    N: all clients, or all peers, of a run
+    P: trainable parameters
+    Q: trainable parameters as they are computed with: P of them and alignment gaps
+    R: floating-point state that is not trained: float buffers and frozen parameters
+    S: clients whose answers a round counts
+    T: positions of a sequence
+    U: batches of a local training
+    V: floating-point state of a model, V = P + R
+    W: places for examples in one optimizer step
+    Z: clients that a robust rule chooses
 """
 
 import math
@@ -28,7 +52,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
+        """Number of elements."""
         return self.shape.numel()
 
     def view(self, vector: Tensor) -> Tensor:
@@ -38,17 +62,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a model's state stands in its vector.
+    """Place of each tensor of a model's state in its vector.
 
     Trainable parameters come first: rules act on ``vector[:parameters]``. Float buffers (a BatchNorm's running
-    statistics) and frozen parameters follow: they take the plain weighted mean. Integer buffers (a count of batches)
-    are a vector of their own, of which the largest of the clients' values counts. Tied weights stand once. Buffers that
-    the module does not save are no state. Of each of the three kinds, what is private and never leaves a client comes
-    last.
+    statistics)
+    and frozen parameters follow: they take the plain weighted mean. Integer buffers (a count of batches) are a vector
+    of
+    their own; the largest of the clients' values counts. Tied weights stand once. Buffers that the module does not save
+    are
+    not part of the state. Within each of the three kinds, private tensors, which never leave a client, come last.
 
     Args:
         parameters: P, the number of trainable parameters.
-        size: V = P + B, the length of the vector.
+        size: V = P + R, the length of the vector.
         dtype: the vector's type: the widest of all floating types of the state.
         trained: the trainable parameters' places.
         averaged: the places of all other floating-point state.
@@ -74,7 +100,7 @@ class Layout:
 
     @property
     def integer_count(self) -> int:
-        """I, how many integers there are."""
+        """I, the number of integers."""
         return sum(part.size for part in self.integers)
 
     @classmethod
@@ -121,7 +147,7 @@ class Layout:
 
     @cached_property
     def shared(self) -> "Layout":
-        """The layout of what leaves a client."""
+        """Layout of the part that leaves a client."""
         if not self.private:
             return self
         kinds = self.trained, self.averaged, self.integers
@@ -132,7 +158,7 @@ class Layout:
         return Layout(parameters, size, self.dtype, tuple(trained), tuple(moved), tuple(integers))
 
     def split(self, vectors: Tensor, integers: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """What is shared of one state or of K, and what is private: vectors [..., ·] and integers [..., ·] each."""
+        """The shared part and the private part of one state or of K: vectors [..., ·] and integers [..., ·] each."""
         if not self.private:
             return (vectors, integers), (vectors[..., :0], integers[..., :0])
         shared, count = self.shared, self.shared.integer_count
@@ -143,7 +169,7 @@ class Layout:
         return (vector, integers[..., :count]), (own, integers[..., count:])
 
     def joined(self, shared: tuple[Tensor, Tensor], private: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The reverse of :meth:`split`; of K private parts and one that is shared, K states."""
+        """Reverse of :meth:`split`; K private parts and one shared part give K states."""
         if not self.private:
             return shared
         (vectors, integers), (own, own_integers) = shared, private
@@ -166,7 +192,13 @@ class Layout:
         return vector_V, integers_I
 
     def unpack(self, vector_V: Tensor, integers_I: Tensor, module: nn.Module) -> None:
-        """Write a state into a module, in place."""
+        """Write a state into a module, in place.
+
+        Args:
+            vector_V: the floating-point state.
+            integers_I: the integers.
+            module: the module that takes them.
+        """
         state = _state(module)
         for part in (*self.trained, *self.averaged):
             state[part.name].copy_(part.view(vector_V))
@@ -179,7 +211,7 @@ class Layout:
         return (*self.trained, *self.averaged, *self.integers)
 
     def tensors(self, vectors_KV: Tensor, integers_KI: Tensor) -> list[Tensor]:
-        """The tensors of some states, each stacked over them, in the order of ``parts`` and in the model's types."""
+        """Tensors of K states, each stacked over them, in the order of ``parts`` and in the model's types."""
         floats = [(part, vectors_KV) for part in (*self.trained, *self.averaged)]
         return [
             rows[:, part.offset : part.offset + part.size].reshape(len(rows), *part.shape).to(part.dtype)
@@ -206,7 +238,7 @@ def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:
 
 
 def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
-    """Parts that lie one after another from an offset, private ones last; and where they end."""
+    """Parts laid one after another from an offset, private ones last, and the offset behind them."""
     parts = []
     for name, tensor in sorted(tensors.items(), key=lambda item: item[0] in private):
         parts.append(Part(name, tensor.shape, offset, tensor.dtype))

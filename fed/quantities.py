@@ -21,7 +21,7 @@ def bytes_text(size_bytes: float) -> str:
 
 
 def duration_text(time_s: float) -> str:
-    """The two largest units; a tenth of a second below ten of them.
+    """Two largest units of a duration; a tenth of a second below ten of them.
 
     Example:
         >>> duration_text(0.42), duration_text(12), duration_text(200), duration_text(7_200)

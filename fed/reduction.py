@@ -1,11 +1,11 @@
-"""The weighted mean of many vectors, the same to the bit in whatever order and grouping they are added.
+"""Exact weighted mean of many vectors: the same bits in whatever order and grouping they are added.
 
 Floating-point addition is not associative, so sums are kept exactly: each number is cut along one fixed grid of powers
 of two, and the pieces of each cell, *lanes*, are added as integers that float64 holds without rounding. What lies below
 the grid's last line is rounded away. (After Demmel & Nguyen 2015, "Parallel reproducible summation", doi
 10.1109/TC.2014.2345391, with one absolute grid in place of one that moves, so that merging is plain addition.)
 
-Shapes: P, the length of the vectors; p, of a piece of them.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
@@ -82,7 +82,7 @@ class WeightedMean:
             self._count(1, _exact(weight))
             self._products.append(product_P)
             return
-        highest = [_highest_lane(piece_p, weight * factor) for _, piece_p in self._pieces(vector_P, less_P)]
+        highest = [_highest_lane(piece_J, weight * factor) for _, piece_J in self._pieces(vector_P, less_P)]
         self._count(1, _exact(weight))
         self._cut_products()
         self._cut(self._pieces(vector_P, less_P), highest, weight * factor)
@@ -134,14 +134,14 @@ class WeightedMean:
 
     def _pieces(self, vector_P: Tensor, less_P: Tensor | None = None) -> Iterator[tuple[int, Tensor]]:
         for start in range(0, self.size, _PIECE):
-            piece_p = vector_P[start : start + _PIECE]
-            yield start, piece_p if less_P is None else _difference(piece_p, less_P[start : start + _PIECE])
+            piece_J = vector_P[start : start + _PIECE]
+            yield start, piece_J if less_P is None else _difference(piece_J, less_P[start : start + _PIECE])
 
     def _cut_products(self) -> None:
-        """Cut into lanes what has not been."""
+        """Cut the products that are not yet cut into lanes."""
         products, self._products = self._products, []
         if len(products) == 1:
-            highest = [_highest_lane(piece_p, 1) for _, piece_p in self._pieces(products[0])]
+            highest = [_highest_lane(piece_J, 1) for _, piece_J in self._pieces(products[0])]
             self._cut(self._pieces(products[0]), highest, 1)
         elif products and self.size:
             rest_KP = torch.stack(products)
@@ -149,37 +149,37 @@ class WeightedMean:
 
     def _cut(self, pieces: Iterable[tuple[int, Tensor]], highest: list[int], weight: float) -> None:
         longest = min(self.size, _PIECE)
-        rest_p, cut_p = (torch.empty(longest, dtype=torch.float64, device=self.device) for _ in range(2))
-        for (start, piece_p), lane in zip(pieces, highest, strict=True):
-            if piece_p.shape != rest_p.shape:  # the last one
-                rest_p, cut_p = rest_p[: len(piece_p)], cut_p[: len(piece_p)]
-            self._add_piece(rest_p.copy_(piece_p).mul_(weight), cut_p, start, lane)
+        rest_J, cut_J = (torch.empty(longest, dtype=torch.float64, device=self.device) for _ in range(2))
+        for (start, piece_J), lane in zip(pieces, highest, strict=True):
+            if piece_J.shape != rest_J.shape:  # the last one
+                rest_J, cut_J = rest_J[: len(piece_J)], cut_J[: len(piece_J)]
+            self._add_piece(rest_J.copy_(piece_J).mul_(weight), cut_J, start, lane)
 
-    def _add_piece(self, rest_p: Tensor, cut_p: Tensor, start: int, highest: int) -> None:
-        """Cut a piece, or several [K, p], into lanes, from the highest to the lowest, or until nothing is left."""
-        flat = rest_p.view(-1)
+    def _add_piece(self, rest_J: Tensor, cut_J: Tensor, start: int, highest: int) -> None:
+        """Cut a piece, or several [K, J], into lanes, from the highest to the lowest, or until nothing is left."""
+        flat = rest_J.view(-1)
         for index in range(highest, _LOWEST - 1, -1):
-            _round_to_lane(rest_p, index, out=cut_p)
-            lane_P, summed_p = self._lane(index), cut_p if cut_p.ndim == 1 else cut_p.sum(0)
-            (lane_P if summed_p.shape == lane_P.shape else lane_P[start : start + len(summed_p)]).add_(summed_p)
-            rest_p.sub_(cut_p)
+            _round_to_lane(rest_J, index, out=cut_J)
+            lane_P, summed_J = self._lane(index), cut_J if cut_J.ndim == 1 else cut_J.sum(0)
+            (lane_P if summed_J.shape == lane_P.shape else lane_P[start : start + len(summed_J)]).add_(summed_J)
+            rest_J.sub_(cut_J)
             # Ten times as fast as counting; a number whose square underflows lies far below the grid.
             if index == _LOWEST or not torch.dot(flat, flat):
                 return
 
     def _summed_piece(self, start: int) -> Tensor:
-        """The sum of a piece's lanes, rounded to 2⁻⁵² of itself.
+        """Sum of a piece's lanes, rounded to 2⁻⁵² of itself.
 
         Lanes may cancel each other, and a plain sum would by then have lost what stands below. So each first hands to
         the next what is worth whole units there: half a unit at most is left, which none cancels.
         """
-        sum_p = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
-        carry_p = torch.zeros_like(sum_p)
+        sum_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
+        carry_J = torch.zeros_like(sum_J)
         for index in sorted(self._lanes):
-            lane_p = self._lanes[index][start : start + len(sum_p)] + carry_p
-            carry_p = _round_to_lane(lane_p, index + 1) if index + 1 in self._lanes else torch.zeros_like(sum_p)
-            sum_p += lane_p.sub_(carry_p)
-        return sum_p
+            lane_J = self._lanes[index][start : start + len(sum_J)] + carry_J
+            carry_J = _round_to_lane(lane_J, index + 1) if index + 1 in self._lanes else torch.zeros_like(sum_J)
+            sum_J += lane_J.sub_(carry_J)
+        return sum_J
 
     def _lane(self, index: int) -> Tensor:
         if index not in self._lanes:
@@ -195,16 +195,16 @@ def _exact(weight: float) -> int | Fraction:
     return int(weight) if float(weight).is_integer() else Fraction(weight)
 
 
-def _highest_lane(numbers_p: Tensor, weight: float) -> int:
+def _highest_lane(numbers_J: Tensor, weight: float) -> int:
     """The highest lane in which these numbers' products leave anything: half a unit rounds to nothing."""
-    lowest, highest = torch.aminmax(numbers_p)  # both are NaN where one number is; vector_norm takes 20 times as long
+    lowest, highest = torch.aminmax(numbers_J)  # both are NaN where one number is; vector_norm takes 20 times as long
     largest = max(-lowest.item(), highest.item()) * weight
     if not largest < _LARGEST:
         raise FedError(f"a vector's numbers must be finite and below {_LARGEST:.0e}, got {largest}")
     return math.frexp(largest)[1] // _LANE_BITS  # largest < 2^exponent
 
 
-def _round_to_lane(numbers_p: Tensor, index: int, out: Tensor | None = None) -> Tensor:
+def _round_to_lane(numbers_J: Tensor, index: int, out: Tensor | None = None) -> Tensor:
     """Numbers below 2^51 units of a lane, rounded to whole units."""
     magnet = math.ldexp(1.5, 52 + _LANE_BITS * index)  # beside it float64 holds no more than multiples of 2^(32·index)
-    return torch.add(numbers_p, magnet, out=out).sub_(magnet)
+    return torch.add(numbers_J, magnet, out=out).sub_(magnet)

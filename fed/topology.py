@@ -1,7 +1,4 @@
-"""Who is whose neighbour, and the weights with which neighbours are mixed.
-
-Shapes: N peers.
-"""
+"""Graphs of peers, and the weights with which neighbours are mixed."""
 
 import math
 

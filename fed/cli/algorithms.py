@@ -1,4 +1,7 @@
-"""``fed algorithms``: what there is to choose from, and all about one of them, as its docstring and its code say it."""
+"""``fed algorithms``: the list of algorithms, and all about one of them, taken from its docstring and its code.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import json
 import re
@@ -19,7 +22,7 @@ _PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent sho
 
 
 def all_algorithms() -> None:
-    """Print each built-in algorithm: its kind, the primitive it is an equation over, what it does, and its paper."""
+    """Print each built-in algorithm: its kind, its primitive, its first line, and its paper."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -85,7 +88,7 @@ def _hyperparameters(section: type["Component"]) -> "Table":
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
-    """What it keeps, sends, and goes with."""
+    """State, messages, and permitted combinations of an algorithm."""
     import torch
 
     from fed.aggregators.base import Aggregator
@@ -150,7 +153,7 @@ def _fields(state: Any) -> str:
 
 
 def _sizes(sizes: list[int], model: str) -> str:
-    """Sizes in the model's, the population's, and single numbers."""
+    """Sizes in multiples of the model's and the population's, and single numbers."""
     models = sum(size == _PARAMETERS for size in sizes)
     populations = sum(size == _POPULATION for size in sizes)
     numbers = sum(size for size in sizes if size not in (_PARAMETERS, _POPULATION))
@@ -171,7 +174,7 @@ def _written(value: Any) -> str:
 
 
 def _range(schema: dict[str, Any]) -> str:
-    """What values a key may have."""
+    """Permitted values of a key."""
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if "const" in schema:

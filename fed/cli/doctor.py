@@ -1,4 +1,4 @@
-"""``fed doctor``: what this machine has, and what is missing for which feature, with the command that adds it."""
+"""``fed doctor``: a check of this machine: what is installed, what each feature lacks, and the command that adds it."""
 
 import os
 import platform
@@ -40,7 +40,7 @@ _PACKAGES = {
 
 
 def examine() -> int:
-    """Print what this machine has and lacks; 1 if something is missing without which experiments cannot run, else 0."""
+    """Print what this machine has and lacks; 1 if experiments cannot run, else 0."""
     shown = console()
     shown.print(_machine())
     shown.print(_packages())
@@ -145,7 +145,7 @@ def _version(package: str) -> str | None:
 
 
 def _minimum(package: str) -> str:
-    """The least version that fed says it needs; empty where it is not installed, so that nobody says."""
+    """Least version that fed requires; empty where fed is not installed."""
     try:
         needed = metadata.requires("fed") or []
     except metadata.PackageNotFoundError:

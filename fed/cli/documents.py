@@ -1,4 +1,4 @@
-"""From a file and ``--set`` to an experiment or a comparison, and what is said where it is the other of the two."""
+"""Documents of the command line: reads an experiment or a comparison from a file and ``--set``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _OF_COMPARISONS = ("base", "compare", "grid", "random")
 
 
 def read(path: Path, settings: Sequence[str]) -> "Experiment | Comparison":
-    """What a file holds, with the values of ``--set`` in place of its own.
+    """Read a file; the values of ``--set`` replace its own.
 
     Raises:
         InvalidInput: one line, which begins with the file, for each thing wrong.
@@ -39,7 +39,7 @@ def read(path: Path, settings: Sequence[str]) -> "Experiment | Comparison":
 
 
 def read_experiment(path: Path, settings: Sequence[str]) -> "Experiment":
-    """An experiment; a comparison is refused with the command that takes it."""
+    """Read an experiment; a comparison is refused with the command that takes it."""
     from fed.config.experiment import Experiment
 
     document = read(path, settings)
@@ -49,7 +49,7 @@ def read_experiment(path: Path, settings: Sequence[str]) -> "Experiment":
 
 
 def read_comparison(path: Path, settings: Sequence[str]) -> "Comparison":
-    """A comparison; an experiment is refused with the command that takes it."""
+    """Read a comparison; an experiment is refused with the command that takes it."""
     from fed.config.experiment import Experiment
 
     document = read(path, settings)

@@ -1,9 +1,9 @@
-"""The command line: what can be asked for, and how it ends.
+"""Entry point of the command line: its commands, options and exit codes.
 
-Exit codes: 0 done; 2 bad input, with one line for each thing wrong; 1 a run that failed, or an error that nobody
-expected, with its traceback; 130 interrupted, with what was done so far kept. Results go to standard output, all else
-to standard error. This module and those beside it import neither torch nor pydantic until a command needs them, so that
-help and completion come at once.
+Exit codes: 0 done; 2 bad input, with one line for each thing wrong; 1 a run that failed, or an unexpected error, with
+its traceback; 130 interrupted, with what was done so far kept. Results go to standard output, all else to standard
+error. This module and those beside it import neither torch nor pydantic until a command needs them, so that help and
+completion come at once.
 """
 
 import contextlib
@@ -333,7 +333,7 @@ def _refuse(message: str, code: int) -> int:
 
 
 def _leave_quietly(end: BaseException) -> int:
-    """Whoever read standard output has left, as ``head`` does; libraries make a SystemExit of it."""
+    """Exit in silence when the reader of standard output, like ``head``, has left; libraries raise SystemExit then."""
     if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
         raise end
     with contextlib.suppress(OSError):  # standard output that is no file has nothing more to write
@@ -343,7 +343,7 @@ def _leave_quietly(end: BaseException) -> int:
 
 
 def _append_working_folder() -> None:
-    """Let ``python:`` kinds name the user's own modules; last, so that they shadow nobody else's."""
+    """Let ``python:`` kinds name the user's own modules; last on the path, so that they shadow no installed module."""
     try:
         folder = str(Path.cwd())
     except FileNotFoundError:  # it has been removed

@@ -40,7 +40,20 @@ def server(
     as_json: bool,
     patience: Sequence[str] = (),
 ) -> int:
-    """Coordinate an experiment over nodes that dial in, and say what came of it; the exit code."""
+    """Coordinate an experiment over nodes that dial in, and print its outcome; returns the exit code.
+
+    Args:
+        experiment: what to run.
+        listen: HOST:PORT to serve at.
+        credentials: the server's folder of keys; None only with ``insecure``.
+        insecure: serve without certificates, on this machine alone.
+        min_nodes: nodes to wait for before the first round.
+        output: the run's folder; None: a new one below ``runs``.
+        overwrite: replace a run that is there.
+        resume: continue the run that is there.
+        as_json: print the summary as JSON.
+        patience: NAME=SECONDS, each a time limit to change.
+    """
     pool_freed_memory()
     from fed.identity.credentials import ServerCredentials
     from fed.server.deploy import serve
@@ -78,7 +91,7 @@ def server(
 
 
 class _Shown:
-    """A line a round."""
+    """Progress of a deployed run, one line a round."""
 
     def __init__(self, shown: Display, rounds: int) -> None:
         self._shown = shown
@@ -104,7 +117,19 @@ def client(
     dry_run: bool,
     patience: Sequence[str] = (),
 ) -> int:
-    """Train what a server asks for on this node's data; the exit code."""
+    """Train the tasks of a server on this node's data; returns the exit code.
+
+    Args:
+        address: HOST:PORT of the server; None only with ``dry_run``.
+        credentials: the node's folder of keys; None only with ``insecure``.
+        insecure: connect without certificates, to this machine alone.
+        name: the node's name where there is no certificate to give it.
+        data: the file that describes the node's own data.
+        allowed: modules whose ``python:`` kinds the server may name.
+        state: the folder in which the client's state is kept.
+        dry_run: check the data, and do not connect.
+        patience: NAME=SECONDS, each a time limit to change.
+    """
     from fed.clients.node.edge_node import EdgeNode
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
@@ -163,7 +188,7 @@ def _say_what_would_leave(training: Any, name: str) -> None:
 
 
 def _patience(patience: _Patience, changes: Sequence[str]) -> _Patience:
-    """With other values: NAME=SECONDS."""
+    """Change time limits: NAME=SECONDS."""
     for change in changes:
         name, _, value = change.partition("=")
         try:
@@ -175,7 +200,7 @@ def _patience(patience: _Patience, changes: Sequence[str]) -> _Patience:
 
 
 def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
-    """Whoever wants to go without them says so, and stays on this machine."""
+    """Refuse a connection without certificates, unless it was asked for and stays on this machine."""
     from fed.identity.credentials import hold_to_loopback
 
     host, _, port = address.rpartition(":")

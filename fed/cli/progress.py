@@ -1,4 +1,4 @@
-"""How far a run is, on standard error: a bar on a terminal, elsewhere a line about every tenth of the way."""
+"""Progress of a run on standard error: a bar on a terminal, elsewhere a line about every tenth of the way."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ _LONG_S = 10.0
 
 
 class Display(Protocol):
-    """Where progress is shown, between ``with`` and its end."""
+    """Place where progress is shown, from ``with`` to its end."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *ending: object) -> None: ...
@@ -30,10 +30,16 @@ class Display(Protocol):
         """Show a line that stays."""
 
     def show(self, done: float, total: float, text: str) -> None:
-        """Show how much is done, and what there is to say of it."""
+        """Show progress.
+
+        Args:
+            done: the amount done.
+            total: the whole amount.
+            text: what to write beside it.
+        """
 
 
-class Lines:
+class Lines(Display):
     """At most eleven lines, whatever the number of steps."""
 
     def __init__(self) -> None:
@@ -46,21 +52,21 @@ class Lines:
         pass
 
     def say(self, text: str) -> None:
-        """Print it."""
+        """Print a line."""
         # A run does not fail because nobody reads its progress any more.
         with contextlib.suppress(BrokenPipeError):
             typer.echo(text, err=True)
 
     def show(self, done: float, total: float, text: str) -> None:
-        """Print it, if a tenth of the way has been passed since the last line."""
+        """Print a line if a tenth of the way has passed since the last one."""
         tenths = int(10 * done / total + 1e-6)
         if tenths > self._tenths:
             self._tenths = tenths
             self.say(text)
 
 
-class Bar:
-    """One line that changes in place, and is gone in the end."""
+class Bar(Display):
+    """One line that changes in place, and is removed at the end."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -81,7 +87,7 @@ class Bar:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Print it above the bar."""
+        """Print a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False)
 
     def show(self, done: float, total: float, text: str) -> None:
@@ -114,7 +120,7 @@ def say_all(shown: Display) -> None:
 
 
 class _Clock:
-    """Says how much time is left, from how long it has taken to get from where it was to where it is."""
+    """Estimates the time left from the speed so far."""
 
     def __init__(self, done: float = 0.0) -> None:
         self._began_s = time.monotonic()
@@ -126,11 +132,11 @@ class _Clock:
 
 
 class SimulationProgress:
-    """Watches one simulation: its rounds, accuracy, bytes and the time left.
+    """Progress of one simulation: its rounds, accuracy, bytes and the time left.
 
     Args:
         display: where progress is shown.
-        folder: the run's, whose metrics say which rounds were done before it was gone on with.
+        folder: the run's, whose metrics say which rounds were done before it was resumed.
     """
 
     def __init__(self, display: Display, folder: Path | None = None) -> None:
@@ -144,7 +150,7 @@ class SimulationProgress:
         self.rounds_done = 0
 
     def begin(self, expectation: "Expectation") -> None:
-        """Announce what is still to do, if that is long."""
+        """Announce the run, if it is long."""
         from fed.storage.run_reader import metrics_lines
 
         self._rounds = expectation.rounds
@@ -171,12 +177,12 @@ class SimulationProgress:
         self._accuracy = self._accuracy if accuracy is None else accuracy
 
     def done(self) -> str:
-        """How far it came, in words."""
+        """Rounds done so far, in words."""
         return f"{self.rounds_done} round{'' if self.rounds_done == 1 else 's'}"
 
 
 class ComparisonProgress:
-    """Watches the runs of a comparison, which may overlap; a round counts by the time that it is expected to take.
+    """Progress of a comparison, whose runs may overlap; a round counts by the time that it is expected to take.
 
     Args:
         display: where progress is shown.
@@ -211,17 +217,35 @@ class ComparisonProgress:
             self._display.say(text)
 
     def expect(self, name: str, seed: int, expectation: "Expectation") -> None:
-        """Nothing new: all runs have been expected from the beginning."""
+        """Do nothing: all runs have been expected from the beginning.
+
+        Args:
+            name: the variant's.
+            seed: the run's.
+            expectation: of the run.
+        """
 
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
-        """Show a finished round of one run."""
+        """Show a finished round of one run.
+
+        Args:
+            name: the variant's.
+            seed: the run's.
+            line: the round's metrics.
+        """
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
         expected = self._expected[name]
         self._left_s[name, seed] -= expected.wall_s / expected.rounds
         self._show()
 
     def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
-        """Show a finished run, or one that failed before its end."""
+        """Show a finished run, or one that failed before its end.
+
+        Args:
+            name: the variant's.
+            seed: the run's.
+            summary: the run's.
+        """
         self._runs_done += 1
         accuracy = summary.get("final_test_accuracy")
         what = summary["status"] if accuracy is None else f"accuracy {accuracy:.3f}"
@@ -230,7 +254,7 @@ class ComparisonProgress:
         self._show()
 
     def done(self) -> str:
-        """How far it came, in words."""
+        """Runs done so far, in words."""
         return f"{self._runs_done} of {self._runs} run{'' if self._runs == 1 else 's'}"
 
     def _whole_s(self) -> float:

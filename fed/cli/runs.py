@@ -1,4 +1,4 @@
-"""``fed simulate`` and ``fed compare``: where a run is kept, how it is watched, and what is said of it in the end."""
+"""``fed simulate`` and ``fed compare``: run, show progress, print the outcome, and choose the folder."""
 
 import contextlib
 import itertools
@@ -30,13 +30,27 @@ _Progress: TypeAlias = SimulationProgress | ComparisonProgress
 
 
 def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, verbose: bool, as_json: bool) -> int:
-    """Run an experiment, and say what came of it and where it is kept; the exit code."""
+    """Run an experiment, and print its outcome and its folder; returns the exit code.
+
+    Args:
+        experiment: what to run.
+        output: the run's folder; None: a new one below ``runs``.
+        overwrite: replace a run that is there.
+        verbose: show all that is logged.
+        as_json: print the summary as JSON.
+    """
     with folder(experiment.name, output, overwrite) as directory:
         return _simulate(experiment, directory, verbose, as_json, overwrite=overwrite)
 
 
 def resume(directory: Path, *, verbose: bool, as_json: bool) -> int:
-    """Go on with a run from its last checkpoint; of one that has finished, say what came of it; the exit code."""
+    """Resume a run from its last checkpoint, or print the outcome of a finished one; returns the exit code.
+
+    Args:
+        directory: the run's folder.
+        verbose: show all that is logged.
+        as_json: print the summary as JSON.
+    """
     from fed.storage.run_folder import RunFolder
     from fed.storage.run_reader import RunState, state_of
 
@@ -68,7 +82,13 @@ def _simulate(
 
 
 def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
-    """Say what came of a run, and where it is kept."""
+    """Print the outcome of a run and its folder.
+
+    Args:
+        directory: the run's folder.
+        summary: the run's.
+        as_json: print the summary as JSON.
+    """
     if as_json:
         _print_file(directory / "summary.json")
         _note(f"kept in {directory}")
@@ -77,13 +97,21 @@ def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
 
 
 def summary_in(directory: Path) -> Mapping[str, Any]:
-    """The summary of a run that has come to its end."""
+    """Summary of a finished run."""
     summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
     return summary
 
 
 def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
-    """Run a comparison, print its table and where the report is; the exit code, 1 if a run failed."""
+    """Run a comparison, print its table and the place of its report; returns the exit code, 1 if a run failed.
+
+    Args:
+        comparison: what to run.
+        output: the comparison's folder; None: a new one below ``runs``.
+        overwrite: replace a comparison that is there.
+        jobs: runs side by side.
+        as_json: print the result as JSON.
+    """
     from fed.reports.conclusions import failures, unlike
 
     shown = display()
@@ -106,7 +134,7 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
 
 
 def batching(document: "Experiment | Comparison") -> Iterator[str]:
-    """How clients will train, in groups or one by one, and why: a sentence for each variant."""
+    """Sentence for each variant: whether its clients train in groups or one by one, and the reason."""
     from fed.config.experiment import Experiment
     from fed.simulations.simulation import Simulation
 
@@ -124,9 +152,14 @@ def batching(document: "Experiment | Comparison") -> Iterator[str]:
 
 @contextlib.contextmanager
 def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
-    """Where a run is kept: ``output``, or else a new folder, ``runs/NAME`` or ``runs/NAME-2`` and so on.
+    """Folder of a run: ``output``, or else a new one, ``runs/NAME`` or ``runs/NAME-2`` and so on.
 
-    A new folder is there from the beginning, so that no other run takes it, and gone again if nothing is in it.
+    A new folder is made at once, so that no other run takes it, and is removed if it stays empty.
+
+    Args:
+        name: the experiment's.
+        output: the folder that the user named.
+        overwrite: what is in the folder may be replaced.
     """
     if output is not None or overwrite:
         yield output or _RUNS / _as_file_name(name)
@@ -157,13 +190,13 @@ def _new_folder(name: str) -> Path:
 
 
 def _as_file_name(name: str) -> str:
-    """A name without what separates folders, hides them or climbs out of them."""
+    """Name without characters that separate folders, hide them or climb out of them."""
     return re.sub(r"[^\w.+=,-]+", "-", name).strip("-.") or "run"
 
 
 @contextlib.contextmanager
 def _watched(watch: _Progress, shown: Display, directory: Path, as_json: bool) -> Iterator[None]:
-    """Show how far it is; of what is broken off, say what is kept."""
+    """Show progress; when a run is broken off, print what is kept of it."""
     try:
         with _all_to_standard_error(as_json), shown:
             yield
@@ -175,13 +208,13 @@ def _watched(watch: _Progress, shown: Display, directory: Path, as_json: bool) -
 
 @contextlib.contextmanager
 def _all_to_standard_error(as_json: bool) -> Iterator[None]:
-    """With ``--json``, also what a user's own code prints."""
+    """Redirect a user's own prints to standard error with ``--json``."""
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         yield
 
 
 def _expect(name: str, experiment: "Experiment") -> "Expectation":
-    """What one run of a variant takes, before any begins; what cannot be run at all is found here too."""
+    """Expected time and bytes of one run of a variant; a variant that cannot run is refused here."""
     import torch
 
     from fed.simulations.estimate import expect

@@ -1,4 +1,4 @@
-"""``fed data``: who holds what; and where tables are printed."""
+"""``fed data``: the clients' samples by class; and the console for tables."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ def console() -> "Console":
 
 
 def data(document: "Experiment | Comparison", picture: Path | None) -> None:
-    """Print and draw who holds what, class by client; of a comparison, what its base deals out."""
+    """Print and draw each client's samples by class; of a comparison, those of its base."""
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
     from fed.config.experiment import Experiment

@@ -1,1 +1,1 @@
-"""Keys and certificates: the authority, credentials for TLS, and the roster of who is admitted."""
+"""Keys and certificates: the authority, credentials for TLS, and the roster of admitted nodes."""

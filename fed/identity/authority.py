@@ -1,4 +1,4 @@
-"""A private authority in a folder: who may serve, and who may report to it.
+"""Private certificate authority in a folder: issues the server's and the nodes' certificates.
 
 ::
 
@@ -123,7 +123,7 @@ class Authority:
 
     @property
     def facts(self) -> CertificateFacts:
-        """What its certificate says.
+        """Contents of its certificate.
 
         Raises:
             InvalidCredentials: if it cannot be read.
@@ -132,7 +132,7 @@ class Authority:
 
     @property
     def server_facts(self) -> CertificateFacts:
-        """What its server's certificate says.
+        """Contents of its server's certificate.
 
         Raises:
             InvalidCredentials: if it cannot be read.
@@ -149,9 +149,9 @@ class Authority:
         return Roster(self._roster_file, clock=self.clock)
 
     def issue(self, name: str, *, days: int = 365) -> Path:
-        """A new key and certificate for a node, and its place on the roster.
+        """Issue a new key and certificate for a node, and enter it on the roster.
 
-        One that was revoked or has expired gets another; what it had before is not admitted any more.
+        A node that was revoked or has expired gets another; its former certificate is not admitted any more.
 
         Args:
             name: the node's: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
@@ -188,9 +188,9 @@ class Authority:
         return self.folder / place
 
     def issue_server(self, *, hosts: Sequence[str] | None = None, days: int = 365) -> Path:
-        """A new key and certificate for the server, in place of those that it has; the roster stays.
+        """Issue a new key and certificate for the server, in place of its former ones; the roster stays.
 
-        Those before stay valid until they expire: who has a server's key can pose as it to the nodes until then.
+        The former certificate stays valid until it expires: the holder of its key can pose as the server until then.
 
         Args:
             hosts: names and addresses under which nodes reach it; those that it has unless given.
@@ -209,7 +209,7 @@ class Authority:
         return self.folder / "server"
 
     def revoke(self, name: str) -> Entry:
-        """Admit a node no more; a server that runs with this roster refuses it at once.
+        """Revoke a node's admission; a server that runs with this roster refuses it at once.
 
         Returns:
             The node, revoked now, or since when it was before.
@@ -281,7 +281,7 @@ class Authority:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One at a time reads the roster and writes it."""
+        """Lock the roster: one process at a time reads and writes it."""
         with _written_into(self.folder):
             place = os.open(self.folder, os.O_RDONLY)
             try:
@@ -292,7 +292,7 @@ class Authority:
 
 
 def default_hosts() -> tuple[str, ...]:
-    """Under which a server is reached from its own machine, and by its host name."""
+    """Hosts under which a server is reached: its own machine's, and its host name."""
     own = socket.gethostname()
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", *([own] if _is_host(own) else ()))))
 

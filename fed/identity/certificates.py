@@ -1,7 +1,7 @@
 """X.509 certificates with ECDSA P-256 keys: an authority's, its server's and its nodes'.
 
-What a certificate may be used for stands in it (RFC 5280, 4.2.1.12): a node's cannot serve, and the server's cannot
-report as a node, because both ends of TLS check its extended key usage. All are PEM, and ``cryptography`` is imported
+A certificate states its permitted use (RFC 5280, 4.2.1.12): a node's cannot serve, and the server's cannot
+report as a node, because both ends of TLS check its extended key usage. All are PEM. ``cryptography`` is imported
 when it is first used.
 """
 
@@ -42,7 +42,7 @@ _CLOCKS_DIFFER = timedelta(days=1)
 
 
 class Role(StrEnum):
-    """Whose a certificate is."""
+    """Role of a certificate's owner."""
 
     AUTHORITY = "authority"
     SERVER = "server"
@@ -58,7 +58,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateFacts:
-    """What a certificate says.
+    """Contents of a certificate.
 
     Args:
         role: whose it is, by what it may be used for.
@@ -120,7 +120,7 @@ def issue(
 
 
 def facts_of(certificate_pem: bytes) -> CertificateFacts:
-    """What a certificate says.
+    """Parse a certificate.
 
     Raises:
         InvalidCredentials: if it is none, or none that fed issues.
@@ -157,7 +157,7 @@ def fingerprint(certificate_pem: bytes) -> str:
 
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
-    """Whether an authority signed a certificate."""
+    """True if an authority signed a certificate."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -168,7 +168,7 @@ def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
 
 
 def read_facts(path: Path) -> CertificateFacts:
-    """What the certificate in a file says.
+    """Parse the certificate in a file.
 
     Raises:
         InvalidCredentials: if it cannot be read, or is none that fed issues.
@@ -198,7 +198,7 @@ def read_pair(certificate: Path, key: Path) -> Pair:
 
 
 def read_pem(path: Path) -> bytes:
-    """What a file holds.
+    """Read a PEM file.
 
     Raises:
         InvalidCredentials: if it cannot be read.
@@ -213,7 +213,7 @@ def read_pem(path: Path) -> bytes:
 
 @contextmanager
 def _of_file(path: Path) -> Iterator[None]:
-    """Say of which file it is that something is wrong."""
+    """Name the file in the error that the block raises."""
     try:
         yield
     except InvalidCredentials as error:
@@ -221,7 +221,7 @@ def _of_file(path: Path) -> Iterator[None]:
 
 
 def _uses(role: Role, name: str, hosts: Sequence[str]) -> "list[tuple[x509.ExtensionType, bool]]":
-    """What sets roles apart, and whether one that does not understand it must refuse."""
+    """Extensions that set roles apart, each with whether a reader that does not understand it must refuse."""
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 

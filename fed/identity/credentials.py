@@ -1,4 +1,4 @@
-"""What a server and a node hold: their own certificate and key, and the authority's certificate to check the other by.
+"""Credentials of a server and of a node: certificate, key, and the authority's certificate that checks the other side.
 
 A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them.
 """
@@ -24,7 +24,7 @@ _WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.AUTHORITY: "a
 
 @dataclass(frozen=True, kw_only=True)
 class _Credentials:
-    """What both hold.
+    """Credentials that server and node have in common.
 
     Args:
         folder: where it was read from.
@@ -43,7 +43,7 @@ class _Credentials:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCredentials(_Credentials):
-    """What a server holds.
+    """Credentials of a server.
 
     Args:
         roster: the nodes that are admitted.
@@ -53,7 +53,7 @@ class ServerCredentials(_Credentials):
 
     @classmethod
     def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
-        """What a folder holds.
+        """Load a server's credentials from a folder.
 
         Args:
             folder: the server's own, or the authority's that has it within.
@@ -68,9 +68,9 @@ class ServerCredentials(_Credentials):
         return cls(**vars(own), roster=Roster(folder / "roster.json", clock=clock))
 
     def for_grpc(self) -> "grpc.ServerCredentials":
-        """For ``server.add_secure_port``: a client without a certificate of this authority's for a node is refused.
+        """Credentials for ``server.add_secure_port``: a client needs a certificate of this authority for a node.
 
-        Who is admitted among those that have one is the roster's to say, call by call.
+        The roster then admits or refuses each call.
         """
         import grpc
 
@@ -80,11 +80,11 @@ class ServerCredentials(_Credentials):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCredentials(_Credentials):
-    """What a node holds."""
+    """Credentials of a node."""
 
     @classmethod
     def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
-        """What a node's folder holds.
+        """Load a node's credentials from its folder.
 
         Args:
             folder: the node's.
@@ -98,20 +98,20 @@ class NodeCredentials(_Credentials):
 
     @property
     def name(self) -> str:
-        """Who the node is."""
+        """Name of the node."""
         return self.facts.name
 
     def for_grpc(self) -> "grpc.ChannelCredentials":
-        """For ``grpc.secure_channel``: a server without a certificate of this authority's for servers is refused."""
+        """Credentials for ``grpc.secure_channel``: a server needs a certificate of this authority for servers."""
         import grpc
 
         return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
 
 
 def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
-    """Who calls, by its certificate alone: its name and the certificate as PEM, for ``Roster.admits``.
+    """Name and certificate (PEM) of the caller, taken from its certificate alone, for ``Roster.admits``.
 
-    None if the connection has no certificate, as one that is insecure.
+    None if the connection has no certificate, as an insecure one has not.
     """
     properties = cast("Mapping[str, Sequence[bytes]]", context.auth_context())  # the stubs say less than there is
     names, certificates = ([*properties.get(key, ())] for key in ("x509_common_name", "x509_pem_cert"))
@@ -121,7 +121,7 @@ def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
 
 
 def hold_to_loopback(address: str) -> None:
-    """Without certificates nothing leaves this machine.
+    """Refuse addresses beyond this machine, as a connection without certificates must stay on it.
 
     Args:
         address: HOST:PORT.

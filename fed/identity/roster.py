@@ -1,4 +1,4 @@
-"""The roster: which certificate each node was issued last, and whether it still counts.
+"""Roster of nodes: the certificate last issued to each, and whether it is still valid.
 
 TLS proves that a certificate is of the authority; the roster says whether its node is admitted. It is a JSON file that
 people can read, and a server that runs rereads it when it changes::
@@ -51,14 +51,14 @@ class Entry:
     revoked: datetime | None = None
 
     def status(self, time: datetime) -> str:
-        """In a word: valid, expired or revoked."""
+        """One word: valid, expired or revoked."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if time >= self.expires else "valid"
 
 
 class Roster:
-    """A roster as its file has it at each moment; any number of threads may ask.
+    """Roster as its file has it at each moment; any number of threads may ask.
 
     Args:
         path: the file.
@@ -90,10 +90,11 @@ class Roster:
         return self._entries().get(name)
 
     def admits(self, name: str, certificate_pem: bytes) -> str | None:
-        """Whether a node is admitted with this certificate, which TLS has verified: None, or why not in one sentence.
+        """Check that a node is admitted with this certificate, which TLS has verified: None, or the reason for refusal.
 
-        A roster that cannot be read any more admits nobody. One call costs a look at the file's state and a hash, about
-        20 µs, so that it can be asked with every message, and revoking ends also a connection that stands.
+        A roster that can no longer be read admits no node. A call costs one look at the file's state and one hash,
+        about
+        20 µs, so that every message can be checked: revoking also ends a connection that stands.
         """
         try:
             entry = self.get(name)
@@ -143,7 +144,7 @@ def _values(entry: Entry) -> dict[str, str | None]:
 
 
 def _state(path: Path) -> _State | None:
-    """What tells one state of a file from another: when it was written, its size, and which file it is."""
+    """Signature of a file's state: modification time, size and inode."""
     try:
         found = path.stat()
     except OSError:

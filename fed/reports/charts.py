@@ -1,6 +1,6 @@
-"""Pictures of runs and data as SVG: accuracy against rounds, bytes and time, and which client holds what.
+"""Charts of runs and data as SVG: accuracy against rounds, bytes and time, and each client's samples.
 
-Shapes: K clients, C classes; T evaluated rounds.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -68,14 +68,14 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """A measure by evaluated round, and its spread over seeds.
+    """Values of a measure at the evaluated rounds, and their spread over seeds.
 
     Args:
-        rounds: [T], those that every run measured.
-        size_bytes: [T], sent through that round, both ways; the mean over runs.
-        virtual_s: [T], simulated time at its end; the mean over runs.
-        mean: [T], of the measure over runs.
-        deviation: [T], the sample standard deviation; 0 for a single run.
+        rounds: the evaluated rounds, those that every run measured.
+        size_bytes: sent through each round, both ways; the mean over runs.
+        virtual_s: simulated time at each round's end; the mean over runs.
+        mean: of the measure over runs, for each round.
+        deviation: the sample standard deviation over runs for each round; 0 for a single run.
     """
 
     rounds: NDArray[np.float64]
@@ -116,7 +116,7 @@ def _sent_through(number: int, run: Sequence[Mapping[str, Any]]) -> int:
 
 
 def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None) -> str:
-    """Two panels, against rounds and against bytes; what sends no bytes is a level line in the second.
+    """Two panels, against rounds and against bytes; an algorithm that sends no bytes is a level line in the second.
 
     Args:
         lines: name → its curve. More than one are named beneath the panels.
@@ -183,7 +183,7 @@ def _with_names(names: Sequence[str], height_inch: float, draw: "Callable[[Figur
 
 
 def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
-    """What a single run measured, round by round.
+    """Charts of a single run, round by round.
 
     Args:
         panels: label of a panel's vertical axis → name of a line → its curve. All panels share their styles in order.
@@ -207,7 +207,7 @@ def _rounds_axis(axes: "Axes") -> None:
 
 
 def _lie_apart(ends: Sequence[float]) -> bool:
-    """Whether lines end so far apart that the short ones would not be seen on a linear axis."""
+    """True if lines end so far apart that the short ones would not be seen on a linear axis."""
     return max(ends) > 8 * min(ends) > 0
 
 

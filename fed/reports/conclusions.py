@@ -1,4 +1,4 @@
-"""What a comparison says, in a sentence or two that claim no more than its seeds can tell."""
+"""Conclusions of a comparison in a sentence or two, no stronger than its seeds support."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ _BASELINES = {"centralized": "the ceiling", "local": "the floor"}
 
 
 def finding(result: ComparisonResult) -> str:
-    """The variant with the highest final accuracy, which others its seeds do not tell it apart from, and the cheapest.
+    """The most accurate variant, those that its seeds do not tell apart from it, and the cheapest of them.
 
     Two variants are told apart when the intervals of mean ± one standard deviation over seeds do not meet. The
     baselines ``centralized`` and ``local``, which bound what the others can do, stand apart.
@@ -35,7 +35,7 @@ def finding(result: ComparisonResult) -> str:
 
 
 def unlike(result: ComparisonResult) -> str:
-    """That variants were scored on different samples, some by the clients and some by the coordinator; else empty."""
+    """Note on variants that were scored on different samples, some by clients, some by the coordinator; else empty."""
     measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
     by_clients = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is not None]
     others = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is None]

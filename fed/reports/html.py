@@ -1,6 +1,6 @@
-"""Reports: one HTML page that needs neither network nor scripts, of a comparison or of a single run.
+"""HTML reports of a comparison or of a single run: one page that needs neither network nor scripts.
 
-Shapes: K clients, C classes.
+Shapes: see :mod:`fed.layout`.
 """
 
 import shlex
@@ -52,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Page:
-    """What the template shows. All of it is escaped there, but the pictures, whose texts matplotlib escapes."""
+    """Values that the template shows. It escapes all but the pictures, whose texts matplotlib escapes."""
 
     title: str
     subject: str
@@ -181,7 +181,7 @@ def _run_figures(run: Run) -> Iterator[Figure]:
 
 
 def _task_figures(run: Run) -> Iterator[Figure]:
-    """What became of tasks, where something happened to them."""
+    """Figures of late, failed and refused tasks, where there are any."""
     if not any(line.get(key) for line in run.metrics for key in ("late", "failed", "staleness_mean")):
         return
     panels: dict[str, dict[str, charts.Curve]] = {}
@@ -229,7 +229,7 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -
 
 
 def _where_clients_evaluate(runs: Runs) -> Runs:
-    """The variants of which that is so."""
+    """Names of the variants whose clients evaluate."""
     return {
         name: by_seed
         for name, by_seed in runs.items()
@@ -280,7 +280,7 @@ def _facts_of_comparison(result: ComparisonResult) -> dict[str, str]:
 
 
 def _reference(result: ComparisonResult) -> Experiment:
-    """What the variants are compared with: the base, or the first of them where it is no experiment by itself."""
+    """Experiment to compare the others with: the base, or the first variant if the base is no experiment by itself."""
     try:
         return Experiment(**result.comparison.base)
     except InvalidExperiment:

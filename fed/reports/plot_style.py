@@ -1,4 +1,4 @@
-"""How pictures of runs and data look: colours, lines, letters, names beneath them, and the SVG that becomes of them.
+"""Style of charts: colours, lines, fonts, legends, and their conversion to SVG.
 
 Drawn with matplotlib's figures alone, never pyplot, which keeps global state.
 """
@@ -58,7 +58,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a variant is drawn: a colour, and a dash pattern in points (none: solid), which tells it apart in print."""
+    """A variant's colour, and its dash pattern in points (none: solid), which tells it apart in print."""
 
     colour: str
     dashes: tuple[float, ...]
@@ -101,14 +101,21 @@ def svg_of(figure: "Figure", **options: Any) -> str:
 
 
 def tidy(axes: "Axes") -> None:
-    """Take away what says nothing."""
+    """Remove axes and ticks that carry no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color=INK, alpha=0.12, linewidth=0.6)
     axes.set_axisbelow(True)
 
 
 def legend(figure: "Figure", labels: Sequence[str], handles: Sequence["Line2D"], columns: int) -> None:
-    """Name lines beneath the panels."""
+    """Name lines beneath the panels.
+
+    Args:
+        figure: the figure to draw on.
+        labels: the names.
+        handles: the lines, in the same order.
+        columns: the number of columns.
+    """
     # Labels set as such would hide a name that begins with an underscore.
     names = figure.legend(
         handles,
@@ -124,16 +131,15 @@ def legend(figure: "Figure", labels: Sequence[str], handles: Sequence["Line2D"],
 
 
 def legend_columns(labels: Sequence[str]) -> int:
-    """As many columns of the widest label, its line and the space about it as the figure's width holds; at most 4."""
+    """Number of columns, at most 4, that fit the figure's width, given the widest label."""
     widest = max((_width_of(label) for label in labels), default=1)
     return max(1, min(4, int(WIDTH_INCH * 72 / (_EM * (0.62 * widest + 3.2 + 0.8 + 1.8)))))
 
 
 def short_labels(names: Sequence[str]) -> list[str]:
-    """Names of at most 32 cells, which an ellipsis shortens and no two of which are alike.
+    """Names of at most 32 cells, shortened by an ellipsis, no two alike.
 
-    Where ends are cut off that alone told names apart, the middle is cut out instead; where that does not, they are
-    numbered.
+    Names that differ only in their ends are shortened in the middle; those that then are still alike are numbered.
 
     Example:
         >>> short_labels(["FedAvg", "local.lr=0.1, local.batch_size=16, local.epochs=1"])
@@ -163,12 +169,12 @@ def _head(name: str, most: int) -> str:
 
 
 def _width_of(text: str) -> int:
-    """As a terminal counts them: a Chinese character is twice as wide as a Latin one."""
+    """Width in a terminal's cells: a Chinese character takes two, a Latin one takes one."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def see_through(colour: str) -> Any:
-    """From nothing to a colour, so that zero is the page itself, light or dark."""
+    """Colour map from transparent to a colour, so that zero is the page itself, light or dark."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     return LinearSegmentedColormap.from_list("see-through", [(*to_rgb(colour), 0.0), (*to_rgb(colour), 1.0)])

@@ -1,4 +1,4 @@
-"""What the runs of a comparison come to: one row of figures for each variant.
+"""Summary of a comparison's runs: one row of figures for each variant.
 
 *To the target* means through the first evaluated round whose test accuracy is at least the target: that round's number,
 the bytes of all rounds up to and with it, both ways, and its virtual time. Each is the mean over the seeds that reach
@@ -24,7 +24,7 @@ Runs: TypeAlias = dict[str, dict[int, Record]]
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """What a comparison found.
+    """Result of a comparison.
 
     Args:
         comparison: what was compared.
@@ -121,7 +121,7 @@ def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def has_finished(summary: Mapping[str, Any]) -> bool:
-    """Whether a run came to its end."""
+    """True if a run finished."""
     return bool(summary["status"] == "finished")
 
 

@@ -1,4 +1,4 @@
-"""The table of a comparison: the same columns in a terminal and in a report."""
+"""Table of a comparison: the same columns in a terminal and in a report."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class Column:
 
 
 def columns(result: ComparisonResult) -> list[Column]:
-    """The columns that have something to say of this comparison."""
+    """Columns that hold a value for at least one variant of this comparison."""
     rows, target = result.rows, result.comparison.target_accuracy
     shown = [
         Column("variant", [row["name"] for row in rows], is_number=False),
@@ -57,7 +57,7 @@ def columns(result: ComparisonResult) -> list[Column]:
 
 
 def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
-    """How clients differ: their own models on the test set or, where clients evaluate, each on samples of its own."""
+    """Columns on differences between clients: their own models on the test set, or scores on each one's own samples."""
     worst = [row["client_accuracy_worst_decile"] for row in rows]
     for heading, by_clients in (("clients' own accuracy", False), ("mean of clients", True)):
         texts = [
@@ -73,7 +73,7 @@ def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
 
 
 def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
-    """Where tasks were late, failed or stale, how many; and then how much of their time clients had none."""
+    """Columns on late, failed and stale tasks, where there are any, and on clients' idle time."""
     found = [
         Column(key, [_or_dash(row[key], text) for row in rows])
         for key, text in (("late", "{:.0%}".format), ("failed", "{:.0%}".format), ("staleness", count_text))
@@ -85,7 +85,7 @@ def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
 
 
 def table(result: ComparisonResult, width: int = 160) -> "Table":
-    """For a terminal of that width, with rich; names that must wrap do so between words, before figures do."""
+    """Table for a terminal of that width, with rich; names are wrapped between words before figures are."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
