@@ -16,7 +16,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
-from fed.clients.data.pairs import is_real
+from fed.clients.data.samples import is_real
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData, InvalidExperiment

@@ -28,8 +28,10 @@ LEGEND = "Shapes: see :mod:`fed.layout`."
 # An algorithm's page names what the server and what a client keeps, in the paper's symbols, as every other page does.
 OF_EVERY_PAGE = {"State", "ClientState"}
 # Still to be put into plain words; these lists only shrink.
-TO_DO = tuple(
-    f"fed.{package}" for package in (*("aggregators", "clients", "server", "simulations", "config", "storage", "wire"),)
+TO_DO = (
+    *("fed.aggregators", "fed.clients.checks", "fed.clients.client_states", "fed.clients.evaluation"),
+    *("fed.clients.models", "fed.clients.node", "fed.clients.setup", "fed.clients.training", "fed.config"),
+    *("fed.server", "fed.simulations", "fed.storage", "fed.wire"),
 )
 DOUBLES = {"Adam", "Answer", "BEGAN_ANEW", "Constant", "Local", "Traced", "Trained", "Uniform"}
 LONG_NAMES = {"aggregators", "benchmarks", "clients", "fed", "server", "simulations", "."}

@@ -1,9 +1,8 @@
-"""What is learned from, and who holds what."""
+"""Data of clients: sources, partitions among clients, test sets, and the samples themselves."""
 
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.load import load
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.pairs import ClientId, Pair
-from fed.clients.data.samples import Samples
+from fed.clients.data.samples import ClientId, Pair, Samples
 
 __all__ = ["ClientId", "ClientsOnDemand", "FederatedData", "Pair", "Samples", "load"]

@@ -1,4 +1,7 @@
-"""Who holds what, in numbers and as a picture for the terminal. Shapes: K clients, C classes."""
+"""Description of each client's samples: numbers, and a picture for the terminal.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from fed.clients.data.federated import FederatedData
-from fed.clients.data.pairs import ClientId, is_real
+from fed.clients.data.samples import ClientId, is_real
 from fed.reports.charts import Partition
 
 __all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
@@ -19,7 +22,7 @@ _SHADES = ("dim", "white on grey23", "white on grey39", "black on grey58", "blac
 
 
 def looked_at(data: FederatedData) -> list[ClientId]:
-    """The clients that a description is of: all, but of data on demand at most 200, evenly spaced.
+    """Clients that a description covers: all, but of data on demand at most 200, evenly spaced.
 
     Example:
         >>> import torch
@@ -33,7 +36,7 @@ def looked_at(data: FederatedData) -> list[ClientId]:
 
 
 def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]]:
-    """How many samples of each class every client holds, of those that are :func:`looked_at`.
+    """Number of samples by class of every client that is :func:`looked_at`.
 
     Returns:
         Client ids, and counts [K, C]. Where targets are not one label a sample, or there are more than 10,000 classes,
@@ -57,7 +60,7 @@ def class_counts(data: FederatedData) -> tuple[list[ClientId], NDArray[np.int64]
 
 
 def partition_of(data: FederatedData) -> Partition | None:
-    """The partition as reports draw it; None where clients on demand cannot be read."""
+    """Partition as reports draw it; None where clients on demand cannot be read."""
     try:
         clients, counts_KC = class_counts(data)
     except Exception:
@@ -68,10 +71,11 @@ def partition_of(data: FederatedData) -> Partition | None:
 
 
 def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> Group:
-    """A table of clients by classes, the more samples the brighter, of bounded size whatever the data.
+    """Table of clients by classes, the more samples the brighter, of bounded size whatever the data.
 
     Of more clients some are shown, evenly spaced; of more classes neighbours share a column. The lines beneath say so,
-    and what holds of all clients that are :func:`looked_at`.
+    and
+    add figures of all clients that are :func:`looked_at`.
 
     Args:
         data: who holds what.
@@ -100,7 +104,7 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
 
 
 def _spaced(length: int, most: int | None) -> list[int]:
-    """At most so many places of a sequence, evenly spaced from the first to the last."""
+    """Places of a sequence, at most ``most`` of them, evenly spaced from the first to the last."""
     places: list[int] = np.unique(np.linspace(0, length - 1, min(most or length, length)).astype(int)).tolist()
     return places
 

@@ -1,4 +1,4 @@
-"""Training data by client, and a test set. Shapes: n samples of a client, m of the test set."""
+"""Training data by client, and a test set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.pairs import ClientId, Pair, check_alike, check_classes, check_id, check_pair, is_real
+from fed.clients.data.samples import ClientId, Pair, check_alike, check_classes, check_id, check_pair, is_real
 from fed.errors import InvalidData
 
 __all__ = ["FederatedData"]
@@ -66,7 +66,7 @@ class FederatedData:
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether clients are read when they are needed, rather than held in memory."""
+        """True if clients are read when they are needed, rather than held in memory."""
         return not isinstance(self.train, dict)
 
     @property
@@ -75,7 +75,7 @@ class FederatedData:
         return _Sizes(self)
 
     def read(self, client: ClientId) -> Pair:
-        """A client's (inputs [n, ...], targets [n, ...]); what is on demand is checked first.
+        """Data of a client, (inputs [E, ...], targets [E, ...]); data on demand are checked first.
 
         Args:
             client: one of ``clients``.
@@ -89,12 +89,12 @@ class FederatedData:
         return pair
 
     def size_of(self, client: ClientId) -> int:
-        """A client's number of samples n; where the data on demand do not say it, the client is read for it."""
+        """Number of samples of a client; where the data on demand do not say it, the client is read for it."""
         said = self._said_size_of(client)
         return self.read(client)[1].shape[0] if said is None else said
 
     def number_of_classes(self) -> int | None:
-        """How many classes the labels have; None where targets are no labels, that is, not integers.
+        """Number of classes of the labels; None where targets are no labels, that is, not integers.
 
         Raises:
             InvalidData: if that is not known without reading every client.
@@ -113,14 +113,14 @@ class FederatedData:
         return 1 + max(int(targets.long().max()) for _, targets in held)  # not all integers have a max
 
     def may_hold_negative_labels(self) -> bool:
-        """Whether an integer target may be below 0, as those that a loss is told to ignore; on demand it may be."""
+        """True if an integer target may be below 0, like those that a loss is told to ignore; on demand it may be."""
         assert self._like is not None
         if is_real(self._like[1]) or self._are_labels:
             return False
         return self.is_on_demand or any(bool((targets.long() < 0).any()) for _, targets in self.train.values())
 
     def labelled(self, classes: int) -> "FederatedData":
-        """The same, every target a label of a class: no negative number either has a meaning of its own.
+        """Same data with every target a class label: a negative number has no meaning of its own either.
 
         Args:
             classes: how many there are, unless the data say so themselves.

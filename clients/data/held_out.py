@@ -1,4 +1,7 @@
-"""Which samples are held out: of all clients as one test set, or each client's own for itself."""
+"""Held-out samples: of all clients as one test set, or each client's own for itself.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +13,7 @@ from numpy.typing import NDArray
 
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.pairs import ClientId, Pair
+from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 from fed.randomness import Streams
 
@@ -20,7 +23,7 @@ _TESTED = 1000
 
 
 def share(samples: int, fraction: float) -> int:
-    """How many of some samples are held out: the nearest whole number, but never all of them.
+    """Number of held-out samples: the nearest whole number, but never all of them.
 
     Args:
         samples: how many there are, at least 1.
@@ -34,7 +37,7 @@ def share(samples: int, fraction: float) -> int:
 
 
 def at_random(samples: int, fraction: float, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A share of all samples by a plain permutation, which knows neither labels nor the partition.
+    """Hold out a share of all samples by a plain permutation, which knows neither labels nor the partition.
 
     Args:
         samples: how many there are, at least 1.
@@ -57,7 +60,7 @@ def at_random(samples: int, fraction: float, streams: Streams) -> tuple[NDArray[
 def of_each(
     holdings: Mapping[ClientId, NDArray[np.int64]], fraction: float, streams: Streams
 ) -> tuple[dict[ClientId, NDArray[np.int64]], NDArray[np.int64]]:
-    """The same share of every client's samples, from a stream of its own; each client keeps at least one.
+    """Hold out the same share of every client's samples, from a stream of its own; each client keeps at least one.
 
     Args:
         holdings: client → indices of its samples.
@@ -76,7 +79,7 @@ def of_each(
 
 
 def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams) -> FederatedData:
-    """What :func:`of_each` does, to a client whenever it is read; the test set is what the first 1,000 hold out.
+    """Do as :func:`of_each`, to a client whenever it is read; the test set is what the first 1,000 clients hold out.
 
     Args:
         data: on demand, without a test set.
@@ -89,13 +92,13 @@ def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams) ->
 
 
 def of_first(clients: Sequence[ClientId], held_out: Callable[[Any], Pair]) -> Pair:
-    """What the first 1,000 clients hold out, or all where there are fewer, client by client."""
+    """Samples that the first 1,000 clients hold out, or all where there are fewer, client by client."""
     inputs, targets = zip(*map(held_out, clients[:_TESTED]), strict=True)
     return torch.cat(inputs), torch.cat(targets)
 
 
 def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[FederatedData, Mapping[Any, Pair]]:
-    """Every client's samples in two: those that it trains on, and those that it alone scores models on.
+    """Split every client's samples in two: one part to train on, and one on which it alone scores models.
 
     The draw is independent of that of a test set. A client with one sample trains on it.
 
@@ -123,7 +126,7 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
 
 
 def nobody_holds_out(clients: int) -> InvalidData:
-    """What is wrong where none of so many clients holds a sample out."""
+    """Message for the case that no client has a sample to hold out."""
     return InvalidData(
         f"evaluation by clients needs a client with samples enough to hold one out, got none among {clients}: raise "
         "evaluation.fraction, deal the data to fewer clients, or write evaluation: coordinator"
@@ -132,7 +135,7 @@ def nobody_holds_out(clients: int) -> InvalidData:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Clients in two: what they train on, and what they hold out."""
+    """Clients in two parts: what they train on, and what they hold out."""
 
     data: FederatedData
     fraction: float
@@ -160,9 +163,9 @@ class _Cut:
 
 
 def _cut(
-    indices_n: NDArray[np.int64], client: ClientId, fraction: float, streams: Streams, purpose: str = "test set"
+    indices_E: NDArray[np.int64], client: ClientId, fraction: float, streams: Streams, purpose: str = "test set"
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A client's indices, those that it keeps and those that it holds out, each ascending."""
-    order = streams.generator(purpose, client).permutation(indices_n)
-    held_out = share(len(indices_n), fraction)
+    """Split a client's indices into those that it keeps and those that it holds out, each ascending."""
+    order = streams.generator(purpose, client).permutation(indices_E)
+    held_out = share(len(indices_E), fraction)
     return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -1,6 +1,6 @@
-"""From a section of an experiment to training data by client: make the source, hold out, deal.
+"""Load data by client from a section of an experiment: make the source, hold out a test set, deal.
 
-Shapes: N samples.
+Shapes: see :mod:`fed.layout`.
 """
 
 import inspect
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.holdings import Holdings, by_holder, largest, replicated
-from fed.clients.data.pairs import Pair
-from fed.clients.data.samples import Samples
+from fed.clients.data.samples import Pair, Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData
 from fed.randomness import Streams, seeded_torch
@@ -28,8 +27,9 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
 
     Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
     same share of its samples to the test set. Otherwise they are 0 … n − 1, and the test set is drawn from all samples
-    before anything is dealt, so that it does not depend on the partition. Data on demand stay so where each client
-    keeps its own; to be dealt anew, all of them are read.
+    before anything is dealt, so that it does not depend on the partition. Data on demand are read client by client
+    where
+    each client keeps its own; to be dealt anew, all of them are read at once.
 
     Args:
         section: ``data`` of an experiment.
@@ -76,8 +76,8 @@ def _deal_to_numbers(
             f"data.clients must be at most the number of training samples, got clients={clients} and {len(train)} "
             f"training samples ({len(test)} more are held out to test): lower data.clients, or give more data"
         )
-    holders_N = partition.make(samples=samples.take(train), clients=clients, generator=streams.generator("partition"))
-    holdings = by_holder(_checked(holders_N, len(train), partition))
+    holders_E = partition.make(samples=samples.take(train), clients=clients, generator=streams.generator("partition"))
+    holdings = by_holder(_checked(holders_E, len(train), partition))
     _check_that_all_have_data(holdings, clients, partition)
     return {client: train[held] for client, held in holdings.items()}, test
 
@@ -86,8 +86,8 @@ def _deal_to_names(
     samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams
 ) -> tuple[Holdings, NDArray[np.int64]]:
     """Let clients have what is theirs, then hold out of each."""
-    holders_N = partition.make(samples=samples, generator=streams.generator("partition"))
-    holdings = largest(by_holder(_checked(holders_N, len(samples), partition)), section.clients)
+    holders_E = partition.make(samples=samples, generator=streams.generator("partition"))
+    holdings = largest(by_holder(_checked(holders_E, len(samples), partition)), section.clients)
     return held_out.of_each(holdings, _fraction(samples, section), streams)
 
 
@@ -96,13 +96,13 @@ def _fraction(samples: Samples, section: DataSection) -> float:
 
 
 def _checked(holders: object, samples: int, partition: PartitionSection) -> NDArray[np.generic]:
-    holders_N = np.asarray(holders)
-    if holders_N.shape != (samples,) or holders_N.dtype.kind not in "iuUO":
+    holders_E = np.asarray(holders)
+    if holders_E.shape != (samples,) or holders_E.dtype.kind not in "iuUO":
         raise InvalidData(
             f"partition {partition.kind} must return a client's number or name for each of {samples} samples, "
-            f"got shape {holders_N.shape} of {holders_N.dtype}"
+            f"got shape {holders_E.shape} of {holders_E.dtype}"
         )
-    return holders_N
+    return holders_E
 
 
 def _check_that_all_have_data(holdings: Holdings, clients: int, partition: PartitionSection) -> None:
@@ -128,7 +128,7 @@ def _pair(samples: Samples, indices: NDArray[np.int64]) -> Pair:
 
 
 def _keeps_its_clients(data: FederatedData, section: DataSection) -> bool:
-    """True where there is nothing to deal, so that nobody need be read."""
+    """True where there is nothing to deal, so that no client need be read."""
     partition = section.partition
     is_natural = partition is None or (partition.kind == "natural" and not partition.overlap)
     return is_natural and section.clients in (None, len(data.clients))

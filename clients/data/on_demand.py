@@ -1,4 +1,4 @@
-"""Clients whose data are made or read when they are needed, so that there may be a million of them."""
+"""Data on demand: clients whose samples are made or read only when needed, so that there may be a million."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fed.clients.data.pairs import ClientId, Pair
+from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 
 __all__ = ["ClientsOnDemand"]
@@ -60,7 +60,7 @@ class ClientsOnDemand(Mapping[Any, Pair]):
         object.__setattr__(self, "_known", known)
 
     def size_of(self, client: ClientId) -> int | None:
-        """What ``size`` says of a client; None where there is no ``size``."""
+        """Number of samples as ``size`` gives it; None where there is no ``size``."""
         self._check_known(client)
         if self.size is None:
             return None

@@ -1,28 +1,42 @@
-"""Who holds what: a partition names the holder of every sample, and so deals each out exactly once.
+"""Partitions, which deal a data set's samples to clients: at random, by a key, by label skew or by size skew.
 
 A partition is a function of ``samples``, ``clients`` (how many) and ``generator`` (its random stream), of which it
-takes what it needs; its other parameters are the keys of its section. It returns an array [N]: the holder of each
+takes what it needs; its other parameters are the keys of its section. It returns an array [E]: the holder of each
 sample, a number in 0 … clients − 1. One that does not take ``clients`` finds them in the samples and returns names.
+
+Shapes: see :mod:`fed.layout`.
 """
 
+import hashlib
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from pydantic import PositiveFloat, PositiveInt
 
 from fed.clients.data.samples import Samples
-from fed.clients.data.scores import hashes, scores, values
-from fed.clients.data.skew import dirichlet, quantity, shards
+from fed.config.validation import nearest
 from fed.errors import InvalidData
 
 __all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards"]
 
+_DRAWS = 1000
+_OF_ALL = ("index", "label", "mean")
+
 
 def iid(samples: Samples, clients: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """As many samples to every client, give or take one, drawn at random."""
+    """Deal as many samples to every client, give or take one, drawn at random.
+
+    Args:
+        samples: what is dealt.
+        clients: the number of clients.
+        generator: the stream to draw from.
+    """
     return generator.permutation(np.arange(len(samples)) % clients)
 
 
 def by_range(samples: Samples, clients: int, by: str = "index") -> NDArray[np.int64]:
-    """Sorted, then cut into ranges of as many samples, give or take one: the first to client 0, and so on.
+    """Sort samples, then cut them into ranges of equal size, give or take one: the first to client 0, and so on.
 
     Args:
         samples: what is dealt.
@@ -33,12 +47,12 @@ def by_range(samples: Samples, clients: int, by: str = "index") -> NDArray[np.in
     Raises:
         InvalidData: if there is no such column.
     """
-    order = np.argsort(values(samples, by, "range"), kind="stable")
+    order = np.argsort(_values(samples, by, "range"), kind="stable")
     return _dealt(order, np.arange(len(samples)) * clients // len(samples))
 
 
 def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.int64]:
-    """To the client that a key hashes to, the same in every run: BLAKE2b of the key, modulo the number of clients.
+    """Deal a sample by the hash of a key, the same in every run: BLAKE2b of the key, modulo the number of clients.
 
     Args:
         samples: what is dealt.
@@ -49,11 +63,11 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     Raises:
         InvalidData: if there is no such column.
     """
-    return (hashes(samples, by, "hash") % np.uint64(clients)).astype(np.int64)
+    return (_hashes(samples, by, "hash") % np.uint64(clients)).astype(np.int64)
 
 
 def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
-    """Dealt out like cards from the highest score down, there and back, so that no client gets all of the top.
+    """Deal samples like cards from the highest score down, there and back, so that no client gets all of the top.
 
     Of any first m samples by rank, two clients hold numbers that differ by one at most.
 
@@ -65,13 +79,13 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
     Raises:
         InvalidData: if there is no such column, or it holds anything but numbers.
     """
-    order = np.argsort(-scores(samples, by, "rank"), kind="stable")
-    turn_N, seat_N = np.divmod(np.arange(len(samples)), clients)
-    return _dealt(order, np.where(turn_N % 2 == 0, seat_N, clients - 1 - seat_N))
+    order = np.argsort(-_scores(samples, by, "rank"), kind="stable")
+    turn_E, seat_E = np.divmod(np.arange(len(samples)), clients)
+    return _dealt(order, np.where(turn_E % 2 == 0, seat_E, clients - 1 - seat_E))
 
 
 def file(samples: Samples) -> NDArray[np.generic]:
-    """A file a client, named like it without its ending.
+    """Give each file's samples to one client, named like the file without its ending.
 
     Raises:
         InvalidData: if the source does not read files whose samples it tells apart.
@@ -80,7 +94,7 @@ def file(samples: Samples) -> NDArray[np.generic]:
 
 
 def natural(samples: Samples) -> NDArray[np.generic]:
-    """Each sample to the client that the source names.
+    """Give each sample to the client that the source names.
 
     Raises:
         InvalidData: if the source names none.
@@ -88,10 +102,138 @@ def natural(samples: Samples) -> NDArray[np.generic]:
     return _column(samples, "client", "natural", "synthetic, text, or csv and npz with the key data.client")
 
 
-def _dealt(order: NDArray[np.int64], holders_N: NDArray[np.int64]) -> NDArray[np.int64]:
-    dealt_N = np.empty_like(holders_N)
-    dealt_N[order] = holders_N
-    return dealt_N
+def dirichlet(
+    samples: Samples,
+    clients: int,
+    generator: np.random.Generator,
+    alpha: PositiveFloat = 0.5,
+    min_samples: PositiveInt = 2,
+) -> NDArray[np.int64]:
+    r"""Label skew: the samples of each class are shared in random proportions (Yurochkin et al. 2019, 1905.12022).
+
+    .. math::
+        p_c \sim \mathrm{Dirichlet}(\alpha 1_K), \qquad n_{kc} \approx p_{ck} n_c
+
+    Drawn again, from the same stream, until every client has ``min_samples``.
+
+    Args:
+        samples: what is dealt.
+        clients: K.
+        generator: the stream to draw from.
+        alpha: α > 0. Small: a client holds few classes, and clients differ in size; large: all hold the same.
+        min_samples: the fewest samples that a client may have.
+
+    Raises:
+        InvalidData: if targets are not one integer label a sample, or 1,000 draws leave some client too few samples.
+    """
+    labels_E = _labels(samples, "dirichlet")
+    members = [np.flatnonzero(labels_E == label) for label in np.unique(labels_E)]
+    holders_E = np.empty_like(labels_E)
+    if len(samples) >= clients * min_samples:
+        for _ in range(_DRAWS):
+            for indices in members:
+                sizes_K = _sizes(len(indices), generator.dirichlet(np.full(clients, alpha)))
+                holders_E[generator.permutation(indices)] = np.repeat(np.arange(clients), sizes_K)
+            if np.bincount(holders_E, minlength=clients).min() >= min_samples:
+                return holders_E
+    raise InvalidData(
+        f"dirichlet must leave every client at least min_samples={min_samples} samples, but {_DRAWS} draws at "
+        f"alpha={alpha} of {len(samples)} samples over {clients} clients did not: "
+        "raise data.partition.alpha, or lower data.clients or data.partition.min_samples"
+    )
+
+
+def shards(
+    samples: Samples, clients: int, generator: np.random.Generator, classes_per_client: PositiveInt = 2
+) -> NDArray[np.int64]:
+    """Give every client the same number of classes, drawn at random, and about as many samples as any other.
+
+    Each class is cut into shards in proportion to its size, and a client gets shards of different classes. (McMahan et
+    al. 2017, 1602.05629, cut all samples, sorted by label, into equal shards; one that straddles two classes gives its
+    client one more.)
+
+    Args:
+        samples: what is dealt.
+        clients: K.
+        generator: the stream to draw from.
+        classes_per_client: how many classes a client sees, at most C and at least C/K.
+
+    Raises:
+        InvalidData: if targets are not one integer label a sample, or so many shards cannot be cut from the classes.
+    """
+    _, classes_E, sizes_C = np.unique(_labels(samples, "shards"), return_inverse=True, return_counts=True)
+    shards_C = _shards(sizes_C, clients, classes_per_client)
+    holders_E = np.empty_like(classes_E)
+    left_K = np.full(clients, classes_per_client)
+    for label in generator.permutation(len(sizes_C)):
+        # To those that still lack the most classes, ties at random: so the last classes find enough clients.
+        takers = np.lexsort((generator.random(clients), -left_K))[: shards_C[label]]
+        left_K[takers] -= 1
+        members = generator.permutation(np.flatnonzero(classes_E == label))
+        holders_E[members] = takers[np.arange(len(members)) % len(takers)]
+    return holders_E
+
+
+def _shards(sizes_C: NDArray[np.int64], clients: int, classes_per_client: int) -> NDArray[np.int64]:
+    """Number of shards of each class: one each, then one more where shards are the largest, until all are given."""
+    total = clients * classes_per_client
+    most_C = np.minimum(sizes_C, clients)
+    if not len(sizes_C) <= total <= most_C.sum() or classes_per_client > len(sizes_C):
+        raise InvalidData(
+            f"shards must give each of {clients} clients {classes_per_client} different classes and leave none over, "
+            f"got {len(sizes_C)} classes of {sizes_C.min()} to {sizes_C.max()} samples: change "
+            "data.partition.classes_per_client or data.clients"
+        )
+    shards_C = np.ones_like(sizes_C)
+    for _ in range(total - len(sizes_C)):
+        shards_C[np.argmax(np.where(shards_C < most_C, sizes_C / shards_C, -1.0))] += 1
+    return shards_C
+
+
+def quantity(
+    samples: Samples,
+    clients: int,
+    generator: np.random.Generator,
+    alpha: PositiveFloat = 0.5,
+    min_samples: PositiveInt = 1,
+) -> NDArray[np.int64]:
+    r"""Size skew: clients differ in the number of their samples, not in their labels.
+
+    .. math::
+        q \sim \mathrm{Dirichlet}(\alpha 1_K), \qquad n_k \approx n_{\min} + q_k (E - K n_{\min})
+
+    Args:
+        samples: what is dealt.
+        clients: K.
+        generator: the stream to draw from.
+        alpha: α > 0. Small: few clients hold most samples; large: all hold as many.
+        min_samples: the fewest samples that a client has.
+
+    Raises:
+        InvalidData: if there are not so many samples.
+    """
+    left_over = len(samples) - clients * min_samples
+    if left_over < 0:
+        raise InvalidData(
+            f"quantity must leave every client at least min_samples={min_samples} samples, got {len(samples)} samples "
+            f"and {clients} clients: lower data.clients or data.partition.min_samples"
+        )
+    sizes_K = min_samples + _sizes(left_over, generator.dirichlet(np.full(clients, alpha)))
+    return generator.permutation(np.repeat(np.arange(clients), sizes_K))
+
+
+def _sizes(total: int, shares_K: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers in proportion to shares that sum to 1; their sum is the total."""
+    ends_K = np.rint(np.cumsum(shares_K) * total).astype(np.int64)
+    ends_K[-1] = total
+    sizes_K: NDArray[np.int64] = np.diff(ends_K, prepend=np.int64(0))
+    return sizes_K
+
+
+def _dealt(order: NDArray[np.int64], holders_E: NDArray[np.int64]) -> NDArray[np.int64]:
+    dealt_E = np.empty_like(holders_E)
+    dealt_E[order] = holders_E
+    return dealt_E
 
 
 def _column(samples: Samples, name: str, partition: str, sources: str) -> NDArray[np.generic]:
@@ -101,3 +243,78 @@ def _column(samples: Samples, name: str, partition: str, sources: str) -> NDArra
             "choose another data.partition"
         )
     return samples.columns[name]
+
+
+def _labels(samples: Samples, partition: str) -> NDArray[np.int64]:
+    """Label of each sample.
+
+    Args:
+        samples: whose labels.
+        partition: the kind that asks, for the message.
+
+    Raises:
+        InvalidData: if targets are not one integer a sample.
+    """
+    targets = samples.targets
+    if targets.ndim != 1 or targets.is_floating_point() or targets.is_complex():
+        raise InvalidData(
+            f"partition {partition} needs one integer label a sample, got targets of {targets.dtype} and shape "
+            f"{tuple(targets.shape)}: choose iid, quantity or natural"
+        )
+    return np.asarray(targets.numpy(), dtype=np.int64)
+
+
+def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
+    """Value of each sample: a column; or ``index``, its place; ``label``; ``mean``, that of its inputs.
+
+    Args:
+        samples: whose values.
+        by: the name.
+        partition: the kind that asks, for the message.
+
+    Raises:
+        InvalidData: if there is no such column.
+    """
+    if by in samples.columns:
+        return samples.columns[by]
+    if by == "index":
+        return np.arange(len(samples))
+    if by == "label":
+        return _labels(samples, partition)
+    if by == "mean":
+        return np.asarray(samples.inputs.reshape(len(samples), -1).to(torch.float64).mean(dim=1).numpy())
+    known = [*_OF_ALL, *(name for name in samples.columns if name not in _OF_ALL)]
+    raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")
+
+
+def _scores(samples: Samples, by: str, partition: str) -> NDArray[np.float64]:
+    """Values of ``_values`` as numbers.
+
+    Raises:
+        InvalidData: if the column holds anything else.
+    """
+    column = _values(samples, by, partition)
+    try:
+        return column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InvalidData(
+            f"partition {partition} needs a column of numbers, got {column[:1].tolist()} in {by}: name another"
+        ) from None
+
+
+def _hashes(samples: Samples, by: str, partition: str) -> NDArray[np.uint64]:
+    """Hash of each value, written as text, or of the sample itself where ``by`` is ``content``: 64 bits of BLAKE2b.
+
+    They are the same on every machine and in every run; the experiment's seed has no part in them.
+    """
+    if by == "content" and by not in samples.columns:
+        texts = [x + y for x, y in zip(_rows(samples.inputs), _rows(samples.targets), strict=True)]
+    else:
+        texts = [str(value).encode() for value in _values(samples, by, partition).tolist()]
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+
+
+def _rows(tensor: torch.Tensor) -> list[bytes]:
+    rows = tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8).numpy()
+    return [row.tobytes() for row in rows]

@@ -1,28 +1,34 @@
-"""Samples as a source yields them, before they are dealt to clients. Shapes: N samples; n, some of them."""
+"""Samples: those of a source before they are dealt out, and one client's pair (inputs, targets) with its checks.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fed.clients.data.pairs import Pair
 from fed.errors import InvalidData
 
-__all__ = ["Samples"]
+__all__ = ["ClientId", "Pair", "Samples", "check_alike", "check_classes", "check_id", "check_pair", "dense", "is_real"]
+
+ClientId: TypeAlias = int | str
+Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What a source knows of its samples, N of them; the source of a user's own may return one of these.
+    """Samples of a source, E of them, not yet dealt to clients; the source of a user's own may return one of these.
 
     Args:
-        inputs: [N, ...], of any floating type, or integers such as characters.
-        targets: [N, ...], integers.
+        inputs: [E, ...], of any floating type, or integers such as characters.
+        targets: [E, ...], integers.
         test: a test set of the source's own; without one a share of the samples is held out.
-        columns: further values of each sample, [N] each, by name. ``client`` names its holder, for the partition
+        columns: further values of each sample, [E] each, by name. ``client`` names its holder, for the partition
             ``natural``; ``file`` the file it came from, for ``file``; any other serves ``hash`` and ``rank``.
         classes: how many classes there are, where the labels seen may not show it.
 
@@ -55,8 +61,115 @@ class Samples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def take(self, indices_n: NDArray[np.int64]) -> "Samples":
-        """The samples at these indices, in that order; the test set stays."""
-        at = torch.from_numpy(indices_n)
-        columns = {name: column[indices_n] for name, column in self.columns.items()}
+    def take(self, indices_E: NDArray[np.int64]) -> "Samples":
+        """Samples at these indices, in that order; the test set stays."""
+        at = torch.from_numpy(indices_E)
+        columns = {name: column[indices_E] for name, column in self.columns.items()}
         return replace(self, inputs=self.inputs[at], targets=self.targets[at], columns=columns)
+
+
+def is_real(tensor: Tensor) -> bool:
+    """True if values are real or complex numbers, and so no labels."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def dense(pair: Pair) -> Pair:
+    """Pair in contiguous memory, as processes share it: kernels may round otherwise for other strides."""
+    inputs_E, targets_E = pair
+    return inputs_E.contiguous(), targets_E.contiguous()
+
+
+def check_id(client: object) -> None:
+    """Check that a client's id can name a random stream.
+
+    Raises:
+        InvalidData: if it is neither an integer nor a text.
+    """
+    if not isinstance(client, int | str | np.integer):
+        raise InvalidData(
+            f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
+            "number the clients, or name them"
+        )
+
+
+def check_pair(pair: object, whose: str) -> None:
+    """Check that a pair has as many inputs as targets, at least one, all of them finite.
+
+    Args:
+        pair: what a client holds.
+        whose: it is, for the message.
+
+    Raises:
+        InvalidData: if it is something else.
+    """
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        got = f"{len(pair)} parts" if isinstance(pair, tuple | list) else type(pair).__name__
+        raise InvalidData(f"{whose} must hold a pair of tensors (inputs, targets), got {got}: give one of each")
+    if not all(isinstance(part, Tensor) for part in pair):
+        remedy = "torch.from_numpy" if any(isinstance(part, np.ndarray) for part in pair) else "torch.tensor"
+        got = " and ".join(type(part).__name__ for part in pair)
+        raise InvalidData(
+            f"{whose} must hold a pair of tensors (inputs, targets), got {got}: make tensors of them with {remedy}"
+        )
+    inputs, targets = pair
+    if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets):
+        raise InvalidData(
+            f"{whose} must have as many targets as inputs, got shapes {tuple(inputs.shape)} and {tuple(targets.shape)}"
+        )
+    if len(inputs) == 0:
+        raise InvalidData(f"{whose} must hold at least one sample, got none: remove it, or give it data")
+    for name, tensor in (("inputs", inputs), ("targets", targets)):
+        if is_real(tensor) and not _all_finite(tensor):
+            place = tuple(int(index) for index in torch.nonzero(~torch.isfinite(tensor))[0])
+            value = tensor[place].item()
+            raise InvalidData(
+                f"{name} of {whose} must be finite, got {value} at index {place}: clean or drop that sample"
+            )
+
+
+def check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:
+    """Check a pair against the types and shapes of another's samples.
+
+    Args:
+        pair: what a client holds.
+        whose: it is, for the message.
+        model: the other, of any number of samples.
+        others: whose that is.
+
+    Raises:
+        InvalidData: if they differ.
+    """
+    for name, tensor, expected in zip(("inputs", "targets"), pair, model, strict=True):
+        if tensor.dtype != expected.dtype or tensor.shape[1:] != expected.shape[1:]:
+            raise InvalidData(
+                f"{name} of {whose} must be like those of {others}, {expected.dtype} of shape "
+                f"{tuple(expected.shape[1:])} a sample, got {tensor.dtype} of shape {tuple(tensor.shape[1:])}"
+            )
+
+
+def check_classes(targets: Tensor, whose: str, classes: int | None, *, are_labels: bool = False) -> None:
+    """Check integer targets against the number of classes, where it is known.
+
+    Args:
+        targets: [E, ...].
+        whose: they are, for the message.
+        classes: how many classes there are.
+        are_labels: whether a negative number is wrong too; it may be a loss's own, such as one that it ignores.
+
+    Raises:
+        InvalidData: if a label is none of a class.
+    """
+    if classes is None or is_real(targets):
+        return
+    labels = targets.long()  # not all integers have a max
+    lowest, largest = int(labels.min()), int(labels.max())
+    if largest >= classes or (are_labels and lowest < 0):
+        raise InvalidData(
+            f"targets of {whose} must be in 0 … {classes - 1}, as classes={classes} says, got "
+            f"{largest if largest >= classes else lowest}: number the classes from 0, or raise classes"
+        )
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    # A sum is finite only if its terms are, which settles nearly all cases in one pass; finite terms may overflow.
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -17,7 +17,7 @@ from torch import Tensor
 from fed.aggregators.base import Aggregator, Broadcast
 from fed.aggregators.client_side import messages, starting_states
 from fed.clients.data import ClientId, Pair
-from fed.clients.data.pairs import dense
+from fed.clients.data.samples import dense
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
 from fed.clients.training.local_context import Given
 from fed.clients.training.losses import Loss

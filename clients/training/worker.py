@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.clients.data import Pair
-from fed.clients.data.pairs import dense
+from fed.clients.data.samples import dense
 from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.work_items import Begin, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained

@@ -1,6 +1,6 @@
-"""The handwritten digits that come with scikit-learn: small enough to be there always.
+"""Source ``digits``: scikit-learn's handwritten digits, which need no download.
 
-Shapes: N samples, D pixels.
+Shapes: see :mod:`fed.layout`.
 """
 
 import torch
@@ -20,7 +20,7 @@ def digits() -> Samples:
     """
     from sklearn.datasets import load_digits
 
-    pixels_ND, labels_N = load_digits(return_X_y=True)
+    pixels_EF, labels_E = load_digits(return_X_y=True)
     # A pixel counts the dots of a 4×4 block of the scan: 0 to 16.
-    inputs = torch.from_numpy(pixels_ND / 16).to(torch.float32)
-    return Samples(inputs, torch.from_numpy(labels_N).to(torch.int64), classes=10)
+    inputs = torch.from_numpy(pixels_EF / 16).to(torch.float32)
+    return Samples(inputs, torch.from_numpy(labels_E).to(torch.int64), classes=10)

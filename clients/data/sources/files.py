@@ -1,4 +1,4 @@
-"""Finding the files that a source reads."""
+"""Files that a source reads, found in a folder."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ __all__ = ["files_of"]
 
 
 def files_of(path: str, suffix: str) -> list[Path]:
-    """A file, or in order of their names all files of a folder that end so.
+    """Files of a source: one file, or, in order of their names, all files of a folder with an ending.
 
     Args:
         path: file or folder, relative to the working directory; ``~`` is one's home.

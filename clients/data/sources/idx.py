@@ -1,4 +1,4 @@
-"""Images and labels in the IDX format of MNIST (LeCun, Cortes & Burges), plain or gzipped.
+"""Source ``idx``: images and labels in MNIST's IDX format (LeCun, Cortes & Burges), plain or gzipped.
 
 A file is a header, bytes 0 0 8 d and d sizes as big-endian 32-bit integers, then that many unsigned bytes.
 """
@@ -17,8 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fed.clients.data import held_out
-from fed.clients.data.pairs import Pair
-from fed.clients.data.samples import Samples
+from fed.clients.data.samples import Pair, Samples
 from fed.errors import InvalidData
 
 __all__ = ["idx", "read_idx"]

@@ -1,7 +1,8 @@
-"""Synthetic(α, β): devices that differ in what they learn, by α, and in what they see, by β.
+"""Source ``synthetic``, Synthetic(α, β): devices that differ in their labels' model, by α, and in their inputs, by β.
 
-Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, 1812.06127, section 5.1. Shapes: D features,
-C classes, n samples of one device.
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, 1812.06127, section 5.1.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from fed.clients.data import held_out
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.pairs import Pair
+from fed.clients.data.samples import Pair
 from fed.randomness import Streams
 
 __all__ = ["synthetic"]
@@ -30,7 +31,7 @@ def synthetic(
     clients: PositiveInt = 30,
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1,
 ) -> FederatedData:
-    r"""Every device k draws a linear model of its own, inputs about a centre of its own, and labels these by that.
+    r"""Linear model and inputs drawn for each device k: α spreads the models, β the centres of the inputs.
 
     .. math::
         y = \arg\max(x W_k + b_k), \quad W_k, b_k \sim N(u_k, 1), \quad u_k \sim N(0, \alpha) \\
@@ -76,24 +77,24 @@ class _Devices:
         return self._parts(client)[1]
 
     def _parts(self, client: int) -> tuple[Pair, Pair]:
-        x_nD, y_n = _device(self._generator(client), self.alpha, self.beta)
-        end = len(y_n) - held_out.share(len(y_n), self.test_fraction)
-        return (x_nD[:end], y_n[:end]), (x_nD[end:], y_n[end:])
+        x_EF, y_E = _device(self._generator(client), self.alpha, self.beta)
+        end = len(y_E) - held_out.share(len(y_E), self.test_fraction)
+        return (x_EF[:end], y_E[:end]), (x_EF[end:], y_E[end:])
 
     def _generator(self, client: int) -> np.random.Generator:
         return self.streams.generator("synthetic", client)
 
 
 def _size(generator: np.random.Generator) -> int:
-    """n, the first that a device draws."""
+    """Number of samples n, a device's first draw."""
     return int(generator.lognormal(4, 2)) + 50
 
 
 def _device(generator: np.random.Generator, alpha: float, beta: float) -> Pair:
     n = _size(generator)
     u, B = generator.normal(0, alpha), generator.normal(0, beta)
-    W_DC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
-    v_D = generator.normal(B, 1, _FEATURES)
-    deviation_D = np.arange(1, _FEATURES + 1) ** -0.6  # the root of Σ
-    x_nD = generator.normal(v_D, deviation_D, (n, _FEATURES))
-    return torch.from_numpy(x_nD.astype(np.float32)), torch.from_numpy(np.argmax(x_nD @ W_DC + b_C, axis=1))
+    W_FC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
+    v_F = generator.normal(B, 1, _FEATURES)
+    deviation_F = np.arange(1, _FEATURES + 1) ** -0.6  # the root of Σ
+    x_EF = generator.normal(v_F, deviation_F, (n, _FEATURES))
+    return torch.from_numpy(x_EF.astype(np.float32)), torch.from_numpy(np.argmax(x_EF @ W_FC + b_C, axis=1))

@@ -1,8 +1,16 @@
-"""Tables, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it. Shapes: N rows, D features."""
+"""Table files as sources, a row a sample: ``csv`` with a header, and ``npz`` as NumPy saves it.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import zipfile
 import zlib
+from collections.abc import Callable
+from csv import Error as CSVError
+from csv import reader
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,11 +19,12 @@ from pydantic import PositiveInt
 
 from fed.clients.data.samples import Samples
 from fed.clients.data.sources.files import files_of
-from fed.clients.data.sources.sheet import read_sheet
 from fed.config.validation import nearest
 from fed.errors import InvalidData
 
 __all__ = ["csv", "npz"]
+
+_Number = TypeVar("_Number", int, float)
 
 
 def csv(
@@ -25,7 +34,7 @@ def csv(
     metadata: list[str] | None = None,
     classes: PositiveInt | None = None,
 ) -> Samples:
-    """A table with a header: every column is a feature but the label's, the client's and those named as metadata.
+    """Table with a header: every column is a feature but the label's, the client's and those named as metadata.
 
     Each column, feature or not, serves the partitions ``hash``, ``range`` and ``rank`` under its name.
 
@@ -41,7 +50,7 @@ def csv(
         InvalidData: if a column is missing, or a cell empty or no number; the message names row and column.
     """
     named = {label: "label", **dict.fromkeys(metadata or [], "metadata"), **({client: "client"} if client else {})}
-    sheet = read_sheet(files_of(path, ".csv"), named)
+    sheet = _read_sheet(files_of(path, ".csv"), named)
     reals = {name: sheet.reals(name) for name in sheet.cells if name not in named}
     if not reals:
         raise InvalidData(f"{path}: must have a column beside {', '.join(named)} to be a feature, got none: add one")
@@ -49,9 +58,9 @@ def csv(
     if client:
         columns[client] = sheet.names(client)
     columns = _with_holders(columns, client, [file.stem for file, _ in sheet.places])
-    labels_N = _labels(sheet.integers(label), path, label, classes)
-    inputs_ND = np.stack(list(reals.values()), axis=1)
-    return Samples(torch.from_numpy(inputs_ND), torch.from_numpy(labels_N), None, {**columns, label: labels_N}, classes)
+    labels_E = _labels(sheet.integers(label), path, label, classes)
+    inputs_EF = np.stack(list(reals.values()), axis=1)
+    return Samples(torch.from_numpy(inputs_EF), torch.from_numpy(labels_E), None, {**columns, label: labels_E}, classes)
 
 
 def npz(
@@ -63,8 +72,8 @@ def npz(
 ) -> Samples:
     """Arrays that NumPy saved side by side, their first axis the samples: inputs, labels, and perhaps clients.
 
-    Inputs become float32, as they are: nothing is scaled. Other arrays of one value a sample serve the partitions
-    ``hash``, ``range`` and ``rank`` under their names.
+    Inputs become float32, unscaled. Other arrays of one value a sample serve the partitions ``hash``, ``range`` and
+    ``rank`` under their names.
 
     Args:
         path: a file, or a folder of .npz files with the same arrays, each a client of the partition ``file``; relative
@@ -78,7 +87,7 @@ def npz(
         InvalidData: if a file is no such archive, or an array is missing, of another type, or of another length.
     """
     files = files_of(path, ".npz")
-    arrays, files_N = _arrays(files)
+    arrays, files_E = _arrays(files)
     for key, name in (("label", label), ("client", client), ("inputs", inputs)):
         if name is not None and name not in arrays:
             raise InvalidData(f"{files[0]}: data.{key} must name an array, got {name!r}{nearest(name, list(arrays))}")
@@ -95,29 +104,29 @@ def npz(
             f"{files[0]}: array {label!r} must be one integer a sample, got {arrays[label].dtype} of shape "
             f"{arrays[label].shape}: give class numbers, {remedy}"
         )
-    labels_N = _labels(arrays[label].astype(np.int64), path, label, classes)
-    columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == labels_N.shape}
-    columns = _with_holders(columns, client, files_N)
-    return Samples(_reals(arrays[left[0]], files[0], left[0]), torch.from_numpy(labels_N), None, columns, classes)
+    labels_E = _labels(arrays[label].astype(np.int64), path, label, classes)
+    columns = {name: array for name, array in arrays.items() if name != left[0] and array.shape == labels_E.shape}
+    columns = _with_holders(columns, client, files_E)
+    return Samples(_reals(arrays[left[0]], files[0], left[0]), torch.from_numpy(labels_E), None, columns, classes)
 
 
 def _with_holders(
     columns: dict[str, NDArray[np.generic]], client: str | None, files: list[str]
 ) -> dict[str, NDArray[np.generic]]:
-    """The columns, where ``client`` and ``file`` are what partitions take them for, and not a feature of that name."""
+    """Columns with the partitions' own meaning of ``client`` and ``file``, not a feature that has that name."""
     held = {name: column for name, column in columns.items() if name != "client"}
     return {**held, "file": np.array(files), **({"client": columns[client]} if client else {})}
 
 
-def _labels(labels_N: NDArray[np.int64], path: str, label: str, classes: int | None) -> NDArray[np.int64]:
-    wrong = np.flatnonzero((labels_N < 0) | (labels_N >= (classes or np.iinfo(np.int64).max)))
+def _labels(labels_E: NDArray[np.int64], path: str, label: str, classes: int | None) -> NDArray[np.int64]:
+    wrong = np.flatnonzero((labels_E < 0) | (labels_E >= (classes or np.iinfo(np.int64).max)))
     if len(wrong):
         allowed = "at least 0" if classes is None else f"in 0 … {classes - 1}, as data.classes says"
         raise InvalidData(
-            f"{path}: labels must be {allowed}, got {labels_N[wrong[0]]} in row {wrong[0] + 1} of {label}: "
+            f"{path}: labels must be {allowed}, got {labels_E[wrong[0]]} in row {wrong[0] + 1} of {label}: "
             "number the classes from 0"
         )
-    return labels_N
+    return labels_E
 
 
 def _reals(array: NDArray[np.generic], file: Path, name: str) -> torch.Tensor:
@@ -136,7 +145,7 @@ def _reals(array: NDArray[np.generic], file: Path, name: str) -> torch.Tensor:
 
 
 def _arrays(files: list[Path]) -> tuple[dict[str, NDArray[np.generic]], list[str]]:
-    """The arrays of all files, one file after the other, and the file of each sample."""
+    """Arrays of all files, one file after the other, and the file of each sample."""
     archives = [_archive(file) for file in files]
     for file, archive in zip(files, archives, strict=True):
         shapes = {name: array.shape[1:] for name, array in archive.items()}
@@ -169,3 +178,139 @@ def _archive(file: Path) -> dict[str, NDArray[np.generic]]:
         shapes = {name: array.shape for name, array in arrays.items()}
         raise InvalidData(f"{file}: must hold arrays of at least one sample, got {shapes}: give it data")
     return arrays
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Cells of files that share a header.
+
+    Args:
+        cells: column → the text of each row.
+        places: the file of each row, and its number there: 1 for the first below the header, empty lines left out.
+    """
+
+    cells: dict[str, tuple[str, ...]]
+    places: list[tuple[Path, int]]
+
+    def column(self, name: str) -> tuple[str, ...]:
+        """The text of a column, no cell of it empty."""
+        for row, cell in enumerate(self.cells[name]):
+            if not cell.strip():
+                raise self._wrong(name, row, "not be empty")
+        return self.cells[name]
+
+    def integers(self, name: str) -> NDArray[np.int64]:
+        """A column of integers."""
+        return np.array(self._numbers(name, _int64, "be an integer"), dtype=np.int64)
+
+    def reals(self, name: str) -> NDArray[np.float32]:
+        """A column of numbers that float32 can hold."""
+        if not any(_is_number(cell) for cell in self.column(name)):
+            raise self._wrong(
+                name, 0, "be a number", "a column of texts is no feature; name it in data.metadata or as data.client"
+            )
+        with np.errstate(over="ignore"):
+            values = np.array(self._numbers(name, float, "be a number")).astype(np.float32)
+        if not np.isfinite(values).all():
+            raise self._wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
+        return values
+
+    def names(self, name: str) -> NDArray[np.generic]:
+        """A column of integers where every cell is one as Python would write it, else of texts."""
+        cells = self.column(name)
+        try:
+            numbers = [_int64(cell) for cell in cells]
+        except ValueError:
+            return np.array(cells)
+        return np.array(numbers if tuple(map(str, numbers)) == cells else cells)
+
+    def values(self, name: str) -> NDArray[np.generic]:
+        """A column of numbers where every cell is one, else of texts."""
+        try:
+            return np.array([float(cell) for cell in self.column(name)])
+        except ValueError:
+            return np.array(self.column(name))
+
+    def _numbers(self, name: str, number: Callable[[str], _Number], allowed: str) -> list[_Number]:
+        values = []
+        for row, cell in enumerate(self.column(name)):
+            try:
+                values.append(number(cell))
+            except ValueError:
+                raise self._wrong(name, row, allowed) from None
+        return values
+
+    def _wrong(
+        self, name: str, row: int, allowed: str, remedy: str = "correct the cell, or remove the row"
+    ) -> InvalidData:
+        file, number = self.places[row]
+        return InvalidData(
+            f"{file}: row {number}, column {name} must {allowed}, got {self.cells[name][row]!r}: {remedy}"
+        )
+
+
+def _read_sheet(files: list[Path], required: dict[str, str]) -> _Sheet:
+    """Read files that share a header.
+
+    Args:
+        files: at least one.
+        required: columns that must be there → the key of ``data`` that named them.
+
+    Raises:
+        InvalidData: if a file cannot be read, headers differ, a column is missing, or a row has cells too many or few.
+    """
+    header: list[str] | None = None
+    rows: list[list[str]] = []
+    places: list[tuple[Path, int]] = []
+    for file in files:
+        first, *below = _rows(file)
+        _check_header(first, file, required)
+        if header is not None and first != header:
+            raise InvalidData(f"{file}: must have the header of {files[0]}, {header}, got {first}: make them alike")
+        header = first
+        for number, row in enumerate(below, start=1):
+            if len(row) != len(header):
+                raise InvalidData(
+                    f"{file}: row {number} must have {len(header)} cells like the header, got {len(row)}: correct it"
+                )
+            places.append((file, number))
+        rows += below
+    if not rows or header is None:
+        raise InvalidData(f"{files[0]}: must have rows below the header, got none: give it data")
+    return _Sheet(dict(zip(header, zip(*rows, strict=True), strict=True)), places)
+
+
+def _rows(file: Path) -> list[list[str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = [row for row in reader(lines) if row]
+    except (OSError, UnicodeDecodeError, CSVError) as error:
+        raise InvalidData(f"{file}: cannot be read as comma-separated text in UTF-8 ({error}): convert it") from None
+    if not rows:
+        raise InvalidData(f"{file}: must begin with a header, got an empty file: give it data")
+    rows[0] = [name.strip() for name in rows[0]]
+    return rows
+
+
+def _check_header(header: list[str], file: Path, required: dict[str, str]) -> None:
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise InvalidData(f"{file}: the header must name each column once, got {twice[0]!r} again: rename one")
+    for name, key in required.items():
+        if name not in header:
+            raise InvalidData(f"{file}: data.{key} must name a column, got {name!r}{nearest(name, header)}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _int64(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value} needs more than 64 bits")
+    return value

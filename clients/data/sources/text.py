@@ -1,7 +1,9 @@
-"""A play, speaker by speaker, to predict its next character.
+"""Source ``text``: a play, whose speakers are clients that predict the next character.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017, 1602.05629: a role of
-Shakespeare's is a client. Shapes: L characters of one speaker, T of a sequence; n sequences.
+Shakespeare's is a client.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 import re
@@ -35,10 +37,10 @@ def _given(path: str) -> str:
 def text(
     path: Annotated[str, AfterValidator(_given)] = "", sequence_length: PositiveInt = 80, min_samples: PositiveInt = 1
 ) -> Samples:
-    """A play, whose speakers are the clients: each learns to predict the next character of what it says.
+    """Play, whose speakers are the clients: each learns to predict the next character of its own speeches.
 
-    All that a speaker says is put together and cut into sequences; inputs and targets are numbers of characters,
-    [n, T] int64, the targets one character further on. The classes are the characters of all speeches, in their order.
+    All speeches of a speaker are joined and cut into sequences; inputs and targets are numbers of characters,
+    [E, T] int64, the targets one character further on. The classes are the characters of all speeches, in their order.
 
     Args:
         path: a text in UTF-8, or a folder of such with names in .txt; relative to the working directory.
@@ -54,22 +56,22 @@ def text(
     characters = sorted({character for words in spoken.values() for character in words})
     number = {character: index for index, character in enumerate(characters)}
     codes = {place: np.array([number[character] for character in words]) for place, words in spoken.items()}
-    x_nT, y_nT = _joined([_cut(code_L, sequence_length) for code_L in codes.values()])
-    counts = [(len(code_L) - 1) // sequence_length for code_L in codes.values()]
+    x_ET, y_ET = _joined([_cut(code, sequence_length) for code in codes.values()])
+    counts = [(len(code) - 1) // sequence_length for code in codes.values()]
     files, speakers = zip(*codes, strict=True)
     columns = {"file": np.repeat(files, counts), "client": np.repeat(speakers, counts)}
-    kept_n = _of_clients_with(min_samples, columns["client"])
-    if not kept_n.any():
+    kept_E = _of_clients_with(min_samples, columns["client"])
+    if not kept_E.any():
         raise InvalidData(
             f"{path}: some speaker must say at least {min_samples} × {sequence_length} + 1 characters, the most is "
             f"{max(map(len, spoken.values()))}: lower data.sequence_length or data.min_samples"
         )
-    samples = Samples(torch.from_numpy(x_nT), torch.from_numpy(y_nT), None, columns, len(characters))
-    return samples.take(np.flatnonzero(kept_n))
+    samples = Samples(torch.from_numpy(x_ET), torch.from_numpy(y_ET), None, columns, len(characters))
+    return samples.take(np.flatnonzero(kept_E))
 
 
 def _spoken(files: list[Path]) -> dict[tuple[str, str], str]:
-    """All that a speaker says in a file, by file and speaker."""
+    """Speeches of each speaker, joined, by file and speaker."""
     spoken: dict[tuple[str, str], list[str]] = {}
     for file in files:
         for speaker, words in speeches(_lines(file)):
@@ -77,9 +79,9 @@ def _spoken(files: list[Path]) -> dict[tuple[str, str], str]:
     return {place: "".join(words) for place, words in spoken.items()}
 
 
-def _cut(code_L: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    end = (len(code_L) - 1) // length * length
-    return code_L[:end].reshape(-1, length), code_L[1 : end + 1].reshape(-1, length)
+def _cut(code: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    end = (len(code) - 1) // length * length
+    return code[:end].reshape(-1, length), code[1 : end + 1].reshape(-1, length)
 
 
 def _joined(pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -87,13 +89,13 @@ def _joined(pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[N
     return np.concatenate(x), np.concatenate(y)
 
 
-def _of_clients_with(samples: int, clients_n: NDArray[np.generic]) -> NDArray[np.bool_]:
-    _, which_n, counts = np.unique(clients_n, return_inverse=True, return_counts=True)
-    return np.asarray(counts[which_n] >= samples)
+def _of_clients_with(samples: int, clients_E: NDArray[np.generic]) -> NDArray[np.bool_]:
+    _, which_E, counts = np.unique(clients_E, return_inverse=True, return_counts=True)
+    return np.asarray(counts[which_E] >= samples)
 
 
 def speeches(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    r"""Who says what, in the play's order; what stands before the first speaker is nobody's.
+    r"""Speakers and their lines, in the play's order; text before the first speaker is dropped.
 
     A speaker is a line of its own that ends in a colon and is written like a name, Each Word So, or follows an empty
     line. Words may follow on the same line if the name is in CAPITALS.

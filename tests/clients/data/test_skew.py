@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import beta
 
+from fed.clients.data.partitions import dirichlet, quantity, shards
 from fed.clients.data.samples import Samples
-from fed.clients.data.skew import dirichlet, quantity, shards
 from fed.errors import InvalidData
 
 CLIENTS = 10
