@@ -18,10 +18,10 @@ from fed.clients.node.training import Described, NodeTask, TaskDone
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
+from fed.wire.dialling import DialPatience
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import read, spec_of, written
 from fed.wire.protocol_pb2 import Payload
-from fed.wire.transfers import NodePatience
 
 SAMPLES = 20
 SHRINKS = 0.999
@@ -76,7 +76,7 @@ def main() -> None:
         training: Any = AtOnce(given.inputs, given.classes)
         folder = given.folder / name
         nodes.append(
-            EdgeNode(given.server, channel, name, client_id_of(name), training, folder, patience=NodePatience(120, 300))
+            EdgeNode(given.server, channel, name, client_id_of(name), training, folder, patience=DialPatience(120, 300))
         )
     threads = [threading.Thread(target=node.run) for node in nodes]
     for thread in threads:

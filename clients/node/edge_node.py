@@ -5,10 +5,10 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -19,9 +19,9 @@ from fed.clients.node.training import BEGAN_ANEW, Described, NodeTask, TaskDone
 from fed.clients.node.training_process import TrainingProcess
 from fed.clients.training.work_items import Train
 from fed.errors import FedError, InvalidInput, RunFailed
-from fed.identity.credentials import hold_to_loopback
+from fed.wire.dialling import Dialler, DialPatience, Outbox
 from fed.wire.messages import one_line
-from fed.wire.protocol import MOST_CLASSES, MOST_MESSAGE_BYTES, PROTOCOL
+from fed.wire.protocol import MOST_CLASSES, PROTOCOL
 from fed.wire.protocol_pb2 import (
     Answer,
     Assignment,
@@ -39,7 +39,7 @@ from fed.wire.protocol_pb2 import (
 )
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.protocol_pb2_grpc import CoordinationStub
-from fed.wire.transfers import NodePatience, Transfers, words_of
+from fed.wire.transfers import Transfers
 
 __all__ = ["EdgeNode"]
 
@@ -47,9 +47,6 @@ _log = logging.getLogger(__name__)
 _MOST_WAITING = 100  # things that a server asks for before they are done
 _MOST_CLIENTS = 1 << 20
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
-_LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
-_OPTIONS = (("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), ("grpc.initial_reconnect_backoff_ms", 200))
-_NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class _Asked(NamedTuple):
     """An examination, and where its scores go, as long as that connection lasts."""
 
     examination: Examination
-    outbox: "queue.Queue[FromNode | None]"
+    outbox: Outbox[FromNode]
 
 
 @dataclass
@@ -95,24 +92,21 @@ class EdgeNode:
     training: TrainingProcess
     folder: Path
     allowed: Sequence[str] = ()
-    patience: NodePatience = field(default_factory=NodePatience)
+    patience: DialPatience = field(default_factory=DialPatience)
     tasks_done: int = 0
 
     def __post_init__(self) -> None:
         self._held: dict[tuple[int, int], _Held] = {}
         self._work: queue.Queue[_Held | Plan | _Asked] = queue.Queue()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
-        self._transfers = Transfers(self.patience)
-        self._outbox: queue.Queue[FromNode | None] = queue.Queue()
+        self._dialler: Dialler[FromNode, ToNode] = Dialler(self.server, self.credentials, self.patience, self)
+        self._transfers = Transfers(self.patience, self._dialler.connected)
+        self._outbox: Outbox[FromNode] = queue.Queue()
         self._lock = threading.Lock()
-        self._problem: Exception | None = None
-        self._heard_s = 0.0
         self._delivery_s: float | None = None  # that the last one took
-        self._heartbeat_s = 1.0
         self._says_it_waits = True
         self._described: Described | None = None
         self._plan: Plan | None = None
-        self._farewell = ""
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
         """Work until the server says farewell for good; its last words.
@@ -130,28 +124,9 @@ class EdgeNode:
         self._clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
         try:
-            self._attend_again_and_again(stopped)
+            return self._dialler.run(stopped)
         finally:
             self._transfers.over.set()
-        return self._farewell
-
-    def _attend_again_and_again(self, stopped: threading.Event) -> None:
-        failures = 0
-        while not stopped.is_set() and not self._farewell:
-            began_s, words = time.monotonic(), "it has ended the connection"
-            try:
-                self._attend(stopped)
-            except grpc.RpcError as error:
-                self._hold_to_authority(error)
-                words = words_of(error)
-            if self._problem is not None:
-                raise self._problem
-            if stopped.is_set() or self._farewell:
-                return
-            failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
-            if failures in (0, 1, 5) or failures % 20 == 0:
-                _log.info("%s cannot be reached (%s); trying again", self.server, words)
-            stopped.wait(self.patience.pause_s(failures))
 
     def _clear_folder(self) -> None:
         """Remove what an earlier start left when it was killed."""
@@ -162,10 +137,14 @@ class EdgeNode:
         except OSError as error:
             raise InvalidInput(f"{self.folder} cannot be written to ({error.strerror}): give another --state") from None
 
-    def _attend(self, stopped: threading.Event) -> None:
-        """One connection, for as long as it lasts."""
+    def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
+        """Attend, over this connection."""
+        self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
+        return stub.Attend(said)
+
+    def greet(self, outbox: Outbox[FromNode]) -> None:
+        """Join, with the tasks that are held."""
         self._says_it_waits = True
-        outbox: queue.Queue[FromNode | None] = queue.Queue()
         described = self._described
         assert described is not None
         signature = Signature(
@@ -182,56 +161,21 @@ class EdgeNode:
             )
             outbox.put(FromNode(joining=joining))
             self._outbox = outbox
-        with self._channel() as channel:
-            self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
-            self._heard_s = time.monotonic()
-            call = stub.Attend(iter(outbox.get, None))
-            ended = threading.Event()
-            watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
-            watching.start()
-            try:
-                for message in call:
-                    self._heard_s = time.monotonic()
-                    self._take(message)
-                    if self._farewell or self._problem is not None:
-                        return
-            finally:
-                ended.set()
-                self._transfers.connected.clear()
-                outbox.put(None)
-                call.cancel()
-                watching.join()
 
-    def _channel(self) -> grpc.Channel:
-        if self.credentials is None:
-            hold_to_loopback(self.server)
-            return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
-        return grpc.secure_channel(self.server, self.credentials, _OPTIONS)
+    def heartbeat(self) -> FromNode:
+        """The tasks that are held."""
+        with self._lock:
+            return FromNode(heartbeat=Heartbeat(held=[item.assignment.task for item in self._held.values()]))
 
-    def _watch(
-        self, call: grpc.Call, outbox: "queue.Queue[FromNode | None]", ended: threading.Event, stopped: threading.Event
-    ) -> None:
-        """Give signs of life, and give the connection up when there are none from the other side."""
-        said_s = time.monotonic()
-        while not ended.wait(_LOOKS_EVERY_S):
-            now_s = time.monotonic()
-            if stopped.is_set() or self._problem is not None or now_s > self._heard_s + self.patience.silence_s:
-                call.cancel()
-                return
-            if now_s > said_s + min(self._heartbeat_s, self.patience.silence_s / 4):
-                with self._lock:
-                    held = [item.assignment.task for item in self._held.values()]
-                outbox.put(FromNode(heartbeat=Heartbeat(held=held)))
-                said_s = now_s
-
-    def _take(self, message: ToNode) -> None:
+    def take(self, message: ToNode) -> None:
+        """What the server says."""
         if self._work.qsize() >= _MOST_WAITING:
-            self._problem = RunFailed(
+            self._dialler.problem = RunFailed(
                 f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
                 "that you trust?"
             )
         elif message.HasField("heartbeat"):
-            if self._says_it_waits and not self._transfers.connected.is_set():
+            if self._says_it_waits and not self._dialler.connected.is_set():
                 self._says_it_waits = False
                 _log.info("%s is there, and the run has yet to begin", self.server)
         elif message.HasField("plan"):
@@ -246,21 +190,21 @@ class EdgeNode:
         elif message.HasField("farewell"):
             reason = one_line(message.farewell.reason)
             if message.farewell.is_final:
-                self._farewell = reason or "the server needs no more"
+                self._dialler.farewell = reason or "the server needs no more"
             else:
                 _log.info("%s ends the connection: %s", self.server, reason)
 
     def _take_plan(self, plan: Plan) -> None:
         if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:
-            self._problem = RunFailed(
+            self._dialler.problem = RunFailed(
                 f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
                 f"{_LONGEST_S} s"
             )
             return
-        is_new = self._transfers.connected.is_set() or plan != self._plan  # each connection begins with one
-        self._heartbeat_s, self._plan = plan.heartbeat_s, plan
+        is_new = self._dialler.connected.is_set() or plan != self._plan  # each connection begins with one
+        self._dialler.heartbeat_s, self._plan = plan.heartbeat_s, plan
         _log.info("connected to %s, as %r", self.server, self.client)
-        self._transfers.connected.set()
+        self._dialler.connected.set()
         if is_new:
             self._work.put(plan)
 
@@ -297,7 +241,7 @@ class EdgeNode:
                     self._do(item)
             except (FedError, OSError) as error:
                 if isinstance(item, Plan) and isinstance(error, InvalidInput):
-                    self._problem = type(error)(one_line(str(error).replace("\n", "; ")))
+                    self._dialler.problem = type(error)(one_line(str(error).replace("\n", "; ")))
                 else:
                     self._have_failed(item, _sentence(error, self.folder))
             except Exception as error:  # whatever it is, the next task may go well
@@ -308,7 +252,7 @@ class EdgeNode:
         if isinstance(item, _Held):
             self._give_up(item, reason)
         elif isinstance(item, Plan):
-            self._problem = RunFailed(one_line(reason.replace("\n", "; ")))
+            self._dialler.problem = RunFailed(one_line(reason.replace("\n", "; ")))
 
     def _do(self, held: _Held) -> None:
         """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
@@ -407,11 +351,11 @@ class EdgeNode:
         if self._transfers.over.is_set():  # it may be done after another start
             return
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
+        held.path.unlink(missing_ok=True)
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
             if self._held.get(held.key) is held:
                 del self._held[held.key]
                 self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
-        held.path.unlink(missing_ok=True)
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:
@@ -421,17 +365,6 @@ class EdgeNode:
         with self._lock:
             self._held.pop(held.key, None)
         held.path.unlink(missing_ok=True)
-
-    def _hold_to_authority(self, error: grpc.RpcError) -> None:
-        """What no patience mends ends the node."""
-        code, words = error.code(), one_line(error.details() or "")
-        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-            self._problem = RunFailed(f"{self.server} refuses this node: {words}")
-        elif "CERTIFICATE_VERIFY_FAILED" in words or "not match" in words:
-            self._problem = RunFailed(
-                f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
-                "address, and are the credentials of the same authority?"
-            )
 
 
 def _key_of(task: TaskId) -> tuple[int, int]:

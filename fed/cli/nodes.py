@@ -18,13 +18,13 @@ from fed.quantities import bytes_text
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
     from fed.server.grpc.service import Patience
-    from fed.wire.transfers import NodePatience
+    from fed.wire.dialling import DialPatience
 
 __all__ = ["client", "server"]
 
 _INTERRUPTED = 130
 _LAST_PORT = 65535
-_Patience = TypeVar("_Patience", "Patience", "NodePatience")
+_Patience = TypeVar("_Patience", "Patience", "DialPatience")
 
 
 def server(
@@ -135,8 +135,8 @@ def client(
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
     from fed.storage.atomic_files import held
+    from fed.wire.dialling import DialPatience
     from fed.wire.messages import client_id_of
-    from fed.wire.transfers import NodePatience
 
     if address is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
@@ -160,7 +160,7 @@ def client(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     channel = loaded.for_grpc() if loaded else None
-    waiting = _patience(NodePatience(), patience)
+    waiting = _patience(DialPatience(), patience)
     node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed, waiting)
     with held(place, "give another --state"):
         try:

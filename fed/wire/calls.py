@@ -1,7 +1,10 @@
-"""A node's call: whose it is, what it says next, and what it is told, each within a limit of size and time."""
+"""The listening side: calls, each in its caller's name, and every message within a limit of size and time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -9,11 +12,13 @@ from google.protobuf.message import DecodeError
 
 from fed.identity.credentials import peer_of
 from fed.wire.messages import client_id_of
-from fed.wire.payloads import CHUNK_BYTES
-from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import Chunk, FromNode, Part, ToNode
+from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
+from fed.wire.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
+from fed.wire.rate_limits import Refusals
 
-__all__ = ["Admission", "Call", "TurnedAway", "parsed"]
+__all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file"]
+
+_log = logging.getLogger(__name__)
 
 Admission: TypeAlias = Callable[[str, bytes], str | None]
 """(name, certificate in PEM) → why a node is refused, or None."""
@@ -21,6 +26,8 @@ Admission: TypeAlias = Callable[[str, bytes], str | None]
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message", FromNode, Part)
 _MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}
+_CALLS_AT_ONCE = 8
+_BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment before it says that it did
 
 
 class TurnedAway(Exception):
@@ -89,10 +96,8 @@ class Call:
             TurnedAway: if there is none that may be taken, in time.
         """
         if (message := await self.next(kind, limit_s)) is None:
-            reason = (
-                f"a stream must begin with a message of at most {_MOST_BYTES[kind]} bytes, but ended before there was "
-                f"one: it broke off, or the message had more than {MOST_MESSAGE_BYTES}"
-            )
+            await asyncio.sleep(_BREAKING_S)  # a call that broke off is cancelled meanwhile: nobody is to blame for it
+            reason = f"a stream must begin with a message of at most {_MOST_BYTES[kind]} bytes, but ended without one"
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
         return message
 
@@ -124,6 +129,91 @@ class Call:
         raise AssertionError("an aborted call goes on")
 
 
+class Reception:
+    """Takes calls: finds out who makes each, holds each caller to a few at once, and counts what is refused.
+
+    Attributes:
+        refusals: of what callers said.
+
+    Args:
+        admits: who may call; None: there are no certificates.
+    """
+
+    def __init__(self, admits: Admission | None) -> None:
+        self.refusals = Refusals()
+        self._admits = admits
+        self._open: Counter[str] = Counter()
+
+    async def answer(self, context: Any, serve: Callable[[Call], Awaitable[_Result]]) -> _Result:
+        """Serve one call; a caller that may not make it, or breaks the protocol, is turned away.
+
+        Args:
+            context: gRPC's.
+            serve: answers the call.
+        """
+        call = Call(context, self._admits)
+        try:
+            call.authenticate()
+            if call.name is None:
+                return await serve(call)
+            if self._open[call.name] >= _CALLS_AT_ONCE:
+                reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
+                raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+            self._open[call.name] += 1
+            try:
+                return await serve(call)
+            finally:
+                self._open[call.name] -= 1
+        except TurnedAway as turned:
+            self.refusals.note(call.sender, turned.reason)
+            await call.abort(turned.code, turned.reason)
+        except asyncio.CancelledError:
+            _log.debug("a call of %r broke off", call.sender)
+            raise
+
+
+async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> None:
+    """Send a payload's chunks, from the offset that is wanted; each is read while the one before it is sent.
+
+    Args:
+        call: of whoever wants it.
+        spool: the folder that holds payloads, each under its hash.
+        wanted: which of them.
+        limit_s: for each chunk.
+
+    Raises:
+        TurnedAway: if no payload can be meant.
+    """
+    if not SHA256.fullmatch(wanted.sha256):
+        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
+    path = spool / f"{wanted.sha256}.out"
+    try:
+        if wanted.offset > (size_bytes := path.stat().st_size):
+            reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
+            raise TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
+        ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
+        chunk, read_bytes = next(ready, None), wanted.offset
+    except FileNotFoundError:  # another thread removes it
+        await call.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
+    while chunk is not None:
+        read_bytes += CHUNK_BYTES
+        coming = loop.run_in_executor(None, next, ready, None) if read_bytes < size_bytes else None
+        await call.tell(chunk, limit_s)
+        chunk = await coming if coming is not None else None
+
+
+async def converse(*directions: Coroutine[Any, Any, None]) -> list[Exception]:
+    """Run both directions of a stream until one of them ends; the problems that they ended with."""
+    running = [asyncio.create_task(direction) for direction in directions]
+    try:
+        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for direction in running:
+            direction.cancel()
+        ended = await asyncio.gather(*running, return_exceptions=True)
+    return [problem for problem in ended if isinstance(problem, Exception)]
+
+
 def parsed(kind: type[_Message], data: bytes) -> _Message:
     """A message of a stream, if it is no longer than any has to be.
 
@@ -139,6 +229,7 @@ def parsed(kind: type[_Message], data: bytes) -> _Message:
 
 async def _within(limit_s: float, step: Awaitable[_Result]) -> _Result:
     try:
-        return await asyncio.wait_for(step, limit_s)
+        async with asyncio.timeout(limit_s):  # Python 3.11's wait_for swallows a cancellation as the step ends
+            return await step
     except TimeoutError:
         raise TurnedAway(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing moved for {limit_s:g} s") from None

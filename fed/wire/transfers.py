@@ -1,18 +1,16 @@
 """A node's transfers: payloads fetched and answers delivered, however often the connection breaks."""
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload, RunFailed
-from fed.wire.messages import one_line
+from fed.wire.dialling import DialPatience, words_of
 from fed.wire.payloads import Incoming, chunks
 from fed.wire.protocol import TIMES_DAMAGED
 from fed.wire.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
@@ -21,49 +19,27 @@ from fed.wire.protocol_pb2 import Tensor as TensorMessage
 if TYPE_CHECKING:
     from fed.wire.protocol_pb2_grpc import CoordinationStub
 
-__all__ = ["NodePatience", "Transfers", "words_of"]
+__all__ = ["Transfers"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
-
-
-@dataclass(frozen=True)
-class NodePatience:
-    """How long a node waits.
-
-    Args:
-        silence_s: without a sign of life from the server, after which the connection counts as lost.
-        call_s: for one transfer; a longer one goes on in the next.
-        backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
-        most_backoff_s: the longest pause.
-    """
-
-    silence_s: float = 20.0
-    call_s: float = 60.0
-    backoff_s: float = 0.2
-    most_backoff_s: float = 15.0
-
-    def pause_s(self, failures: int) -> float:
-        """Longer after each failure, and not the same for all nodes."""
-        pause_s = self.backoff_s * 2.0 ** min(failures, 20)
-        return min(pause_s, self.most_backoff_s) * (0.5 + random.random())
 
 
 class Transfers:
     """Calls beside the node's stream, which wait for that when they break off.
 
     Attributes:
-        connected: whether the stream is there.
         over: ends all that goes on.
         stub: of the connection that there is, or was last.
 
     Args:
         patience: how long they wait.
+        connected: whether the stream is there.
     """
 
-    def __init__(self, patience: NodePatience) -> None:
+    def __init__(self, patience: DialPatience, connected: threading.Event) -> None:
         self._patience = patience
-        self.connected = threading.Event()
+        self._connected = connected
         self.over = threading.Event()
         self.stub: CoordinationStub | None = None
 
@@ -156,16 +132,9 @@ class Transfers:
         """Before a transfer goes on: a pause, and until the server is there."""
         until_s = time.monotonic() + self._patience.pause_s(failures)
         while is_wanted() and not self.over.is_set():
-            if time.monotonic() > until_s and self.connected.is_set():
+            if time.monotonic() > until_s and self._connected.is_set():
                 return
             time.sleep(_LOOKS_EVERY_S)
-
-
-def words_of(error: Exception) -> str:
-    """Why a call broke off, for a log."""
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name.lower().replace('_', ' ')}: {one_line(error.details() or '')}"
-    return str(error)
 
 
 def _parts(answer: Answer, path: Path, offset: int) -> Iterator[Part]:

@@ -5,28 +5,24 @@ All of it runs in one event loop; a fleet in another thread hands it assignments
 
 import asyncio
 import logging
-import math
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from fed.errors import DamagedPayload, InvalidPayload
+from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Delivery, Lease, Leases
 from fed.server.validation import refusal_of_joining, refusal_of_scores
-from fed.wire.calls import Admission, Call, TurnedAway, parsed
-from fed.wire.messages import client_id_of, one_line, refusal_of_numbers
-from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
-from fed.wire.protocol import NODE_NAME, PROTOCOL, TIMES_DAMAGED
+from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
+from fed.wire.messages import client_id_of, one_line
+from fed.wire.protocol import NODE_NAME, PROTOCOL
 from fed.wire.protocol_pb2 import (
-    Answer,
     Assignment,
     Chunk,
     Examination,
@@ -50,12 +46,9 @@ from fed.wire.rate_limits import Allowance, Refusals
 __all__ = ["Node", "NodeService", "Patience", "Scored", "handler_of"]
 
 _log = logging.getLogger(__name__)
-_SAYS_EVERY_S = 30.0
-_Result = TypeVar("_Result")
 
 _MOST_HELD = 1000
 _MOST_NODES = 100_000
-_CALLS_AT_ONCE = 8
 _UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
 
 
@@ -114,9 +107,7 @@ class NodeService:
         on_change: is called when a node comes or goes.
         patience: how long to wait.
         plan: what nodes are told when they join; None until it is known.
-        answer_spec: what an answer's tensors must be.
         nodes: by the client that each stands for.
-        refusals: of what nodes said.
     """
 
     start: int
@@ -127,15 +118,18 @@ class NodeService:
     on_change: Callable[[], None]
     patience: Patience = field(default_factory=Patience)
     plan: Plan | None = None
-    answer_spec: Sequence[TensorMessage] = ()
     nodes: dict[int | str, Node] = field(default_factory=dict)
-    refusals: Refusals = field(default_factory=Refusals)
     _examined: dict[int | str, int] = field(default_factory=dict)
-    _full_since_s: float = -math.inf
-    _calls: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self._reception = Reception(self.admits)
         self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
+        self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
+
+    @property
+    def refusals(self) -> Refusals:
+        """Refusals of what nodes said."""
+        return self._reception.refusals
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
         """Give tasks to nodes; to those that do not attend, when they do."""
@@ -158,7 +152,7 @@ class NodeService:
 
     def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
         """Tell the plan to all that attend, and from now on to all that join."""
-        self.plan, self.answer_spec = plan, answer_spec
+        self.plan, self._deliveries.spec = plan, [*answer_spec]
         for client in self.nodes:
             self._tell(client, ToNode(plan=plan))
 
@@ -184,34 +178,16 @@ class NodeService:
 
     async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802  # as the protocol names it
         """A node's stream, for as long as it lasts."""
-        await self._answered(context, self._attend)
+        await self._reception.answer(context, self._attend)
 
     async def Download(self, wanted: Wanted, context: Any) -> None:  # noqa: N802
         """A file of ours from an offset, by its hash."""
-        await self._answered(context, partial(self._download, wanted))
+        send = partial(send_file, spool=self.spool, wanted=wanted, limit_s=self.patience.stall_s)
+        await self._reception.answer(context, send)
 
     async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
         """An answer's file, from the offset that its sender says."""
-        return await self._answered(context, self._deliver)
-
-    async def _answered(self, context: Any, serve: Callable[[Call], Awaitable[_Result]]) -> _Result:
-        """One call, in its caller's name; who may not make it, or does not keep to the protocol, is turned away."""
-        call = Call(context, self.admits)
-        try:
-            call.authenticate()
-            if call.name is None:
-                return await serve(call)
-            if self._calls[call.name] >= _CALLS_AT_ONCE:
-                reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
-                raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-            self._calls[call.name] += 1
-            try:
-                return await serve(call)
-            finally:
-                self._calls[call.name] -= 1
-        except TurnedAway as turned:
-            self._refusal(call.sender, turned.reason)
-            await call.abort(turned.code, turned.reason)
+        return await self._reception.answer(context, self._deliveries.take)
 
     async def _attend(self, call: Call) -> None:
         message = await call.first(FromNode, self.patience.stall_s)
@@ -227,97 +203,22 @@ class NodeService:
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
         self.on_change()
-        teller = asyncio.create_task(self._tell_all(call, outbox))
-        listener = asyncio.create_task(self._listen(call, node))
         try:
-            await asyncio.wait({teller, listener}, return_when=asyncio.FIRST_COMPLETED)
+            problems = await converse(self._tell_all(call, outbox), self._listen(call, node))
         finally:
-            teller.cancel()
-            listener.cancel()
-            ended = await asyncio.gather(teller, listener, return_exceptions=True)
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
                 self._examine_no_more(client)
                 _log.info("client %r is gone", client)
                 self.on_change()
-        for problem in ended:
+        for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back
                     for lease in self._leases.of(client):
                         self._leases.fail(lease, problem.reason)
                 raise problem
-            if isinstance(problem, Exception) and not isinstance(problem, TurnedAway):
+            if not isinstance(problem, TurnedAway):
                 _log.warning("the connection of client %r has failed: %s", client, problem)
-
-    async def _download(self, wanted: Wanted, call: Call) -> None:
-        path = self.spool / f"{wanted.sha256}.out"
-        if not SHA256.fullmatch(wanted.sha256):
-            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
-        try:
-            if wanted.offset > (size_bytes := path.stat().st_size):
-                reason = f"the payload has {size_bytes} bytes, got an offset of {wanted.offset}"
-                raise TurnedAway(grpc.StatusCode.OUT_OF_RANGE, reason)
-            ready, loop = chunks(path, wanted.offset), asyncio.get_running_loop()
-            chunk, read_bytes = next(ready, None), wanted.offset
-        except FileNotFoundError:  # another thread removes it
-            await call.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
-        while chunk is not None:
-            read_bytes += CHUNK_BYTES
-            coming = loop.run_in_executor(None, next, ready, None) if read_bytes < size_bytes else None
-            await call.tell(chunk, self.patience.stall_s)
-            chunk = await coming if coming is not None else None
-
-    async def _deliver(self, call: Call) -> Receipt:
-        first = await call.first(Part, self.patience.stall_s)
-        if not first.HasField("answer"):
-            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
-        answer = first.answer
-        lease = self._leases.find(answer.task)
-        client = lease.client if call.client is None and lease is not None else call.client
-        if lease is None or lease.client != client:
-            if self._leases.was_completed(client, answer):
-                return Receipt(accepted=True)
-            return self._refusal(call.sender, f"task {answer.task.number} is not in flight for it")
-        try:
-            return await self._received(call, lease, answer)
-        except DamagedPayload as error:
-            self._refusal(lease.client, str(error))
-            lease.times_damaged += 1
-            if lease.times_damaged < TIMES_DAMAGED:
-                return Receipt(received_bytes=lease.incoming.received_bytes if lease.incoming else 0)
-            return self._refused(lease, f"it came damaged {TIMES_DAMAGED} times: {error}")
-        except InvalidPayload as error:
-            return self._refused(lease, str(error))
-        except OSError as error:
-            self._say_full(error)
-            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
-
-    async def _received(self, call: Call, lease: Lease, answer: Answer) -> Receipt:
-        """What becomes of a delivery once it is known whose it is; what has come of it stays when it breaks off."""
-        if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
-            raise InvalidPayload(reason)
-        incoming = self._leases.incoming(lease, answer, self.answer_spec)
-        if answer.offset != incoming.received_bytes:
-            return Receipt(received_bytes=incoming.received_bytes)
-        lease.deliveries += 1
-        delivery = lease.deliveries
-        while not incoming.is_complete:
-            part = await call.next(Part, self.patience.stall_s)
-            if lease not in self._leases:
-                return self._refusal(lease.client, f"task {lease.number} is not in flight any more")
-            if part is None or lease.deliveries != delivery or lease.incoming is not incoming:
-                return Receipt(received_bytes=incoming.received_bytes)
-            if not part.HasField("chunk"):
-                raise InvalidPayload("after the answer's header there must be chunks")
-            incoming.add(part.chunk)
-            self._leases.renew(lease)
-        try:
-            incoming.check()
-        except DamagedPayload:
-            lease.drop()
-            raise
-        self._leases.complete(lease, answer, incoming.path)
-        return Receipt(accepted=True)
 
     async def _tell_all(self, call: Call, outbox: "asyncio.Queue[ToNode]") -> None:
         while True:
@@ -335,7 +236,7 @@ class NodeService:
             if problem is None:
                 continue
             if problem:
-                self._refusal(node.client, problem)
+                self.refusals.note(node.client, problem)
             if not node.unasked.spend():
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
@@ -384,11 +285,6 @@ class NodeService:
         said = Scores(id=scores.id, problem=problem or one_line(scores.problem))
         self.arrivals.put(Scored(client, said if said.problem else scores))
         return problem
-
-    def _refused(self, lease: Lease, reason: str) -> Receipt:
-        """An answer of whom it was asked of, which is none."""
-        self._leases.fail(lease, f"its answer was refused: {reason}")
-        return self._refusal(lease.client, reason)
 
     def _joined(self, client: int | str, joining: Joining) -> Node:
         node = self.nodes.get(client)
@@ -441,19 +337,6 @@ class NodeService:
 
     def _tell_withdrawn(self, lease: Lease) -> None:
         self._tell(lease.client, ToNode(withdrawal=Withdrawal(task=lease.assignment.task)))
-
-    def _say_full(self, error: OSError) -> None:
-        """Once a while: nodes try again until there is room."""
-        if time.monotonic() > self._full_since_s + _SAYS_EVERY_S:
-            reason = error.strerror or str(error)
-            _log.warning(
-                "%s cannot be written to (%s): make room there; nodes try again until then", self.spool, reason
-            )
-            self._full_since_s = time.monotonic()
-
-    def _refusal(self, sender: object, reason: str) -> Receipt:
-        self.refusals.note(sender, reason)
-        return Receipt(reason=reason)
 
 
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:

@@ -41,11 +41,11 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.storage.checkpoints import Tree
+from fed.wire.dialling import DialPatience
 from fed.wire.messages import Task
 from fed.wire.payloads import read, written
 from fed.wire.protocol_pb2 import Payload, Plan, Signature
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.transfers import NodePatience
 from tests.flower_stand_ins import Federation, Message, partitions
 
 __all__ = ["BOUND_S", "CLIENTS", "KINDS", "REAL", "SLOW", "Stage", "nodes_at"]
@@ -248,7 +248,7 @@ class _Node:
     ) -> None:
         training: Any = _Training(client, experiment, folder / "kept", gate)
         self.training: _Training = training
-        files, patience = folder / "files", NodePatience(backoff_s=0.05, most_backoff_s=0.2)
+        files, patience = folder / "files", DialPatience(backoff_s=0.05, most_backoff_s=0.2)
         self.edge = EdgeNode(f"127.0.0.1:{port}", None, str(client), client, training, files, patience=patience)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.edge.run, kwargs={"stopped": self._stopped}, daemon=True)

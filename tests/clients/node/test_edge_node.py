@@ -17,7 +17,10 @@ import pytest
 
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.training import NodeTask, TaskDone
-from fed.errors import FedError
+from fed.errors import FedError, RunFailed
+from fed.identity.authority import Authority
+from fed.identity.credentials import NodeCredentials, ServerCredentials
+from fed.wire.dialling import DialPatience
 from fed.wire.protocol_pb2 import (
     Chunk,
     Examination,
@@ -35,7 +38,6 @@ from fed.wire.protocol_pb2 import (
 )
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.protocol_pb2_grpc import add_CoordinationServicer_to_server
-from fed.wire.transfers import NodePatience
 from tests.clients.node.test_hostile_server import BOUND_S, MODEL, Server, Training, assignment, payload, plan
 
 OVER = ToNode(farewell=Farewell(reason="enough", is_final=True))
@@ -96,7 +98,7 @@ def attended(
     add_CoordinationServicer_to_server(coordinator, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    patience = NodePatience(silence_s=silence_s, backoff_s=0.001, most_backoff_s=0.002)
+    patience = DialPatience(silence_s=silence_s, backoff_s=0.001, most_backoff_s=0.002)
     node = EdgeNode(f"127.0.0.1:{port}", None, "0", 0, training, folder, patience=patience)
     stopped = threading.Event()
     limit = threading.Timer(BOUND_S, stopped.set)
@@ -195,7 +197,7 @@ def test_a_connection_begins_with_a_joining_whatever_fails_meanwhile(
 
     monkeypatch.setattr("fed.clients.node.edge_node.CoordinationStub", Call)
     node._lock = cast(Any, Lock())
-    node._attend(threading.Event())
+    node._dialler.attend(threading.Event())
     assert said[0].HasField("joining")
     assert list(said[0].joining.held) == []
 
@@ -448,6 +450,24 @@ def test_a_training_process_may_die_of_a_task_once(tmp_path: Path, deaths: int, 
     assert (words, reasons) == ("enough", [reason] if reason else [])
     assert len(training.trained) == 2
     assert len(server.delivered) == (0 if reason else 1)
+
+
+def test_a_server_whose_certificate_has_another_name_ends_the_node(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "keys", hosts=["fed.example.org"])
+    authority.issue("0")
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    port = server.add_secure_port("127.0.0.1:0", ServerCredentials.load(tmp_path / "keys").for_grpc())
+    server.start()
+    credentials = NodeCredentials.load(tmp_path / "keys" / "nodes" / "0").for_grpc()
+    training: Any = Training()
+    node = EdgeNode(f"127.0.0.1:{port}", credentials, "0", 0, training, tmp_path / "files")
+    stopped = threading.Event()
+    limit = threading.Timer(BOUND_S, stopped.set)
+    limit.start()
+    with pytest.raises(RunFailed, match=r"does not name 127.0.0.1: .*; .*fed keys server DIR --host 127.0.0.1"):
+        node.run(stopped=stopped)
+    limit.cancel()
+    server.stop(0).wait()
 
 
 def test_a_node_begins_with_an_empty_folder(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import Described, NodeTask, NodeTraining, TaskDone
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
+from fed.wire.dialling import DialPatience
 from fed.wire.payloads import Incoming
 from fed.wire.protocol_pb2 import (
     Assignment,
@@ -37,7 +38,6 @@ from fed.wire.protocol_pb2 import (
 )
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.protocol_pb2_grpc import CoordinationServicer, add_CoordinationServicer_to_server
-from fed.wire.transfers import NodePatience
 
 BOUND_S = 60.0
 KEYS = {"model": {"kind": "logistic"}, "local": {"lr": 0.1}}
@@ -132,7 +132,7 @@ def served(
         0,
         training,
         tmp_path,
-        patience=NodePatience(backoff_s=0.01),
+        patience=DialPatience(backoff_s=0.01),
     )
     try:
         words = node.run()

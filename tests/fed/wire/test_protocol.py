@@ -23,6 +23,7 @@ from fed.server.deploy import _part_of_nodes
 from fed.server.grpc.service import NodeService
 from fed.wire import protocol_pb2
 from fed.wire.calls import TurnedAway
+from fed.wire.dialling import DialPatience
 from fed.wire.messages import Reply, Task, refusal
 from fed.wire.payloads import Incoming
 from fed.wire.protocol_pb2 import (
@@ -44,7 +45,6 @@ from fed.wire.protocol_pb2 import (
     Wanted,
 )
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.transfers import NodePatience
 
 ROOT = Path(__file__).resolve().parents[3]
 INPUTS = 1_000_000
@@ -74,8 +74,8 @@ VALID: list[Message] = [
 def test_the_generated_code_is_that_of_the_protocol(tmp_path: Path) -> None:
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     assert protoc.main(["", f"-I{ROOT}", *outputs, "fed/wire/protocol.proto"]) == 0
-    for made in (tmp_path / "fed").iterdir():
-        assert made.read_text() == (ROOT / "fed" / made.name).read_text(), "run make protocol"
+    for made in (tmp_path / "fed" / "wire").iterdir():
+        assert made.read_text() == (ROOT / "fed" / "wire" / made.name).read_text(), "run make protocol"
 
 
 def test_the_documented_plan_is_what_nodes_get() -> None:
@@ -113,11 +113,11 @@ class Reader:
     def _begin(self) -> None:
         self._arrivals: SimpleQueue[Any] = SimpleQueue()
         self._service = NodeService(1, self._folder, self._arrivals, None, lambda _: None, lambda: None)
-        self._service.answer_spec = SPEC
+        self._service._deliveries.spec = SPEC
         self._service._joined("ann", Joining(protocol=1, samples=3))
         self._service.assign([("ann", Assignment(task=TASK, payload=PAYLOAD))])
         self._service.examine("ann", Examination(id=1, payload=PAYLOAD))
-        self._node = EdgeNode("s:1", None, "ann", "ann", self._training, self._folder, patience=NodePatience())
+        self._node = EdgeNode("s:1", None, "ann", "ann", self._training, self._folder, patience=DialPatience())
         self._node._described = self._training.describe()
         self._incoming = Incoming(self._folder / "file", PAYLOAD, SPEC)
 
@@ -148,8 +148,8 @@ class Reader:
             problem = self._service._problem_with(message, "ann")
             assert problem is None or len(problem) < 1000
         elif isinstance(message, ToNode):
-            self._node._take(message)
-            problem_of_node = self._node._problem
+            self._node.take(message)
+            problem_of_node = self._node._dialler.problem
             assert problem_of_node is None or len(str(problem_of_node)) < 1000
             if message.HasField("assignment"):
                 Incoming(self._folder / "assigned", message.assignment.payload, SPEC)

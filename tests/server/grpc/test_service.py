@@ -368,7 +368,7 @@ def test_a_payload_that_goes_while_it_is_asked_for_is_not_there(
         yield from chunks(path, offset)
 
     async def steps() -> None:
-        monkeypatch.setattr("fed.server.grpc.service.chunks", going)
+        monkeypatch.setattr("fed.wire.calls.chunks", going)
         server = Server(tmp_path)
         (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
         for _ in range(2):

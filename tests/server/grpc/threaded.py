@@ -12,13 +12,13 @@ from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.training import Described, NodeTask, NodeTraining, TaskDone, described
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
+from fed.wire.dialling import DialPatience
 from fed.wire.protocol_pb2 import Signature
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.transfers import NodePatience
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
 
-PATIENCE = NodePatience(silence_s=10.0, call_s=20.0, backoff_s=0.05, most_backoff_s=0.2)
+PATIENCE = DialPatience(silence_s=10.0, call_s=20.0, backoff_s=0.05, most_backoff_s=0.2)
 
 
 class ThreadedTraining:

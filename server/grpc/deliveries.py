@@ -1,0 +1,119 @@
+"""Answers on their way in: each into a file of its own, over several connections if it must, until it is whole."""
+
+import logging
+import math
+import time
+from pathlib import Path
+
+import grpc
+
+from fed.errors import DamagedPayload, InvalidPayload
+from fed.server.grpc.leases import Lease, Leases
+from fed.wire.calls import Call, TurnedAway
+from fed.wire.messages import refusal_of_numbers
+from fed.wire.protocol import TIMES_DAMAGED
+from fed.wire.protocol_pb2 import Answer, Part, Receipt
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.rate_limits import Refusals
+
+__all__ = ["Deliveries"]
+
+_log = logging.getLogger(__name__)
+_SAYS_EVERY_S = 30.0
+
+
+class Deliveries:
+    """Takes nodes' answers.
+
+    Attributes:
+        spec: what an answer's tensors must be.
+
+    Args:
+        leases: the tasks that are answered.
+        refusals: takes down what is refused.
+        spool: the folder of files on their way.
+        stall_s: for the next piece of a delivery.
+    """
+
+    def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float) -> None:
+        self.spec: list[TensorMessage] = []
+        self._leases = leases
+        self._refusals = refusals
+        self._spool = spool
+        self._stall_s = stall_s
+        self._full_since_s = -math.inf
+
+    async def take(self, call: Call) -> Receipt:
+        """Take one delivery.
+
+        Raises:
+            TurnedAway: if it does not begin with an answer's header, or stalls.
+        """
+        first = await call.first(Part, self._stall_s)
+        if not first.HasField("answer"):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
+        answer = first.answer
+        lease = self._leases.find(answer.task)
+        client = lease.client if call.client is None and lease is not None else call.client
+        if lease is None or lease.client != client:
+            if self._leases.was_completed(client, answer):
+                return Receipt(accepted=True)
+            return self._refusal(call.sender, f"task {answer.task.number} is not in flight for it")
+        try:
+            return await self._received(call, lease, answer)
+        except DamagedPayload as error:
+            self._refusal(lease.client, str(error))
+            lease.times_damaged += 1
+            if lease.times_damaged < TIMES_DAMAGED:
+                return Receipt(received_bytes=lease.incoming.received_bytes if lease.incoming else 0)
+            return self._refused(lease, f"it came damaged {TIMES_DAMAGED} times: {error}")
+        except InvalidPayload as error:
+            return self._refused(lease, str(error))
+        except OSError as error:
+            self._say_full(error)
+            await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
+
+    async def _received(self, call: Call, lease: Lease, answer: Answer) -> Receipt:
+        """Receive what is left of an answer; what has come of it stays when the delivery breaks off."""
+        if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
+            raise InvalidPayload(reason)
+        incoming = self._leases.incoming(lease, answer, self.spec)
+        if answer.offset != incoming.received_bytes:
+            return Receipt(received_bytes=incoming.received_bytes)
+        lease.deliveries += 1
+        delivery = lease.deliveries
+        while not incoming.is_complete:
+            part = await call.next(Part, self._stall_s)
+            if lease not in self._leases:
+                return self._refusal(lease.client, f"task {lease.number} is not in flight any more")
+            if part is None or lease.deliveries != delivery or lease.incoming is not incoming:
+                return Receipt(received_bytes=incoming.received_bytes)
+            if not part.HasField("chunk"):
+                raise InvalidPayload("after the answer's header there must be chunks")
+            incoming.add(part.chunk)
+            self._leases.renew(lease)
+        try:
+            incoming.check()
+        except DamagedPayload:
+            lease.drop()
+            raise
+        self._leases.complete(lease, answer, incoming.path)
+        return Receipt(accepted=True)
+
+    def _refused(self, lease: Lease, reason: str) -> Receipt:
+        """Refuse an answer for good: its task has failed."""
+        self._leases.fail(lease, f"its answer was refused: {reason}")
+        return self._refusal(lease.client, reason)
+
+    def _refusal(self, sender: object, reason: str) -> Receipt:
+        self._refusals.note(sender, reason)
+        return Receipt(reason=reason)
+
+    def _say_full(self, error: OSError) -> None:
+        """Log that the disk is full once a while: nodes try again until there is room."""
+        if time.monotonic() > self._full_since_s + _SAYS_EVERY_S:
+            reason = error.strerror or str(error)
+            _log.warning(
+                "%s cannot be written to (%s): make room there; nodes try again until then", self._spool, reason
+            )
+            self._full_since_s = time.monotonic()
