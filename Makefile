@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge deployment benchmark time test test-all lint format protocol clean
+.PHONY: help compare edge deployment benchmark time test test-all lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,10 @@ lint: $(LINKED)  ## ruff and mypy
 format: $(LINKED)  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(LINKED)  ## generate docs/reference.md and the JSON schemas of examples/ from the code
+	$(BIN)/fed schema --markdown > docs/reference.md
+	for of in experiment comparison; do $(BIN)/fed schema $$of > examples/$$of.schema.json; done
 
 protocol: $(LINKED)  ## generate the code of fed/wire/protocol.proto
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. fed/wire/protocol.proto

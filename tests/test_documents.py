@@ -1,10 +1,16 @@
 """Documents name only files, modules and headings that exist; the README runs FedAvg and stays short."""
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from fed.cli.main import main
+from fed.config import registry
+from fed.config.components import Family
+from fed.simulations.devices import Device
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -39,6 +45,23 @@ def test_dotted_names_can_be_imported(page: Path) -> None:
         for part in name.split(".")[1:]:
             path = f"{path}.{part}"
             found = getattr(found, part, None) or importlib.import_module(path)
+
+
+def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "--markdown"]) == 0
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert page == capsys.readouterr().out, "run: make docs"
+    for family in (value for value in vars(registry).values() if isinstance(value, Family)):
+        for kind in family.builtin:
+            assert f"| **`{kind}`** |" in page
+            assert all(f"`{key}`" in page for key in family.section(kind).model_fields if key != "kind")
+
+
+def test_the_guide_tells_what_metrics_mean_and_the_columns_of_traces() -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    for key in ("selected", "replied", "late", "failed", "staleness_mean", "virtual_s"):
+        assert f"| `{key}` |" in text
+    assert ", ".join(f"`{field.name}`" for field in dataclasses.fields(Device)) in text
 
 
 def test_the_readme_runs_fedavg_and_has_at_most_7000_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -76,14 +75,18 @@ def _hyperparameters(section: type["Component"]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
+    from fed.config.reference import values_of, written
+
     properties = section.model_json_schema()["properties"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("hyper-parameter", "default", "range", "what it is"):
         table.add_column(heading, no_wrap=heading != "what it is")
     for name, field in section.model_fields.items():
         if name != "kind":
-            default = "–" if field.is_required() else _written(field.get_default(call_default_factory=True))
-            table.add_row(*(Text(text) for text in (name, default, _range(properties[name]), field.description or "")))
+            default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
+            table.add_row(
+                *(Text(text) for text in (name, default, values_of(properties[name]), field.description or ""))
+            )
     return table
 
 
@@ -161,32 +164,6 @@ def _sizes(sizes: list[int], model: str) -> str:
     parts += [f"{populations} × one number for each client of the population"] if populations else []
     parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
     return " and ".join(parts)
-
-
-def _written(value: Any) -> str:
-    """A default as an experiment would write it.
-
-    Example:
-        >>> [_written(value) for value in (None, False, 0.0, "clients")]
-        ['null', 'false', '0.0', 'clients']
-    """
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
-def _range(schema: dict[str, Any]) -> str:
-    """Permitted values of a key."""
-    if "enum" in schema:
-        return ", ".join(map(str, schema["enum"]))
-    if "const" in schema:
-        return str(schema["const"])
-    if "anyOf" in schema:
-        return " or ".join(_range(choice) for choice in schema["anyOf"])
-    below = [f"> {schema[key]:g}" for key in ("exclusiveMinimum",) if key in schema]
-    below += [f"≥ {schema[key]:g}" for key in ("minimum",) if key in schema]
-    above = [f"< {schema[key]:g}" for key in ("exclusiveMaximum",) if key in schema]
-    above += [f"≤ {schema[key]:g}" for key in ("maximum",) if key in schema]
-    kinds = {"integer": "whole", "boolean": "true or false", "null": "null", "number": "", "string": "text"}
-    return " ".join(filter(None, [kinds.get(schema.get("type", ""), ""), ", ".join(below + above)])) or "any"
 
 
 def _cited(line: str) -> tuple[str, str]:

@@ -258,10 +258,15 @@ def _algorithms(
 @app.command("schema")
 def _schema(
     document: Annotated[_Document, typer.Argument(help="Of what the schema is wanted.")] = _Document.EXPERIMENT,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a reference of both documents instead.")] = False,
 ) -> None:
-    """Print the JSON schema by which editors complete and check the YAML."""
+    """Print the JSON schema by which editors complete and check the YAML, or a reference of all keys in Markdown."""
+    from fed.config import reference
     from fed.config.schema import schema_text
 
+    if markdown:
+        typer.echo(reference.markdown(), nl=False)
+        return
     typer.echo(schema_text(fed.Experiment if document is _Document.EXPERIMENT else fed.Comparison), nl=False)
 
 

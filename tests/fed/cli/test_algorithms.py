@@ -1,30 +1,11 @@
 """``fed algorithms NAME``: all about one algorithm, from its docstring and its code."""
 
-import dataclasses
 import re
-from pathlib import Path
 
 import pytest
-from pydantic.fields import FieldInfo
 
-import fed
 from fed.cli.main import main
-from fed.config import yaml
-from fed.config.components import Component, Family
-from fed.config.registry import (
-    ALGORITHMS,
-    AVAILABILITIES,
-    DEVICES,
-    EVALUATIONS,
-    ROUNDS,
-    SAMPLINGS,
-    SCHEDULES,
-    STALENESSES,
-)
-from fed.simulations.devices import Device
-
-KEYS = Path(__file__).resolve().parents[3] / "docs" / "experiments.md"
-ROBUST = {"weights", "bucketing", "nearest_neighbour_mixing"}
+from fed.config.registry import ALGORITHMS
 
 
 @pytest.fixture(autouse=True)
@@ -115,75 +96,3 @@ def test_an_unknown_algorithm_is_one_sentence_with_the_nearest(capsys: pytest.Ca
     assert error.count("\n") == 1
     assert main(["algorithms", "SCAFFOLD"]) == 2
     assert "did you mean scaffold?" in capsys.readouterr().err
-
-
-def part_of_the_page(heading: str) -> str:
-    """From a heading, which begins so, to the next one of the same depth."""
-    text = KEYS.read_text(encoding="utf-8")
-    found = re.search(rf"^### `{heading}`.*?(?=^##)", text, re.MULTILINE | re.DOTALL)
-    assert found, heading
-    return found[0]
-
-
-@pytest.mark.parametrize(
-    ("family", "heading", "of_all"),
-    [
-        (ALGORITHMS, "algorithm", ROBUST),
-        (EVALUATIONS, "evaluation", set()),
-        (SCHEDULES, "local", {"warm_up"}),
-        (SAMPLINGS, "rounds", set()),
-        (ROUNDS, "rounds", {"count", "sampling", "evaluate_every"}),
-        (STALENESSES, "rounds", set()),
-        (DEVICES, "devices", {"availability", "failure", "interruption", "joining_s", "staying_s"}),
-        (AVAILABILITIES, "devices", set()),
-    ],
-    ids=lambda value: str(getattr(value, "name", "")),
-)
-def test_the_table_of_kinds_has_each_with_its_keys(family: Family[Component], heading: str, of_all: set[str]) -> None:
-    text = part_of_the_page(heading)
-    assert all(f"`{key}`" in text for key in of_all)
-    for kind in family.builtin:
-        rows = re.findall(rf"^\| `{kind}` \| (.*)$", text, re.MULTILINE)
-        keys = family.section(kind).model_fields.keys() - of_all - {"kind"}
-        if inherited := re.search(r"those of `(\w+)`", rows[0] if rows else ""):
-            keys -= family.section(inherited[1]).model_fields.keys()
-        assert any(all(f"`{key}`" in row for key in keys) for row in rows), (kind, keys)
-
-
-@pytest.mark.parametrize(
-    ("family", "heading"),
-    [(ROUNDS, "rounds"), (STALENESSES, "rounds"), (DEVICES, "devices"), (AVAILABILITIES, "devices")],
-    ids=lambda value: str(getattr(value, "name", "")),
-)
-def test_the_tables_of_time_have_the_defaults_in_force(family: Family[Component], heading: str) -> None:
-    text = part_of_the_page(heading)
-    for kind in family.builtin:
-        fields = family.section(kind).model_fields
-        rows = re.findall(rf"^\| `{kind}` \| ([^|]*) \|", text, re.MULTILINE)
-        said = [dict(re.findall(r"`(\w+)`: (?:`([^`]*)`|no default)", row)) for row in rows]
-        told = [one for one in said if one.keys() <= fields.keys()]
-        assert told, kind
-        for key, value in max(told, key=len).items():
-            assert value == default_of(fields[key]), (kind, key)
-
-
-def default_of(field: FieldInfo) -> str:
-    """As a document says it; nothing where there is none."""
-    if field.is_required():
-        return ""
-    value = field.get_default(call_default_factory=True, validated_data={})
-    return value.kind if isinstance(value, Component) else yaml.dump(value).removesuffix("...\n").strip()
-
-
-def test_checkpoints_are_told_with_their_defaults() -> None:
-    text = part_of_the_page("checkpoints")
-    for key, value in fed.Experiment().dump()["checkpoints"].items():
-        assert f"| `{key}` | `{value}` |" in text
-
-
-def test_the_metrics_of_time_are_told_and_so_are_the_columns_of_traces() -> None:
-    text = part_of_the_page("rounds")
-    for key in ("selected", "replied", "late", "failed", "staleness_mean", "virtual_s"):
-        assert f"| `{key}` |" in text
-    columns = ", ".join(f"`{field.name}`" for field in dataclasses.fields(Device))
-    assert f"`client`, {columns}" in part_of_the_page("devices")
