@@ -128,7 +128,7 @@ def house(tmp_path: Path) -> Path:
         ("aggregators/planted.py", "import importlib\nimportlib.import_module('fed.server.coordinator')"),
         ("clients/deep/planted.py", "from ...server import coordinator"),
         ("clients/planted.py", "import fed\nfed.simulate()"),
-        ("server/planted.py", "from fed.clients.data import FederatedData"),
+        ("server/planted.py", "from fed.simulations.fleet import SimulatedFleet"),
         ("simulations/planted.py", "import server"),
         ("simulations/planted.py", "from clients import data"),
         ("simulations/planted.py", "import fed.fed.errors"),
