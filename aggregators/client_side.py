@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, ClientWork
+from fed.aggregators.base import Aggregator, ClientWork, Reduced
+from fed.compression.codec import Codec
 from fed.layout import Layout
+from fed.wire.format import Format
 
 __all__ = [
     "each_part",
     "first_client_state",
-    "message_sizes",
-    "messages",
+    "format_of",
+    "reported",
     "starting_states",
 ]
 
@@ -31,13 +33,26 @@ def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return state and type(state)(*map(change, state))
 
 
-def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> list[int]:
-    """How many numbers each part of a client's message has."""
-    state, number_11 = aggregator.init_client(params_P), params_P.new_ones(1, 1)
-    nothing_1P = torch.zeros_like(params_P).unsqueeze(0)
+def format_of(
+    aggregator: Aggregator, layout: Layout, population: int, codecs: tuple[Codec, ...] = (), clients: int = 1
+) -> Format:
+    """The format of a run's messages, found by reporting on an update of zeros.
+
+    Args:
+        aggregator: the algorithm.
+        layout: the layout of what leaves a client.
+        population: the number of clients.
+        codecs: the chain that encodes clients' values.
+        clients: the number of clients that report in a round.
+
+    Returns:
+        What coordinator, fleets, plans and nodes read.
+    """
+    params_P, number_11 = torch.zeros(layout.parameters, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    state, first = aggregator.init_client(params_P), aggregator.init(params_P)
     report = aggregator.report(
         ClientWork(
-            update_KP=nothing_1P,
+            update_KP=(update_1P := params_P.unsqueeze(0)),
             anchor_P=params_P,
             began_KP=params_P.unsqueeze(0),
             samples_K1=number_11,
@@ -46,14 +61,28 @@ def message_sizes(aggregator: Aggregator, params_P: Tensor, population: int) -> 
             momentum=0.0,
             train_loss_K1=number_11,
             client_state=each_part(state, lambda part: part.unsqueeze(0)),
-            broadcast=aggregator.broadcast(aggregator.init(params_P)),
+            broadcast=aggregator.broadcast(first),
             population=population,
             start_loss_K1=number_11,
-            start_gradient_KP=nothing_1P,
+            start_gradient_KP=params_P.unsqueeze(0),
             places_K=torch.zeros(1, dtype=torch.int64),
         )
     )
-    return [part.shape[1] for part in report.message]
+    broadcast = later = aggregator.broadcast(first)
+    if broadcast:  # it may grow after the first round, as AFL's mixture does
+        means = tuple(torch.ones(part.shape[1], dtype=torch.float64) for part in report.message)
+        later = aggregator.broadcast(aggregator.apply(first, Reduced(means, clients, population)))
+    return Format(
+        dtype=layout.dtype,
+        parts=tuple(part.shape[1] for part in report.message),
+        buffers=layout.size - layout.parameters,
+        integers=layout.integer_count,
+        parameters=layout.parameters,
+        broadcast=tuple(part.numel() for part in broadcast),
+        later_broadcast=tuple(part.numel() for part in later),
+        sends_models=_is(report.message, update_1P) and aggregator.plain_start and not codecs,
+        codecs=codecs,
+    )
 
 
 def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
@@ -66,37 +95,41 @@ def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, cli
     return torch.cat([began_KP.to(start_V.dtype), buffers_KB], 1)
 
 
-def messages(
-    aggregator: Aggregator, layout: Layout, start_V: Tensor, began: Tensor, trained_KV: Tensor, **work: Any
-) -> tuple[Tensor, Tensor, Any]:
-    """What clients answer, and what they keep.
+def reported(
+    aggregator: Aggregator, layout: Layout, start: Tensor, began: Tensor, trained_KV: Tensor, **work: Any
+) -> tuple[Tensor, Tensor, Any, bool]:
+    """The messages that clients report, and their states.
 
     Args:
-        aggregator: asks for it.
-        layout: the model's.
-        start_V: the model that came with the task; or each client's own, [K, V].
-        began: of :func:`starting_states`.
-        trained_KV: what local steps made of it.
+        aggregator: the algorithm.
+        layout: the layout of what leaves a client.
+        start: the model that came with the task, [V], or each client's own, [K, V].
+        began: where local steps began, of :func:`starting_states`.
+        trained_KV: where they ended.
         work: the other fields of :class:`fed.aggregators.base.ClientWork`, of tensors in any type.
 
     Returns:
-        Messages [K, M] in float64, the parts followed by the update of all state but parameters; weights [K] in
-        float64; and the clients' state in the model's type.
+        Messages [K, M] in float64, the parts followed by the update of the float buffers; weights [K] in float64; the
+        clients' states, in the model's type; and whether a message is the update alone, as it is.
     """
     update_KV = trained_KV.double().sub_(began)
     params = layout.parameters
     report = aggregator.report(
         ClientWork(
             update_KP=(update_KP := update_KV[:, :params]),
-            anchor_P=start_V[..., :params],
+            anchor_P=start[..., :params],
             began_KP=began[..., :params].expand_as(update_KP),
             **{name: _in_float64(value) for name, value in work.items()},
         )
     )
     state = each_part(report.client_state, lambda part: part.to(layout.dtype).expand(len(trained_KV), -1))
-    is_update = len(report.message) == 1 and report.message[0] is update_KP
-    messages_KM = update_KV if is_update else torch.cat([*report.message, update_KV[:, params:]], 1)
-    return messages_KM, report.weight_K1.reshape(-1), state
+    is_update = _is(report.message, update_KP)
+    update_KM = update_KV if is_update else torch.cat([*report.message, update_KV[:, params:]], 1)
+    return update_KM, report.weight_K1.reshape(-1), state, is_update
+
+
+def _is(message: tuple[Tensor, ...], update_KP: Tensor) -> bool:
+    return len(message) == 1 and message[0] is update_KP
 
 
 def _in_float64(value: Any) -> Any:

@@ -1,11 +1,11 @@
-"""What clients keep from task to task.
+"""What clients keep from task to task: records of named tensors, changed by the coordinator's verdict alone.
 
 Shapes: K, clients of a group; V, a model's floating-point state; I, its integers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,51 +14,91 @@ from fed.clients.data import ClientId
 from fed.layout import Layout
 from fed.storage.checkpoints import Tree
 
-__all__ = ["ClientStates"]
+__all__ = ["ClientState", "ClientStates", "algorithm_state", "at_discount", "client_state"]
+
+ClientState: TypeAlias = dict[str, Tensor]
+"""Tensors by name: ``algorithm.NAME`` of the algorithm's state, ``model.params`` and ``model.integers`` of a model that
+is the client's own, or of a model's private parts. Of K clients, [K, ·] each."""
 
 _State: TypeAlias = tuple[Tensor, Tensor]
-_Kept: TypeAlias = tuple[Tensor, ...]
+
+
+def client_state(algorithm: Any, model: Sequence[Tensor] = ()) -> ClientState:
+    """The record of an algorithm's state and of the client's own model.
+
+    Args:
+        algorithm: a named tuple of tensors, or None.
+        model: (params, integers), or nothing.
+    """
+    named = {} if algorithm is None else algorithm._asdict()
+    own = dict(zip(("model.params", "model.integers"), model, strict=True)) if model else {}
+    return {**{f"algorithm.{name}": part for name, part in named.items()}, **own}
+
+
+def algorithm_state(state: ClientState, kind: type | None) -> Any:
+    """The algorithm's part of a record, as its own named tuple; None where it keeps nothing."""
+    return kind(**{name: state[f"algorithm.{name}"] for name in kind._fields}) if kind is not None else None  # type: ignore[attr-defined]
+
+
+def at_discount(before: ClientState, after: ClientState, discount: float) -> ClientState:
+    """The record of a client whose update counted at a discount s: s of the way from before to after.
+
+    Args:
+        before: what its task began with.
+        after: what the task left.
+        discount: s in (0, 1].
+    """
+    if discount == 1:
+        return after
+    return {
+        name: torch.lerp(before[name], part, discount) if part.is_floating_point() else part
+        for name, part in after.items()
+    }
 
 
 class ClientStates:
-    """The algorithm's state of each client, and what is its own of a model: private parts, or a whole one.
+    """The records of all clients.
 
     Args:
         clients: all there are.
-        layout: of a whole model.
-        first: the run's first: (vector [V], integers [I]).
-        state: what the algorithm has a client keep before its first task.
-        keeps_models: whether clients train models of their own.
+        layout: the layout of a whole model.
+        first: the run's first model: (vector [V], integers [I]).
+        state: the algorithm's state of a client before its first task: a named tuple, or None.
+        keeps_models: clients train models of their own.
     """
 
     def __init__(
-        self, clients: Sequence[ClientId], layout: Layout, first: _State, state: _Kept, keeps_models: bool
+        self, clients: Sequence[ClientId], layout: Layout, first: _State, state: Any, keeps_models: bool
     ) -> None:
         self._clients = clients
         self._layout = layout
         vector, integers = layout.split(*first)[1]
         self._private = vector.clone(), integers.clone()  # views would keep all of the first model
-        self._state = state
+        self._first = client_state(state)
         self._keeps_models = keeps_models
-        self._kept: dict[ClientId, _Kept] = {}
+        self._kept: dict[ClientId, ClientState] = {}
+        self.names = tuple(self.before(self._private))
 
-    def before(self, model: _State) -> _Kept:
-        """What a client keeps before its first task, if that brings this model, of the shared state."""
+    def before(self, model: _State) -> ClientState:
+        """The record of a client before its first task, which brings this model of the shared state."""
         own = model if self._keeps_models else self._private if self._layout.private else ()
-        return *self._state, *own
+        return {**self._first, **client_state(None, own)}
+
+    def of(self, client: ClientId, model: _State) -> ClientState:
+        """The record of a client to which this model comes."""
+        return self._kept.get(client) or self.before(model)
 
     def stacked(self, clients: Sequence[ClientId], models: Sequence[_State]) -> list[Tensor]:
-        """What these clients keep when these models come to them, [K, ·] each."""
-        kept = [self._kept.get(client) or self.before(model) for client, model in zip(clients, models, strict=True)]
-        return [torch.stack(parts) for parts in zip(*kept, strict=True)]
+        """The records of clients to which these models come, [K, ·] each, in the order of ``names``."""
+        kept = [self.of(client, model) for client, model in zip(clients, models, strict=True)]
+        return [torch.stack([state[name] for state in kept]) for name in self.names]
 
-    def keep(self, clients: Sequence[ClientId], parts: Sequence[Tensor]) -> None:
-        """Take down what these clients keep from now on, [K, ·] each."""
-        for row, client in enumerate(clients if parts else ()):
-            self._kept[client] = tuple(part[row].clone() for part in parts)
+    def commit(self, client: ClientId, state: ClientState) -> None:
+        """Keep a client's record for its next task."""
+        self._kept[client] = state
 
     def state(self) -> Tree:
-        """All that clients keep, for a checkpoint."""
+        """All records, for a checkpoint."""
         return dict(self._kept)
 
     def restore(self, state: Tree) -> None:
@@ -73,8 +113,7 @@ class ClientStates:
         """Each client's own model, its private parts joined to this shared state; empty where clients keep neither."""
         if not (self._keeps_models or self._layout.private):
             return {}
-        before = self.before(model)
-        return _Models(self._clients, self._layout, model, {**self._kept}, before[-2:])
+        return _Models(self._clients, self._layout, model, {**self._kept}, self.before(model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,12 +123,13 @@ class _Models(Mapping[ClientId, _State]):
     clients: Sequence[ClientId]
     layout: Layout
     model: _State
-    kept: Mapping[ClientId, _Kept]
-    before: _Kept
+    kept: Mapping[ClientId, ClientState]
+    before: ClientState
 
     def __getitem__(self, client: ClientId) -> _State:
-        vector, integers = self.kept.get(client, self.before)[-2:]
-        return self.layout.joined(self.model, (vector, integers)) if self.layout.private else (vector, integers)
+        state = self.kept.get(client, self.before)
+        own = state["model.params"], state["model.integers"]
+        return self.layout.joined(self.model, own) if self.layout.private else own
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self.clients)

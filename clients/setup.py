@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fed.aggregators.base import Aggregator, Phase
-from fed.aggregators.client_side import first_client_state
+from fed.aggregators.client_side import first_client_state, format_of
 from fed.clients.checks import check_algorithm, check_batch_norm, check_labels, check_model, check_state, own_copy
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
@@ -22,6 +22,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
+from fed.wire.format import Format
 
 __all__ = ["Preparation"]
 
@@ -68,11 +69,23 @@ class Preparation:
         self._loss = loss or cross_entropy
         self._metric = metric or (None if loss else accuracy)
 
-    def recipe(self, data: FederatedData, *, is_batched: bool) -> Recipe:
+    def format_for(self, population: int, clients: int = 1) -> Format | None:
+        """The format of the run's messages; None where there is no coordinator.
+
+        Args:
+            population: the number of clients.
+            clients: the number of clients that report in a round.
+        """
+        if not isinstance(self.algorithm, Aggregator):
+            return None
+        return format_of(self.algorithm, self.layout.shared, population, (), clients)
+
+    def recipe(self, data: FederatedData, message: Format | None, *, is_batched: bool) -> Recipe:
         """Everything that a process needs to do its part of the work.
 
         Args:
             data: to train on, with the test set.
+            message: the format of clients' messages.
             is_batched: whether groups train as one computation.
         """
         return Recipe(
@@ -88,6 +101,7 @@ class Preparation:
             test=data.test if self.held_out is None else None,
             streams=self.streams,
             held_out=None if self.held_out is None else self.held_out.__getitem__,
+            format=message,
         )
 
     def given(self) -> Given:
@@ -103,7 +117,7 @@ class Preparation:
     def client_states(self) -> ClientStates:
         """What clients keep, before the first round."""
         keeps_models = any(phase.is_personal for phase in self.phases)
-        state = self.given().client_state or ()
+        state = self.given().client_state
         return ClientStates(self.data.clients, self.layout, self.layout.pack(self.module), state, keeps_models)
 
     def _first_module(

@@ -1,46 +1,58 @@
-"""After which of its tasks each client's state is to be found, now and at the last checkpoints."""
+"""The versions of clients' states at their nodes: the task that each goes on from, now and at the last checkpoints."""
 
 from collections import deque
+from typing import NamedTuple
 
 from fed.storage.checkpoints import Tree
 
-__all__ = ["KeptStates", "TaskName"]
+__all__ = ["ClientStateVersions", "CountedTask"]
 
 _CHECKPOINTS = 8  # that a run may have to go back over
 
-TaskName = tuple[int, int]
-"""A task among those of all servers that a run has had: (start of its server, number)."""
+
+class CountedTask(NamedTuple):
+    """A task whose update counted, among those of all servers that a run has had.
+
+    Args:
+        start: the start of its server.
+        number: the task's.
+        discount: the factor s in (0, 1] with which it counted: the client's state moves s of the way.
+    """
+
+    start: int
+    number: int
+    discount: float = 1.0
 
 
-class KeptStates:
-    """What a client keeps changes when its answer is counted; until then, the state before must be there as well."""
+class ClientStateVersions:
+    """For each client the last task that counted; its node keeps older states for a server that goes back."""
 
     def __init__(self) -> None:
-        self._after: dict[int | str, TaskName] = {}
-        self._durable: dict[int | str, TaskName] = {}
-        self._history: deque[dict[int | str, TaskName]] = deque()
+        self._after: dict[int | str, CountedTask] = {}
+        self._durable: dict[int | str, CountedTask] = {}
+        self._history: deque[dict[int | str, CountedTask]] = deque()
 
-    def after(self, client: int | str) -> TaskName | None:
-        """The task whose state is gone on from; None: the first one."""
+    def after(self, client: int | str) -> CountedTask | None:
+        """The task whose state the client goes on from; None: the first state."""
         return self._after.get(client)
 
-    def durable_after(self, client: int | str) -> TaskName | None:
+    def durable_after(self, client: int | str) -> CountedTask | None:
         """The task before which no state is needed any more."""
         return self._durable.get(client)
 
-    def count(self, client: int | str, task: TaskName, *, is_durable: bool = False) -> None:
-        """A client's answer counts; where there are no checkpoints to go back to, for good."""
+    def count(self, client: int | str, task: CountedTask, *, is_durable: bool = False) -> None:
+        """Note that a client's update counted; for good where there are no checkpoints to go back to."""
         self._after[client] = task
         if is_durable:
             self._durable[client] = task
 
     def state(self) -> Tree:
-        """For a checkpoint, which is the newest from now on."""
+        """The versions, for a checkpoint, which is the newest from now on."""
         if len(self._history) > _CHECKPOINTS:
             self._durable = self._history.popleft()
         self._history.append(dict(self._after))
-        return dict(self._after)
+        return {client: tuple(task) for client, task in self._after.items()}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
-        self._after = {client: (start, number) for client, (start, number) in state.items()}
+        """Resume from what :meth:`state` wrote down."""
+        self._after = {client: CountedTask(*task) for client, task in state.items()}

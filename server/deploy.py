@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fed.aggregators.base import Aggregator
-from fed.aggregators.client_side import message_sizes
 from fed.clients.data import FederatedData, load
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
@@ -42,7 +41,6 @@ __all__ = ["Deployment", "serve"]
 _log = logging.getLogger(__name__)
 _SIMULATED = ("adversaries", "hierarchy", "topology")
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
-_MESSAGE = torch.float64
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
 
@@ -169,9 +167,9 @@ class Deployment:
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
-        first_P = shared.pack(prepared.module)[0][: shared.parameters].double()
-        policy.check_algorithm(algorithm, len(message_sizes(algorithm, first_P, population=1)))
-        del first_P  # as large as the model
+        message = prepared.format_for(1)
+        assert message is not None
+        policy.check_algorithm(algorithm, len(message.parts))
         if kept is None:
             folder.begin(self.experiment)
         else:
@@ -181,14 +179,14 @@ class Deployment:
             min_nodes = min(min_nodes, len(fleet.registered()))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
-        if asks_place:  # how long a message is depends on how many they are
+        if asks_place:  # a message is as long as there are clients
             fleet.fix_registered()
+            message = prepared.format_for(len(fleet.registered()))
+            assert message is not None
         model = shared.pack(prepared.module)
-        coordinator = Coordinator(algorithm, fleet, shared, *model, prepared.streams, self._lr_in)
+        coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, self._lr_in)
         del model
-        reports_models = algorithm.plain_report and algorithm.plain_start
-        numbers, dtype = (shared.size, shared.dtype) if reports_models else (coordinator.message_size, _MESSAGE)
-        example = torch.empty(numbers, dtype=dtype, device="meta")
+        states = prepared.client_states()
         plan = Plan(
             run=secrets.token_hex(8),
             experiment=json.dumps(_part_of_nodes(self.experiment)),
@@ -197,18 +195,19 @@ class Deployment:
         )
         fleet.begin(
             plan,
-            (example, coordinator.model()[1]),
-            reports_models=reports_models,
+            message,
+            prepared.streams,
             asks_place=asks_place,
+            keeps_states=bool(states.names),
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
-        federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
+        federation = Coordinated(policy, coordinator, states, sends=True, occupation=dict)
         recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
         if kept is not None:
             recording.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
         del kept  # its tensors are large
-        fleet.dispatch([found.task for found in coordinator.open.values()])
+        fleet.dispatch(list(coordinator.open.values()))
         return recording.run()
 
     def _recording(
@@ -221,7 +220,7 @@ class Deployment:
         folder: RunFolder,
         on_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
-        recipe = prepared.recipe(prepared.data, is_batched=False)
+        recipe = prepared.recipe(prepared.data, None, is_batched=False)
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
         def begin_scoring() -> Any:

@@ -85,6 +85,7 @@ class Coordinated:
     ) -> None:
         self.occupation = occupation
         self._policy = policy
+        self._policy_state = policy.init()
         self._coordinator = coordinator
         self._states = states
         self._sends = sends
@@ -96,17 +97,20 @@ class Coordinated:
 
     def round(self, number: int) -> RoundStats:
         """One round of the policy."""
-        exchange = self._policy.round(self._coordinator, number)
+        exchange = self._policy.round(self._coordinator, number, self._policy_state)
         return exchange if self._sends else exchange._replace(bytes_up=0, bytes_down=0)
 
     def state(self) -> Tree:
-        """The coordinator's and the fleet's."""
-        return {"coordinator": self._coordinator.state(), "fleet": self._coordinator.fleet.state()}
+        """The coordinator's, the fleet's and the policy's."""
+        policy = self._policy.saved(self._policy_state)
+        return {"coordinator": self._coordinator.state(), "fleet": self._coordinator.fleet.state(), "policy": policy}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said."""
         self._coordinator.restore(state["coordinator"])
         self._coordinator.fleet.restore(state["fleet"])
+        if state["policy"] is not None:
+            self._policy_state = self._policy.restored(state["policy"])
 
     def model(self) -> State:
         """The coordinator's model, with the first model's private parts where there are any."""

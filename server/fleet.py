@@ -1,11 +1,11 @@
-"""What a coordinator sees of the clients, wherever they are."""
+"""The contract of fleets: what a coordinator sees of the clients, wherever they are."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
+from fed.wire.messages import Answer, Task
 
 __all__ = ["Fleet"]
 
@@ -13,80 +13,87 @@ __all__ = ["Fleet"]
 class Fleet(Protocol):
     """Clients that take tasks and answer them, in their own time.
 
-    Every task that is dispatched is answered exactly once, by replies or a failure, unless it is called off first. In
-    which order answers come must not matter to who counts them.
+    Every task that is dispatched is answered exactly once, by an update or a failure, unless it is cancelled first. The
+    order in which answers come must not matter to the coordinator.
     """
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began: simulated ones, or real ones. It is never turned back."""
+        """Seconds since the run began: simulated ones, or real ones. It never runs backwards."""
         ...
 
     def registered(self) -> Sequence[int | str]:
-        """The clients that take part, whether they are there now or not, in a fixed order."""
+        """The clients that take part, available or not, in a fixed order."""
         ...
 
     def available(self) -> Sequence[int | str]:
-        """The members that can take a task now, in their order.
+        """The registered clients that can take a task now, in their order.
 
-        Of who has one, none, until its answer is collected. A client whose task was called off may go on with it for a
-        while, in which it is none of them either. The sequence may change as clients come and go.
+        A client with an open task is not available. Nor is one that keeps a state, until the verdict on its last task;
+        nor, for a while, one whose task was cancelled. The sequence may change as clients come and go.
         """
         ...
 
     def size_of(self, client: int | str) -> int:
-        """How many samples a member trains on."""
+        """The number of samples that a client trains on."""
         ...
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
-        """Send tasks out, one each to clients that can take one; returns at once.
+        """Send tasks to available clients, one each; returns at once.
 
-        Where a client goes away, for longer than it is waited for, its task fails; it may also fail at its
+        The task of a client that goes away for longer than the fleet waits fails; it may also fail at its
         ``deadline_s``.
         """
         ...
 
-    def collect(
-        self, until: float = math.inf, enough: int | None = None
-    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive, to be taken to the last; each counts for its own tasks.
 
-        Answers that are there are given whatever the clock says. Where tasks are left and ``enough`` is not reached,
+        Answers that have arrived are given whatever the clock says. Where tasks are left and ``enough`` is not reached,
         the clock is at ``until`` in the end; where no task is left, time does not pass. An answer that must not count,
-        such as one of another shape, is a failure. What a client keeps is changed by replies that were collected, and
-        by nothing else.
+        such as one of another shape, is a failure.
 
         Args:
             until: the clock at which to stop.
-            enough: the number of replies after which to stop; all of one instant are given. Failures are none, but a
-                simulated client's that has diverged. None: when no task is left.
+            enough: the number of updates after which to stop; all of one instant are given. None: when no task is left.
         """
         ...
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these tasks, for which nobody waits any more, but those that are there already.
+        """Give no answers to these tasks any more, but those that have arrived.
 
         Those are given by ``collect(until=clock)``. Tasks that are unknown or answered make no difference.
         """
         ...
 
+    def settle(self, counted: Mapping[int, float]) -> None:
+        """Take the coordinator's verdict on the tasks collected since the last one.
+
+        The state of a client whose update counted is committed, at a discount s only s of the way from the old state to
+        the new. All other tasks are lost: their clients go on from what they had.
+
+        Args:
+            counted: task → the factor in (0, 1] with which its update moved the model.
+        """
+        ...
+
     def state(self) -> Tree:
-        """All that it will go on with after an interruption, for a checkpoint."""
+        """All that a resumed run needs, for a checkpoint; every collected task has been settled."""
         ...
 
     def restore(self, state: Tree) -> None:
-        """Go on, from a fleet that has done nothing yet, with what :meth:`state` said.
+        """Resume, in a fleet that has done nothing yet, from what :meth:`state` wrote down.
 
-        Simulated tasks that were under way go on. Real ones are not in the state: whoever knows them dispatches them
+        Simulated tasks that were in flight go on. Real ones are not in the state: the coordinator dispatches them
         again, and their clients begin them from what they kept before.
         """
         ...
 
     def wait(self, until: float = math.inf) -> bool:
-        """Let time pass until :meth:`available`, which was asked before, may say something else, or the clock is there.
+        """Let time pass until :meth:`available`, which was read before, may have changed, or until a clock.
 
         Returns:
-            Whether a client has come, gone or become free; not where an answer is there before, which is to be
-            collected, or where nobody will ever come.
+            True where a client has come, gone or become free; False where an answer arrived first, which is to be
+            collected, or where no client will ever come.
         """
         ...

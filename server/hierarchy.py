@@ -4,16 +4,18 @@ Shapes: M, numbers of a client's message.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fed.config.hyperparameters import Hyperparameters
 from fed.reduction import WeightedMean
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task
 
 __all__ = ["HierarchicalFleet", "Hierarchy"]
 
@@ -48,16 +50,15 @@ class HierarchicalFleet:
 
     Args:
         fleet: of clients that answer singly or in groups.
-        hierarchy: how edges are made.
-        size: M.
-        message_bytes: of an edge's message.
+        hierarchy: the edges.
+        message: the format of clients' messages, and of edges'.
     """
 
-    def __init__(self, fleet: Fleet, hierarchy: Hierarchy, size: int, message_bytes: int) -> None:
+    def __init__(self, fleet: Fleet, hierarchy: Hierarchy, message: Format) -> None:
         self._fleet = fleet
         self._hierarchy = hierarchy
-        self._size = size
-        self._message_bytes = message_bytes
+        self._message = message
+        self._task_bytes = 0
         self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0
 
@@ -85,31 +86,51 @@ class HierarchicalFleet:
             self._edges.setdefault(client, len(self._edges) // self._hierarchy.fan_out)
         for task in tasks:
             self._edges.setdefault(task.client, len(self._edges) // self._hierarchy.fan_out)
-        down_s = max((self._hierarchy.exchange_s(task.size_bytes()) for task in tasks[:1]), default=0.0)
+        if not tasks:
+            return
+        self._task_bytes = tasks[0].model.size_bytes()
+        down_s = self._hierarchy.exchange_s(self._task_bytes)
         self._passed_s += down_s
-        self._fleet.dispatch(_sooner(task, down_s + self._hierarchy.exchange_s(self._message_bytes)) for task in tasks)
+        ways_s = down_s + self._hierarchy.exchange_s(self._message.uplink_bytes)
+        self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
-    def collect(
-        self, until: float = math.inf, enough: int | None = None
-    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
-        """Each edge's sum of its clients' answers; failures and what comes in singly pass through."""
-        up_s = self._hierarchy.exchange_s(self._message_bytes)
-        of_edges: dict[int, list[GroupReply]] = {}
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
+        """Each edge's sum of its clients' updates, as one answer; failures pass through."""
+        up_s = self._hierarchy.exchange_s(self._message.uplink_bytes)
+        of_edges: dict[int, list[Answer]] = {}
         for answer in self._fleet.collect(until - self._passed_s - up_s, enough):
-            if isinstance(answer, GroupReply):
-                of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
-            else:
+            if answer.problem:
                 yield answer
+            else:
+                of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
         self._passed_s += up_s if of_edges else 0.0
-        for replies in of_edges.values():
-            total = WeightedMean(self._size)
-            for reply in replies:
-                total.add(reply.mean_M, reply.weight)
-            yield EdgeReply(tuple(reply._replace(mean_M=reply.mean_M[:0]) for reply in replies), total)
+        yield from map(self._summed, of_edges.values())
+
+    def _summed(self, answers: Sequence[Answer]) -> Answer:
+        """One answer for an edge's clients; its message and the model that it received travel once more."""
+        total = WeightedMean(self._message.numbers)
+        for answer in answers:
+            total.add(answer.mean_update_M, answer.weight)
+        integers = [answer.integers_I for answer in answers]
+        return Answer(
+            tasks=tuple(task for answer in answers for task in answer.tasks),
+            round=answers[0].round,
+            clients=tuple(client for answer in answers for client in answer.clients),
+            integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
+            samples=tuple(count for answer in answers for count in answer.samples),
+            train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
+            size_bytes=sum(answer.size_bytes for answer in answers) + self._message.uplink_bytes,
+            partial=total,
+            relayed_bytes=self._task_bytes,
+        )
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """As the clients' fleet does."""
         self._fleet.cancel(tasks)
+
+    def settle(self, counted: Mapping[int, float]) -> None:
+        """As the clients' fleet does."""
+        self._fleet.settle(counted)
 
     def wait(self, until: float = math.inf) -> bool:
         """As the clients' fleet does."""

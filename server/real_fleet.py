@@ -8,31 +8,30 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from fed.server.client_state_versions import KeptStates
+from fed.randomness import Streams
+from fed.server.client_state_versions import ClientStateVersions, CountedTask
 from fed.server.registry import Members
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Failure, GroupReply, Reply, Task
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task
 from fed.wire.protocol_pb2 import Plan, Scores
 
-__all__ = ["Answer", "RealFleet"]
+__all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
 _SAYS_EVERY_S = 30.0
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 
-Answer = GroupReply | Reply | Failure
-"""What becomes of one task."""
-
 
 class RealFleet(ABC):
     """A :class:`fed.server.fleet.Fleet` of nodes that say themselves who they are and what they hold.
 
-    What a client keeps changes when its answer is collected, and not before: a node is told with each task after which
-    of its earlier ones that is, so that a server that begins again from a checkpoint finds what its clients kept then.
+    A client's state is committed by the coordinator's verdict: a node is told with each task which of its earlier ones
+    counted last, and at what discount, so that a server that resumes from a checkpoint finds its clients' states.
     """
 
     def __init__(self) -> None:
@@ -41,10 +40,13 @@ class RealFleet(ABC):
         self._changes = self._seen = 0
         self._members = Members()
         self._open: dict[int, Task] = {}  # until their answers are collected
-        self._kept = KeptStates()
+        self._kept = ClientStateVersions()
+        self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
         self._keeps_checkpoints = True
-        self._message_size: int | None = None
+        self._keeps_states = False
         self._asks_place = False
+        self._message: Format | None = None
+        self._streams: Streams | None = None
 
     @property
     def clock(self) -> float:
@@ -59,25 +61,28 @@ class RealFleet(ABC):
     def begin(
         self,
         plan: Plan,
-        answer: Sequence[Tensor],
+        message: Format,
+        streams: Streams,
         *,
-        reports_models: bool,
         asks_place: bool = False,
+        keeps_states: bool = False,
         keeps_checkpoints: bool = True,
     ) -> None:
-        """Tell nodes what they will work for; before the first task.
+        """Tell nodes the plan of the run, before the first task.
 
         Args:
-            plan: as they will get it.
-            answer: tensors like those of an answer.
-            reports_models: whether clients answer trained models, in the model's type, rather than messages.
-            asks_place: whether clients are told their numbers.
-            keeps_checkpoints: whether the run may go on from an earlier state.
+            plan: as nodes get it; the format is added.
+            message: the format of clients' messages.
+            streams: the run's, for codecs.
+            asks_place: clients are told their numbers.
+            keeps_states: clients keep a state from task to task.
+            keeps_checkpoints: the run may go on from an earlier state.
         """
-        self._keeps_checkpoints = keeps_checkpoints
-        self._message_size = None if reports_models else answer[0].numel()
+        self._message, self._streams = message, streams
+        self._keeps_checkpoints, self._keeps_states = keeps_checkpoints, keeps_states
         self._asks_place = asks_place
-        self._make_known(plan, answer)
+        plan.format.CopyFrom(message.header())
+        self._make_known(plan, message)
 
     def await_nodes(self, count: int) -> None:
         """Wait until so many attend."""
@@ -101,6 +106,7 @@ class RealFleet(ABC):
         """Those that are there and have no task."""
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
+        there -= {*self._unsettled.values()} if self._keeps_states else set()
         return [client for client in self.registered() if client in there]
 
     def size_of(self, client: int | str) -> int:
@@ -118,8 +124,10 @@ class RealFleet(ABC):
             left_s = until - self.clock
             answer = self._next_answer(max(0.0, min(left_s, _LOOKS_EVERY_S)))
             if answer is not None:
-                replies += not isinstance(answer, Failure)
-                self._close(answer)
+                replies += not answer.problem
+                task = self._open.pop(answer.tasks[0])
+                if not answer.problem:
+                    self._unsettled[task.id] = task.client
                 yield answer
             elif left_s <= 0:
                 return
@@ -131,6 +139,14 @@ class RealFleet(ABC):
     @abstractmethod
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these but those that are there."""
+
+    def settle(self, counted: Mapping[int, float]) -> None:
+        """Remember the tasks whose updates counted; with the next task a node commits the state that they left."""
+        unsettled, self._unsettled = self._unsettled, {}
+        for task, client in unsettled.items():
+            if discount := counted.get(task, 0.0):
+                counted_task = CountedTask(self._start, task, discount)
+                self._kept.count(client, counted_task, is_durable=not self._keeps_checkpoints)
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes, goes or has done its work."""
@@ -164,14 +180,6 @@ class RealFleet(ABC):
         self._members.restore(state["members"])
         self._kept.restore(state["kept"])
 
-    def _close(self, answer: Answer) -> None:
-        """Its task is done, and what its client kept then is what it goes on from."""
-        if isinstance(answer, Failure):
-            del self._open[answer.task]
-            return
-        task = self._open.pop(answer.tasks[0] if isinstance(answer, GroupReply) else answer.task)
-        self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
-
     def _say_missing_scores(self, clients: Collection[int | str | None], limit_s: float) -> None:
         if clients:
             _log.warning(
@@ -182,8 +190,8 @@ class RealFleet(ABC):
             )
 
     @abstractmethod
-    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
-        """What nodes are to be told before they work."""
+    def _make_known(self, plan: Plan, message: Format) -> None:
+        """Tell nodes the plan, and hold their answers to the format."""
 
     @abstractmethod
     def _attending(self) -> Collection[int | str]:

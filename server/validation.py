@@ -2,13 +2,11 @@
 
 import math
 
-from torch import Tensor
-
-from fed.wire.messages import LARGEST, MOST_SAMPLES, Failure, GroupReply, Reply, Task, refusal
+from fed.wire.messages import LARGEST, MOST_SAMPLES, Answer, Task
 from fed.wire.protocol import MOST_CLASSES
 from fed.wire.protocol_pb2 import Joining, Scores
 
-__all__ = ["BEGAN_ANEW", "checked", "failure_of", "refusal_of_joining", "refusal_of_scores"]
+__all__ = ["BEGAN_ANEW", "failure_of", "refusal_of_joining", "refusal_of_scores"]
 
 BEGAN_ANEW = (
     "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
@@ -20,40 +18,9 @@ _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
 
 
-def checked(
-    task: Task,
-    tensors: tuple[Tensor, Tensor],
-    *,
-    samples: int,
-    weight: float,
-    train_loss: float,
-    size_bytes: int,
-    message_size: int | None,
-) -> GroupReply | Reply | str:
-    """An answer as it is counted, a model as it came, so that no copy is made; or why it must not touch the model.
-
-    Args:
-        task: that it answers.
-        tensors: the message [M] in float64, or the trained model [V] in the model's type; and integers [I].
-        samples: how many the node holds.
-        weight: of a message in the mean; a model's is the number of samples.
-        train_loss: mean over the samples trained on.
-        size_bytes: of what was sent.
-        message_size: M, or None where it is a model.
-    """
-    message_M, integers_I = tensors
-    reply = Reply(task.id, task.round, task.client, message_M, integers_I, samples, train_loss)
-    if (reason := refusal(reply, task, weight, message_size=message_size)) is not None:
-        return reason
-    if message_size is None:
-        return reply
-    counts = (samples,), (train_loss,), size_bytes
-    return GroupReply((task.id,), task.round, (task.client,), message_M, weight, integers_I, *counts)
-
-
-def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Failure:
-    """Why a node has no answer; that its numbers are no longer finite is its own word, and ends no run."""
-    return Failure(task.id, task.round, task.client, f"its training diverged: {problem}" if has_diverged else problem)
+def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Answer:
+    """The failure that a node reports; divergence is the node's own word, and ends no run."""
+    return Answer.failure(task, f"its training diverged: {problem}" if has_diverged else problem)
 
 
 def refusal_of_joining(joining: Joining) -> str | None:

@@ -4,7 +4,6 @@ Shapes: A, attackers of a round; H, honest clients of a round; P, the model's pa
 numbers of a message.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -17,19 +16,19 @@ from torch import Tensor
 
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.samples import is_real
+from fed.compression.codec import Draw
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.server.fleet import Fleet
-from fed.storage.checkpoints import Tree
-from fed.wire.messages import EdgeReply, Failure, GroupReply, Reply, Task
+from fed.wire.format import Format
+from fed.wire.messages import Answer
 
 __all__ = [
     "ALIE",
     "IPM",
-    "AdversarialFleet",
     "Attack",
+    "Attackers",
     "Gaussian",
     "Knowledge",
     "LabelFlip",
@@ -268,92 +267,61 @@ class _Poisoned:
         return inputs, self.attack.poison(targets, self.classes) if client in self.attackers else targets
 
 
-class AdversarialFleet:
-    """A :class:`fed.server.fleet.Fleet` some of whose clients say something else than they have trained.
+class Attackers:
+    """The stage of clients' way out at which some say something else than they have trained.
 
-    They wait for the answers of all honest clients of their round, and know them. What changes is the update, the
-    first part of a message; its other parts, float buffers, weight and loss are those of honest training.
+    Attackers wait for the honest updates of their round, and know them as the coordinator receives them. The attack
+    changes the update, the first part of a message; the other parts, float buffers, weight and loss are those of honest
+    training.
 
     Args:
-        fleet: of clients that train as they should; each answers by itself.
-        attack: what attackers say.
-        attackers: who they are.
+        attack: what attackers send.
+        clients: the attackers.
         streams: the run's.
-        size: P, how many numbers the update has.
+        message: the format of clients' messages.
     """
 
-    def __init__(
-        self, fleet: Fleet, attack: Attack, attackers: frozenset[ClientId], streams: Streams, size: int
-    ) -> None:
-        self._fleet = fleet
+    def __init__(self, attack: Attack, clients: frozenset[ClientId], streams: Streams, message: Format) -> None:
         self._attack = attack
-        self._attackers = attackers
+        self._clients = clients
         self._streams = streams
-        self._size = size
+        self._message = message
 
-    @property
-    def clock(self) -> float:
-        """The wrapped fleet's."""
-        return self._fleet.clock
+    def attacked(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+        """Encode reported updates, the attackers' after the attack.
 
-    def registered(self) -> Sequence[ClientId]:
-        """The wrapped fleet's."""
-        return self._fleet.registered()
+        Args:
+            answers: each of one client, its update as the algorithm reports it.
 
-    def available(self) -> Sequence[ClientId]:
-        """The wrapped fleet's: nobody knows who attacks."""
-        return self._fleet.available()
-
-    def size_of(self, client: ClientId) -> int:
-        """How many samples a client holds."""
-        return self._fleet.size_of(client)
-
-    def dispatch(self, tasks: Iterable[Task]) -> None:
-        """Start tasks at the present clock."""
-        self._fleet.dispatch(tasks)
-
-    def cancel(self, tasks: Iterable[int]) -> None:
-        """As the wrapped fleet does."""
-        self._fleet.cancel(tasks)
-
-    def state(self) -> Tree:
-        """The wrapped fleet's."""
-        return self._fleet.state()
-
-    def restore(self, state: Tree) -> None:
-        """As the wrapped fleet does."""
-        self._fleet.restore(state)
-
-    def wait(self, until: float = math.inf) -> bool:
-        """As the wrapped fleet does."""
-        return self._fleet.wait(until)
-
-    def collect(
-        self, until: float = math.inf, enough: int | None = None
-    ) -> Iterator[Reply | GroupReply | EdgeReply | Failure]:
-        """The honest clients' answers as they arrive, then the attackers', in the order of their tasks."""
-        honest: dict[int, list[GroupReply]] = {}
-        own: dict[int, list[GroupReply]] = {}
-        for answer in self._fleet.collect(until, enough):
-            if not isinstance(answer, GroupReply):
-                yield answer
-            elif answer.clients[0] in self._attackers:
+        Returns:
+            Honest answers as they come, then the attackers' in the order of their tasks.
+        """
+        honest: dict[int, list[Answer]] = {}
+        own: dict[int, list[Answer]] = {}
+        for answer in answers:
+            if answer.clients[0] in self._clients:
                 own.setdefault(answer.round, []).append(answer)
             else:
+                answer = self._encoded(answer)
                 honest.setdefault(answer.round, []).append(answer)
                 yield answer
         for number, replies in own.items():
-            yield from self._forged(_in_order(replies), _in_order(honest.get(number, [])))
+            yield from map(self._encoded, self._forged(_in_order(replies), _in_order(honest.get(number, []))))
 
-    def _forged(self, own: list[GroupReply], honest: list[GroupReply]) -> Iterator[GroupReply]:
-        own_AP = torch.stack([reply.mean_M[: self._size] for reply in own])
-        honest_HP = torch.stack([reply.mean_M[: self._size] for reply in honest]) if honest else own_AP[:0]
-        ranks = [self._streams.torch_seed("mimic", reply.clients[0]) for reply in honest]
-        streams = tuple(self._streams.generator("attack", reply.clients[0], reply.round) for reply in own)
+    def _forged(self, own: list[Answer], honest: list[Answer]) -> Iterator[Answer]:
+        size = self._message.parts[0]
+        own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
+        honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
+        ranks = [self._streams.torch_seed("mimic", answer.clients[0]) for answer in honest]
+        streams = tuple(self._streams.generator("attack", answer.clients[0], answer.round) for answer in own)
         known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)
-        for reply, update_P in zip(own, self._attack.forge(known), strict=True):
-            yield reply._replace(mean_M=torch.cat([update_P, reply.mean_M[self._size :]]))
+        for answer, update_P in zip(own, self._attack.forge(known), strict=True):
+            yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
+
+    def _encoded(self, answer: Answer) -> Answer:
+        draw = Draw(self._streams, [answer.round], answer.clients)
+        return answer._replace(mean_update_M=self._message.received(answer.mean_update_M.unsqueeze(0), draw)[0])
 
 
-def _in_order(replies: list[GroupReply]) -> list[GroupReply]:
-    return sorted(replies, key=lambda reply: reply.tasks)
+def _in_order(answers: list[Answer]) -> list[Answer]:
+    return sorted(answers, key=lambda answer: answer.tasks)

@@ -53,14 +53,26 @@ class Expectation:
 
 def expect(simulation: Simulation) -> Expectation:
     """Time a few steps and an evaluation, and count the models that will travel; the run itself is not touched."""
-    policy, traffic = simulation.policy, simulation.traffic
+    policy = simulation.policy
     sent, answered = _tasks(simulation)
     trained = sent if policy.keeps_late else answered
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
     wall_s = trained * _task_s(simulation) + evaluations * _evaluation_s(simulation)
-    of_everybody = policy.count * simulation.trainees
-    bytes_up, bytes_down = traffic.bytes_up * answered // of_everybody, traffic.bytes_down * sent // of_everybody
-    return Expectation(policy.count, wall_s, bytes_up, bytes_down, _proviso(simulation))
+    return Expectation(policy.count, wall_s, *_bytes(simulation, sent, answered), _proviso(simulation))
+
+
+def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
+    """The bytes from clients and to clients of so many tasks."""
+    if simulation.traffic is not None:
+        return simulation.traffic.bytes_up, simulation.traffic.bytes_down
+    message = simulation.message
+    if message is None or simulation.algorithm.pools_data:
+        return 0, 0
+    first = simulation.trainees
+    return (
+        answered * message.uplink_bytes,
+        first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes,
+    )
 
 
 def _tasks(simulation: Simulation) -> tuple[int, int]:

@@ -2,27 +2,32 @@
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from fed.clients.client_states import ClientStates
+from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.randomness import Streams
+from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Membership, Spells
 from fed.simulations.devices import Devices
-from fed.simulations.in_flight import Answer, Departures, Flight
+from fed.simulations.in_flight import Departures, Flight
 from fed.simulations.occupation import Occupation
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Failure, GroupReply, Task
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task
 
 __all__ = ["SimulatedFleet"]
+
+_Record: TypeAlias = tuple[ClientState, ClientState, int]
+"""A client's state before its task; the states [K, ·] of its group after it; the client's row."""
 
 _Event: TypeAlias = tuple[float, int, Flight | ClientId]
 """When an answer arrives, with the number of its task, or a client comes or goes, with a number below 0 of its own."""
@@ -36,11 +41,12 @@ class SimulatedFleet:
 
     Args:
         clients: who trains on what.
-        states: what the clients keep.
-        answer_bytes: of a client's message with its integers.
-        reduces: whether the mean of the messages of a group that is due is all that is wanted; else each comes singly.
-        looks_ahead: whether every answer will be wanted, however late.
-        places: whether clients are told their numbers.
+        states: the clients' records.
+        message: the format of clients' messages.
+        reduces: the mean of a group that is due is all that is wanted; else each client answers by itself.
+        looks_ahead: every answer will be wanted, however late.
+        places: clients are told their numbers.
+        attackers: the clients that attack at this stage, which then all answer by themselves.
     """
 
     def __init__(
@@ -48,18 +54,22 @@ class SimulatedFleet:
         clients: SimulatedClients,
         *,
         states: ClientStates,
-        answer_bytes: int,
+        message: Format,
         reduces: bool,
         looks_ahead: bool = False,
         places: bool = False,
+        attackers: Attackers | None = None,
     ) -> None:
         self.clock = 0.0
         self._data = clients.data
         self._groups = clients.groups
         self._executor = clients.executor
-        self._departures = Departures(clients.devices, clients.groups, clients.streams, answer_bytes)
+        self._departures = Departures(clients.devices, clients.groups, clients.streams, message.uplink_bytes)
+        self._streams = clients.streams
         self._states = states
-        self._reduces = reduces
+        self._message = message
+        self._attackers = attackers
+        self._reduces = reduces and attackers is None
         self._looks_ahead = looks_ahead
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
         self._members = Presence(clients.data.clients)
@@ -70,8 +80,8 @@ class SimulatedFleet:
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
         self._changes = 0
-        self._sized: tuple[Tensor | None, int] = None, 0
-        self._kept: list[tuple[Sequence[ClientId], Sequence[Tensor]]] = []
+        self._task_bytes: dict[int, int] = {}  # by version, of the last one
+        self._unsettled: dict[int, tuple[ClientId, _Record]] = {}
         self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
         for client in self._spells:
             self._come_or_go(client)
@@ -91,21 +101,18 @@ class SimulatedFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
         for task in tasks:
-            if task.vector_V is not self._sized[0]:  # of tasks that share their tensors, as those of a round do
-                self._sized = task.vector_V, task.size_bytes()
-            task_bytes = self._sized[1]
+            version = task.model.version
+            if version not in self._task_bytes:
+                self._task_bytes = {version: task.model.size_bytes()}
             spells = self._spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
             samples = self._data.size_of(task.client)
-            flight = self._departures.depart(task, self.clock, task_bytes, samples, until_s)
+            flight = self._departures.depart(task, self.clock, self._task_bytes[version], samples, until_s)
             self._occupation.begin(task.client, flight.arrives_s - self.clock)
             self._set_out(flight)
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Failure]:
-        """Train those whose answers are due, and give their answers.
-
-        What clients keep changes at the end, for all of them, and for nobody if one has diverged or an error is raised.
-        """
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
+        """Train the clients whose answers are due, and give their answers."""
         due: list[Flight] = []
         replies = 0
         while self._flights and self._events[0][0] <= until and (enough is None or replies < enough):
@@ -123,6 +130,16 @@ class SimulatedFleet:
                 flight.is_cancelled = True
                 self._occupation.miss(flight.task.client)
 
+    def settle(self, counted: Mapping[int, float]) -> None:
+        """Commit the states of clients whose updates counted; the others go on from what they had."""
+        unsettled, self._unsettled = self._unsettled, {}
+        for task, (client, (before, rows, row)) in unsettled.items():
+            if discount := counted.get(task, 0.0):
+                after = {name: rows_KN[row].clone() for name, rows_KN in rows.items()}
+                self._states.commit(client, at_discount(before, after, discount))
+            self._busy.discard(client)
+            self._let_in(client)
+
     def wait(self, until: float = math.inf) -> bool:
         """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
         event = self._events[0] if self._events else None
@@ -136,7 +153,7 @@ class SimulatedFleet:
 
     def state(self) -> Tree:
         """All that it will go on with, what clients keep among it, for a checkpoint."""
-        flights = [what.state() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
+        flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         occupation = self._occupation.state()
         return {"clock": self.clock, "flights": flights, "clients": self._states.state(), "occupation": occupation}
 
@@ -207,45 +224,40 @@ class SimulatedFleet:
             self._pass_instant()
         self.clock = max(self.clock, time_s)
 
-    def _answers(self, due: list[Flight]) -> Iterator[GroupReply | Failure]:
+    def _answers(self, due: list[Flight]) -> Iterator[Answer]:
         for flight in due:
             if flight.problem is not None:
-                task = flight.task
-                yield Failure(task.id, task.round, task.client, flight.problem)
+                yield Answer.failure(flight.task, flight.problem)
         counting = [flight for flight in due if flight.counts]
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
-        has_diverged = False
         if wanted:
             ahead = [one for one in self._flights.values() if one.counts and one.answer is None]
+            has_diverged = False
             for answer in self._train(wanted, ahead if self._looks_ahead else []):
-                if isinstance(answer, Failure):
-                    has_diverged = True
-                else:
-                    given |= set(answer.tasks)
+                has_diverged |= answer.diverged
+                given |= set(answer.tasks)
                 yield answer
-        for flight in counting if not has_diverged else ():
-            if flight.task.id not in given:
-                yield self._given_singly(flight)
-        for clients, states in self._kept if not has_diverged else ():
-            self._states.keep(clients, states)
-        self._kept = []
+            if has_diverged:
+                return
+        singly = (self._single(flight) for flight in counting if flight.task.id not in given)
+        yield from singly if self._attackers is None else self._attackers.attacked(singly)
 
-    def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[GroupReply | Failure]:
-        """Train flights; of groups that are due as a whole, from one model, the answers where means will do."""
-        versions: dict[object, list[Flight]] = {}
+    def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[Answer]:
+        """Train flights: gives the answers of groups that are due as a whole, where means will do, and of failures."""
+        batches: dict[object, list[Flight]] = {}
         for flight in sorted([*due, *ahead], key=lambda flight: (flight.arrives_s, flight.task.id)):
             task = flight.task  # what is broadcast is for all of a group, as is the step size
-            key = (task.lr, task.steps) if not task.broadcast and ahead else id(task.vector_V)
-            versions.setdefault(key, []).append(flight)
-        are_due = {id(flight) for flight in due}
+            key = (task.lr, task.steps) if not task.model.broadcast and ahead else task.model.version
+            batches.setdefault(key, []).append(flight)
+        due_tasks = {flight.task.id for flight in due}
         items: dict[int, tuple[list[Flight], bool]] = {}
-        for flights in versions.values():
+        for flights in batches.values():
             for places in self._groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
                 group = [flights[place] for place in places]
-                is_one = len({id(flight.task.vector_V) for flight in group}) == 1
+                is_one = len({flight.task.model.version for flight in group}) == 1
                 of_round = is_one and len({flight.task.round for flight in group}) == 1
-                reduces = self._reduces and of_round and all(id(flight) in are_due for flight in group)
+                reduces = self._reduces and of_round and all(flight.task.id in due_tasks for flight in group)
                 items[self._executor.submit(self._item(group, is_one, reduces))] = group, reduces
         for ticket, (group, reduces) in items.items():  # in turn, so that of several errors the same one is raised
             for _, trained, tensors in self._executor.results([ticket]):
@@ -257,53 +269,64 @@ class SimulatedFleet:
         train = Train(
             clients,
             first.round,
-            "mean" if reduces else "messages",
+            "mean" if reduces else "updates" if self._attackers is None else "reported",
             first.lr,
             tuple(map(_steps, flights)),
-            len(first.broadcast),
+            len(first.model.broadcast),
             len(self._data.clients),
             tuple(self._places[client] for client in clients) if self._places else (),
             tuple((task.round, *filter(None, [task.repeats])) for task in tasks),
+            self._states.names,
         )
-        models = [(task.vector_V, task.integers_I) for task in tasks]
+        models = [(task.model.params_V, task.model.integers_I) for task in tasks]
         start = models[0] if is_one else tuple(torch.stack(parts) for parts in zip(*models, strict=True))
-        tensors = (*start, *first.broadcast, *self._states.stacked(clients, models))
+        tensors = (*start, *first.model.broadcast, *self._states.stacked(clients, models))
         return Item(train, tensors, label_of(train), cost=sum(flight.seen for flight in flights))
 
     def _landed(
         self, flights: list[Flight], reduces: bool, trained: Trained, tensors: Sequence[Tensor]
-    ) -> Iterator[GroupReply | Failure]:
-        """What a group's training came to: an answer, or more that are kept until they are due."""
+    ) -> Iterator[Answer]:
+        """Take what became of a group's training: an answer, or one for each flight, given when it is due."""
         if trained.diverged is not None:
             client, reason = trained.diverged
             (task,) = (flight.task for flight in flights if flight.task.client == client)
-            yield Failure(task.id, task.round, client, reason, diverged=True)
+            yield Answer.failure(task, reason, diverged=True)
             return
-        messages, integers, *states = tensors
-        clients = tuple(flight.task.client for flight in flights)
+        update, integers, *states = tensors
+        state = dict(zip(self._states.names, states, strict=True))
+        size_bytes = self._message.uplink_bytes
         if reduces:
-            self._kept.append((clients, states))
-            ids = tuple(flight.task.id for flight in flights)
-            weight, losses = sum(trained.weights), trained.train_losses
-            yield GroupReply(ids, flights[0].task.round, clients, messages, weight, integers, trained.samples, losses)
+            for row, flight in enumerate(flights):
+                self._hold(flight.task, state, row)
+            ids, clients = tuple(flight.task.id for flight in flights), tuple(flight.task.client for flight in flights)
+            of_clients = trained.samples, trained.train_losses, size_bytes * len(flights)
+            yield Answer(ids, flights[0].task.round, clients, update, sum(trained.weights), integers, *of_clients)
             return
-        messages_of, integers_of, *states_of = (_rows(part) for part in tensors)
-        kept_of = zip(*states_of, strict=True) if states else [()] * len(flights)
-        told = trained.weights, integers_of, trained.samples, trained.train_losses, kept_of
-        for flight, *answer in zip(flights, messages_of, *told, strict=True):
-            flight.answer = Answer(*answer)
+        counts = zip(trained.weights, trained.samples, trained.train_losses, strict=True)
+        rows = zip(flights, _rows(update), _rows(integers), counts, strict=True)
+        for row, (flight, update_M, integers_I, (weight, samples, loss)) in enumerate(rows):
+            task = flight.task
+            of_client = update_M, weight, integers_I, (samples,), (loss,), size_bytes
+            flight.answer = Answer((task.id,), task.round, (task.client,), *of_client)
+            flight.state = {name: part[row].clone() for name, part in state.items()}
 
-    def _given_singly(self, flight: Flight) -> GroupReply:
-        """One client's answer, as the mean of a group of one."""
+    def _single(self, flight: Flight) -> Answer:
+        """The answer of one client."""
         assert flight.answer is not None
-        task, answer = flight.task, flight.answer
-        self._kept.append(((task.client,), [part.unsqueeze(0) for part in answer.kept]))
-        message, alone = (answer.message_M, answer.weight, answer.integers_I), (task.id,)
-        return GroupReply(alone, task.round, (task.client,), *message, (answer.samples,), (answer.train_loss,))
+        self._hold(flight.task, {name: part.unsqueeze(0) for name, part in flight.state.items()}, 0)
+        return flight.answer
+
+    def _hold(self, task: Task, rows: ClientState, row: int) -> None:
+        """Keep a client's new state until the verdict; until then the client takes no task."""
+        if rows:
+            before = self._states.of(task.client, (task.model.params_V, task.model.integers_I))
+            self._unsettled[task.id] = task.client, (before, rows, row)
+            self._busy.add(task.client)
+            self._let_in(task.client)
 
 
 def _spells(clients: Sequence[ClientId], devices: Devices, streams: Streams) -> dict[ClientId, Spells]:
-    """Of those that are not always there."""
+    """The spells of the clients that are not always available."""
     if devices.are_always_there:
         return {}
     found = ((client, devices.spells(client, streams)) for client in clients)

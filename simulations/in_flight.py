@@ -1,31 +1,18 @@
-"""A simulated client's task while it is under way: when its answer arrives, or why none does."""
+"""Simulated tasks in flight: when each answer arrives, why none does, and how busy clients are."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
-from torch import Tensor
-
+from fed.clients.client_states import ClientState
 from fed.randomness import Streams
 from fed.simulations.devices import Devices
 from fed.simulations.groups import Groups
 from fed.storage.checkpoints import Tree, plain
-from fed.wire.messages import Task
+from fed.wire.messages import Answer, Task, task_of
 
-__all__ = ["Answer", "Departures", "Flight"]
+__all__ = ["Departures", "Flight"]
 
 _KEPT_DEVICES = 2**16
-
-
-class Answer(NamedTuple):
-    """What local training has made of a task."""
-
-    message_M: Tensor
-    weight: float
-    integers_I: Tensor
-    samples: int
-    train_loss: float
-    kept: tuple[Tensor, ...]
 
 
 @dataclass
@@ -34,13 +21,14 @@ class Flight:
 
     Args:
         task: as it was sent.
-        samples: how many the client holds.
-        arrives_s: the clock at which the answer, or the news that there is none, is there.
-        seen: how many samples are trained on.
+        samples: the number of samples that the client holds.
+        arrives_s: the clock at which the answer, or the news that there is none, arrives.
+        seen: the number of samples trained on.
         steps: optimizer steps, where they are fewer than the task's.
-        problem: why there is no answer.
-        is_cancelled: whether nobody waits for it.
-        answer: what was made of it, once it has been trained.
+        problem: the reason why there will be no answer.
+        is_cancelled: the coordinator does not wait for it any more.
+        answer: the update, once the task has been trained.
+        state: the client's state after the task.
     """
 
     task: Task
@@ -51,20 +39,21 @@ class Flight:
     problem: str | None = None
     is_cancelled: bool = False
     answer: Answer | None = None
+    state: ClientState = field(default_factory=dict)
 
-    def state(self) -> Tree:
+    def saved(self) -> Tree:
         """All of it, for a checkpoint."""
         return {**vars(self), "task": plain(self.task), "answer": plain(self.answer)}
 
     @classmethod
     def restored(cls, state: Tree) -> "Flight":
-        """The flight of which :meth:`state` said this."""
+        """The flight that :meth:`saved` wrote down."""
         answer = Answer(**state["answer"]) if state["answer"] else None
-        return cls(**{**state, "task": Task(**state["task"]), "answer": answer})
+        return cls(**{**state, "task": task_of(state["task"]), "answer": answer})
 
     @property
     def counts(self) -> bool:
-        """Whether it will be answered, and somebody waits for that."""
+        """An update will come of it that the coordinator waits for."""
         return self.problem is None and not self.is_cancelled
 
 

@@ -25,17 +25,16 @@ from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation
-from fed.server.fleet import Fleet
-from fed.server.hierarchy import HierarchicalFleet, Hierarchy
+from fed.server.hierarchy import HierarchicalFleet
 from fed.server.training_loop import Scoring
-from fed.simulations.attacks import AdversarialFleet, Attack, poisoned, recruited
+from fed.simulations.attacks import Attack, Attackers, poisoned, recruited
 from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.peers import SimulatedPeers
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
+from fed.simulations.traffic import PeerTraffic
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation", "begin_scoring"]
@@ -88,11 +87,11 @@ class Simulation:
         self.experiment = _resolved(experiment, data, model, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
-        self.recipe = self.prepared.recipe(self.data, is_batched=self.batching.is_batched)
+        self.message = self.prepared.format_for(self.population, self.trainees)
+        self.recipe = self.prepared.recipe(self.data, self.message, is_batched=self.batching.is_batched)
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
-        self.traffic = self._traffic()
-        if isinstance(self.traffic, CoordinatedTraffic):
-            self.policy.check_algorithm(self.traffic.algorithm, len(self.traffic.part_sizes))
+        if self.message is not None:
+            self.policy.check_algorithm(self.algorithm, len(self.message.parts))
 
     @property
     def has_peers(self) -> bool:
@@ -127,8 +126,10 @@ class Simulation:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self.prepared.given().broadcast
         places = (0,) * len(clients) if self.algorithm.needs_fixed_members else ()
-        train = Train(tuple(clients), 1, "mean", None, (), len(broadcast), self.population, places)
-        return train, (*first, *broadcast, *self.prepared.client_states().stacked(clients, [first] * len(clients)))
+        states = self.prepared.client_states()
+        of_all = len(broadcast), self.population
+        train = Train(tuple(clients), 1, "mean", None, (), *of_all, places, state_names=states.names)
+        return train, (*first, *broadcast, *states.stacked(clients, [first] * len(clients)))
 
     def federation(self, executor: Executor) -> Federation:
         """The clients and whoever leads them, before the first round.
@@ -139,46 +140,37 @@ class Simulation:
         pools_data = self.algorithm.pools_data
         devices = OnSite() if pools_data else self.experiment.devices.make()
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
-        if isinstance(self.traffic, PeerTraffic):
+        if self.message is None:
             first = self.layout.pack(self.recipe.module)
             return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
         states, shared = self.prepared.client_states(), self.layout.shared
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
-        fleet = SimulatedFleet(
+        simulated = SimulatedFleet(
             clients,
             states=states,
-            answer_bytes=self.traffic.answer_bytes,
-            reduces=self.algorithm.linear and not self._is_forged and not edges,
+            message=self.message,
+            reduces=self.algorithm.linear and edges is None,
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
+            attackers=self._attackers(),
         )
-        seen = self._above(self._attacked(fleet, self.traffic.part_sizes[0]), edges)
+        fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         first = shared.pack(self.recipe.module)
-        coordinator = Coordinator(self.algorithm, seen, shared, *first, self.streams, self._lr_in)
-        return Coordinated(self.policy, coordinator, states, sends=not pools_data, occupation=fleet.occupation)
+        coordinator = Coordinator(self.algorithm, fleet, shared, self.message, *first, self.streams, self._lr_in)
+        return Coordinated(self.policy, coordinator, states, sends=not pools_data, occupation=simulated.occupation)
 
-    def _above(self, fleet: Fleet, edges: Hierarchy | None) -> Fleet:
-        """What the coordinator sees of the clients."""
-        assert isinstance(self.traffic, CoordinatedTraffic)
-        if edges is None:
-            return fleet
-        shared = self.layout.shared
-        size = sum(self.traffic.part_sizes) + shared.size - shared.parameters
-        return HierarchicalFleet(fleet, edges, size, self.traffic.answer_bytes)
+    def _attackers(self) -> Attackers | None:
+        """The clients that attack on the way out, if the attack forges updates."""
+        if self._adversaries is None or not self._adversaries.attack.forges or self.message is None:
+            return None
+        return Attackers(*self._adversaries, self.streams, self.message)
 
     @property
-    def _is_forged(self) -> bool:
-        return self._adversaries is not None and self._adversaries.attack.forges
-
-    def _attacked(self, fleet: SimulatedFleet, update_size: int) -> SimulatedFleet | AdversarialFleet:
-        if self._adversaries is None or not self._is_forged:
-            return fleet
-        return AdversarialFleet(fleet, *self._adversaries, self.streams, update_size)
-
-    def _traffic(self) -> CoordinatedTraffic | PeerTraffic:
-        if self.has_peers:
-            return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
-        return CoordinatedTraffic(self.algorithm, self.layout.shared, self.population, self.trainees, self.policy.count)
+    def traffic(self) -> PeerTraffic | None:
+        """The bytes that peers exchange; None with a coordinator."""
+        if self.message is not None:
+            return None
+        return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
 
     def _lr_in(self, number: int, clients: int) -> float:
         return self.experiment.local.lr_in(number, self.policy.count, clients)

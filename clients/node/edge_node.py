@@ -217,7 +217,7 @@ class EdgeNode:
             described.input_dtype,
         ) or not described.classes <= said.classes <= MOST_CLASSES:
             raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
-        self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
+        self.training.prepare(as_experiment(plan.experiment, self.allowed), plan)
 
     def _accept(self, assignment: Assignment) -> None:
         key = _key_of(assignment.task)
@@ -282,13 +282,14 @@ class EdgeNode:
             self.training.forget_before(_name_of(assignment.durable_after))
         kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
         name, train, content = _name_of(assignment.task), self._train_of(assignment), payload.SerializeToString()
-        return self.training.train(NodeTask(name, train, content, held.path, kept_after, until_s))
+        discount = assignment.kept_discount if assignment.HasField("kept_discount") else 1.0
+        return self.training.train(NodeTask(name, train, content, held.path, kept_after, discount, until_s))
 
     def _train_of(self, assignment: Assignment) -> Train:
         return Train(
             (self.client,),
             assignment.round,
-            "messages",
+            "payload",
             assignment.lr if assignment.HasField("lr") else None,
             (assignment.steps if assignment.HasField("steps") else None,),
             assignment.broadcast_count,
@@ -305,7 +306,8 @@ class EdgeNode:
             spec = self.training.spec[:2]
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
                 kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
-                found = self.training.score(examination.payload.SerializeToString(), path, kept_after)
+                discount = examination.kept_discount if examination.HasField("kept_discount") else 1.0
+                found = self.training.score(examination.payload.SerializeToString(), path, kept_after, discount)
                 scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
         except (FedError, RuntimeError, OSError) as error:
             problem = str(error) if isinstance(error, RuntimeError) else _sentence(error, self.folder)

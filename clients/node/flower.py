@@ -27,7 +27,7 @@ from fed.errors import FedError, InvalidData, InvalidInput
 from fed.randomness import Streams
 from fed.wire.flower_records import field, flower, packed, unpacked
 from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Payload, Signature
+from fed.wire.protocol_pb2 import Payload, Plan, Signature
 
 __all__ = ["FlowerNode", "client_app"]
 
@@ -100,7 +100,8 @@ class FlowerNode:
             path = Path(spool) / "task"
             payload = written(path, tensors).SerializeToString()
             name, kept_after = field(fields, "name", str), fields.get("kept_after")
-            done = training.train(NodeTask(name, self._task(fields), payload, path, kept_after))
+            discount = fields.get("kept_discount", 1.0)
+            done = training.train(NodeTask(name, self._task(fields), payload, path, kept_after, discount))
             if done.problem:
                 return (), {"problem": done.problem, "diverged": done.diverged}
             answer = read(path, Payload.FromString(done.payload))
@@ -116,7 +117,9 @@ class FlowerNode:
         with tempfile.TemporaryDirectory() as spool:
             path = Path(spool) / "model"
             payload = written(path, tensors).SerializeToString()
-            samples, loss, metric = training.score(payload, path, fields.get("kept_after"))
+            samples, loss, metric = training.score(
+                payload, path, fields.get("kept_after"), fields.get("kept_discount", 1.0)
+            )
         return (), {"samples": samples, "loss": loss, "metric": metric}
 
     def _task(self, fields: Mapping[str, Any]) -> Train:
@@ -124,7 +127,7 @@ class FlowerNode:
         return Train(
             (self.client,),
             number,
-            "messages",
+            "payload",
             fields.get("lr"),
             (fields.get("steps"),),
             field(fields, "broadcast_count", int),
@@ -149,7 +152,10 @@ class FlowerNode:
             input_dtype=field(fields, "input_dtype", str),
             classes=field(fields, "classes", int),
         )
-        return NodeTraining(self.client, self._pair, self._experiment, signature, folder)
+        plan = Plan(signature=signature)
+        if "format" in fields:
+            plan.format.ParseFromString(field(fields, "format", bytes))
+        return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
 
     def _own(self) -> tuple[ClientId, Pair]:
         """The node's id and samples."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fed.clients.client_states import ClientStates
+from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import ClientId, FederatedData, Pair, load
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
@@ -21,8 +21,9 @@ from fed.config.node_data import NodeData
 from fed.errors import InvalidCheckpoint, InvalidData, RunFailed
 from fed.randomness import Streams
 from fed.storage.checkpoints import Checkpoints
-from fed.wire.payloads import read, spec_of, written
-from fed.wire.protocol_pb2 import Payload, Signature
+from fed.wire.format import Format
+from fed.wire.payloads import read, tensor_messages, written
+from fed.wire.protocol_pb2 import Payload, Plan
 
 __all__ = [
     "BEGAN_ANEW",
@@ -63,6 +64,7 @@ class NodeTask:
         payload: what the file holds, serialized.
         path: of the file.
         kept_after: the task whose state is gone on from; None: the first one.
+        kept_discount: the share of the way from before that task to after it.
         until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
     """
 
@@ -71,6 +73,7 @@ class NodeTask:
     payload: bytes
     path: Path
     kept_after: str | None
+    kept_discount: float = 1.0
     until_s: float | None = None
 
 
@@ -113,66 +116,63 @@ class NodeTraining:
         client: its id.
         pair: its samples.
         experiment: the parts that concern it.
-        signature: what models are made for.
+        plan: the signature that models are made for, and the format of messages.
         folder: for what the client keeps between tasks.
 
     Raises:
         InvalidInput: if data, model and algorithm do not fit each other.
+        InvalidPayload: if the server's model is another.
     """
 
-    def __init__(
-        self, client: ClientId, pair: Pair, experiment: Experiment, signature: Signature, folder: Path
-    ) -> None:
+    def __init__(self, client: ClientId, pair: Pair, experiment: Experiment, plan: Plan, folder: Path) -> None:
         self._client = client
         self._folder = folder
-        data = FederatedData({client: pair}, None, signature.classes or None)
+        data = FederatedData({client: pair}, None, plan.signature.classes or None)
         self._prepared = Preparation(experiment, data)
-        self._recipe = self._prepared.recipe(self._prepared.data, is_batched=False)
+        shared = self._prepared.layout.shared
+        said = Format.of(plan.format, shared) if plan.HasField("format") else self._prepared.format_for(1)
+        assert said is not None
+        self._message = said
+        self._recipe = self._prepared.recipe(self._prepared.data, self._message, is_batched=False)
         self._work = Work(self._recipe, 0)
         self._step_s: float | None = None
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the client goes on with what it kept after an earlier task."""
-        return bool(self._prepared.given().client_state) or self._recipe.keeps_own
+        """Whether the client keeps a state from task to task."""
+        return bool(self._prepared.client_states().names)
 
     def spec(self) -> list[tuple[str, int]]:
-        """The types and sizes of a task's tensors: the model's vector, its integers, then broadcasts at first."""
-        model = self._prepared.layout.shared.pack(self._prepared.module)
-        return [(part.dtype, part.numbers) for part in spec_of([*model, *self._prepared.given().broadcast])]
+        """The types and lengths of a task's tensors: the model's vector, its integers, then broadcasts at first."""
+        return [(part.dtype, part.numbers) for part in tensor_messages(self._message.downlink)]
 
     def train(self, order: NodeTask) -> TaskDone:
         """Do a task; the answer takes the place of the file that came with it."""
         vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
-        aggregator = self._prepared.algorithm
-        states, are_lost = self._states(order.kept_after)
-        reports_models = aggregator.plain_report and aggregator.plain_start
-        train = replace(order.train, wants="models") if reports_models else order.train
-        kept = states.stacked([self._client], [(vector_V, integers_I)])
-        given = vector_V, integers_I, *broadcast, *kept
+        states, are_lost = self._states(order.kept_after, order.kept_discount)
+        given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
+        train = replace(order.train, wants="payload", state_names=states.names)
         train = self._in_time(train, given, order.until_s) if order.until_s is not None else train
         began_s = time.monotonic()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         if trained.diverged is not None:
             return TaskDone(problem=trained.diverged[1], diverged=True)
-        messages, integers, *left = tensors
-        states.keep([self._client], left)
-        if left:
-            Checkpoints(self._folder / order.name, 1).write(0, states.state())
-            _make_newest(self._folder / order.name)
-        payload = written(order.path, [messages[0], integers[0]])
+        count = len(self._message.uplink)
+        self._keep(order.name, states.of(self._client, (vector_V, integers_I)), tensors[count:])
+        payload = written(order.path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
-        weight = trained.weights[0] if trained.weights else float(trained.samples[0])
         return TaskDone(
             payload.SerializeToString(),
-            weight,
+            trained.weights[0],
             trained.samples[0],
             trained.train_losses[0],
-            began_anew=are_lost and bool(kept),
+            began_anew=are_lost and bool(states.names),
         )
 
-    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+    def score(
+        self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
+    ) -> tuple[int, float, float | None]:
         """Score a model, or the client's own, on what the client holds out: samples, loss and metric.
 
         Raises:
@@ -181,7 +181,7 @@ class NodeTraining:
         if self._prepared.held_out is None:
             return 0, 0.0, None
         vector_V, integers_I = read(path, Payload.FromString(payload))
-        states, are_lost = self._states(kept_after)
+        states, are_lost = self._states(kept_after, kept_discount)
         models = states.models((vector_V, integers_I))
         if models and are_lost:
             raise RunFailed("its own model is lost, or damaged: it has none to score until it has trained again")
@@ -214,8 +214,15 @@ class NodeTraining:
             for phase in self._recipe.phases
         )
 
-    def _states(self, kept_after: str | None) -> tuple[ClientStates, bool]:
-        """What the client goes on from; and whether what it was to go on from is lost, so that it is the first."""
+    def _keep(self, name: str, before: ClientState, rows: Sequence[Tensor]) -> None:
+        """Store the client's state before and after a task, until it is known which part of the way counts."""
+        if rows:
+            after = {key: part[0].clone() for key, part in zip(before, rows, strict=True)}
+            Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after})
+            _make_newest(self._folder / name)
+
+    def _states(self, kept_after: str | None, discount: float) -> tuple[ClientStates, bool]:
+        """The client's state, and whether it is lost, so that the client begins with its first one."""
         states = self._prepared.client_states()
         if kept_after is None:
             return states, False
@@ -223,7 +230,8 @@ class NodeTraining:
             newest = Checkpoints(self._folder / kept_after, 1).newest()
         except InvalidCheckpoint:
             newest = None
-        states.restore(newest[1] if newest else {})
+        if newest is not None:
+            states.commit(self._client, at_discount(newest[1]["before"], newest[1]["after"], discount))
         return states, newest is None
 
 

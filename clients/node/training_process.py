@@ -24,7 +24,7 @@ from fed.clients.node.training import (
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
-from fed.wire.protocol_pb2 import Signature
+from fed.wire.protocol_pb2 import Plan
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["TrainingProcess"]
@@ -60,9 +60,9 @@ class TrainingProcess:
         described: Described = self._ask("describe")
         return described
 
-    def prepare(self, experiment: Experiment, signature: Signature) -> None:
+    def prepare(self, experiment: Experiment, plan: Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, signature.SerializeToString()
+        wanted = experiment, Plan(signature=plan.signature, format=plan.format).SerializeToString()
         if self._prepared != wanted:
             self._prepared = None
             spec = self._ask("prepare", *wanted)
@@ -79,9 +79,11 @@ class TrainingProcess:
             return TaskDone(problem=str(error))
         return done
 
-    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+    def score(
+        self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
+    ) -> tuple[int, float, float | None]:
         """Score a model on what the node holds out."""
-        scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after)
+        scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after, kept_discount)
         return scores
 
     def forget_before(self, name: str) -> None:
@@ -144,8 +146,8 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
                 answer: Any = described(pair)
             elif what == "prepare":
                 assert pair is not None
-                experiment, signature = arguments
-                training = NodeTraining(client, pair, experiment, Signature.FromString(signature), folder)
+                experiment, plan = arguments
+                training = NodeTraining(client, pair, experiment, Plan.FromString(plan), folder)
                 answer = training.spec()
             else:
                 assert training is not None

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Broadcast
-from fed.aggregators.client_side import messages, starting_states
+from fed.aggregators.client_side import reported, starting_states
+from fed.clients.client_states import ClientState, algorithm_state, client_state
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.samples import dense
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
@@ -31,25 +32,30 @@ _States: TypeAlias = tuple[Tensor, Tensor]
 
 
 class _Sent(NamedTuple):
-    """A task as it is, and what came with it."""
+    """A task with what came with it."""
 
     task: Train
     pairs: list[Pair]
     start: Tensor
     integers: Tensor
     broadcast: Broadcast
-    state: Any
-    own: tuple[Tensor, ...]
+    state: ClientState
+    algorithm: Any
+
+    @property
+    def own(self) -> _States | None:
+        """The model, or the private parts, that each client keeps for itself."""
+        return (self.state["model.params"], self.state["model.integers"]) if "model.params" in self.state else None
 
     def samples(self) -> tuple[int, ...]:
         return tuple(targets.shape[0] for _, targets in self.pairs)
 
 
 class _Results(NamedTuple):
-    """What came of all phases: the models to be reported, what clients keep of their own, and how it went."""
+    """The outcome of all phases: the models to be reported, the clients' own, and how it went."""
 
     reported: _States
-    own: tuple[Tensor, ...]
+    own: _States | None
     train_losses: list[float]
     seen: tuple[int, ...]
     diverged: tuple[ClientId, str] | None
@@ -71,6 +77,10 @@ class GroupTraining:
         self.trainer = self._reporting.trainer
         self._layout = self.trainer.layout
         self._params = self._layout.shared.parameters
+        self._algorithm_state: type | None = None
+        if recipe.aggregator is not None:
+            first = recipe.aggregator.init_client(torch.zeros(self._params))
+            self._algorithm_state = None if first is None else type(first)
 
     def __call__(self, task: Train, tensors: Sequence[Tensor]) -> tuple[Trained, Sequence[Tensor]]:
         """Train, and answer as :class:`.work_items.Train` says; the answer's tensors are on the CPU."""
@@ -83,37 +93,60 @@ class GroupTraining:
 
     def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:
         broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
-        state, own = (kept[:-2], kept[-2:]) if self._recipe.keeps_own else (kept, ())
-        if state:
-            assert self._recipe.aggregator is not None
-            state = type(self._recipe.aggregator.init_client(start[: self._params]))(*state)
-        return _Sent(task, pairs, start, integers, broadcast, state or None, own)
+        state = dict(zip(task.state_names, kept, strict=True))
+        algorithm = algorithm_state(state, self._algorithm_state) if state else None
+        return _Sent(task, pairs, start, integers, broadcast, state, algorithm)
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
-        aggregator, samples = self._recipe.aggregator, sent.samples()
+        samples, aggregator = sent.samples(), self._recipe.aggregator
         begin = self._begin(sent)
         done = self._train(sent, begin)
-        (vectors_KV, integers_KI), state, weights = done.reported, sent.state, tuple(map(float, samples))
+        weights, algorithm = tuple(map(float, samples)), sent.algorithm
+        tensors: Sequence[Tensor] = done.reported
         if aggregator is not None and sent.task.wants != "models":
-            if aggregator.plain_report:  # as its report would say, in a tenth of the time
-                vectors_KV = vectors_KV.double().sub_(begin)
-            else:
-                vectors_KV, weights, state = self._report(aggregator, sent, begin, done)
-                done = done._replace(diverged=done.diverged or _overflown(sent.task, vectors_KV))
-            if sent.task.wants == "mean":
-                vectors_KV, integers_KI = _mean(vectors_KV, weights), _largest(integers_KI, sent.integers)
+            update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, done)
+            if not is_update:
+                done = done._replace(diverged=done.diverged or self._overflown(sent.task, update_KM))
+            params_KV = done.reported[0] if is_update else None
+            tensors = self._outgoing(sent, update_KM, params_KV, weights, done.reported[1])
         trained = Trained(samples, done.seen, tuple(done.train_losses), weights, done.diverged)
-        return trained, () if done.diverged else (vectors_KV, integers_KI, *(state or ()), *done.own)
+        if done.diverged:
+            return trained, ()
+        state = client_state(algorithm, done.own or ())
+        return trained, (*tensors, *(state[name] for name in sent.task.state_names))
+
+    def _outgoing(
+        self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None, weights: Sequence[float], integers_KI: Tensor
+    ) -> Sequence[Tensor]:
+        """Encode reported updates for the wire; in simulation decode them as the coordinator would.
+
+        Attackers of a simulation, who look at the others' updates, act between report and encoding, in the fleet.
+        """
+        task, message = sent.task, self._recipe.format
+        assert message is not None
+        if task.wants == "reported":
+            return update_KM, integers_KI
+        draw = task.draw(self._recipe.streams)
+        if message.sends_models and params_KV is None:  # the algorithm has changed this update
+            params_KV = (sent.start.double() + update_KM).to(message.dtype)
+            update_KM = params_KV.double() - sent.start
+        if task.wants == "payload":
+            is_model = message.sends_models and params_KV is not None
+            return *((params_KV,) if is_model else message.encode(update_KM, draw)), integers_KI
+        update_KM = message.received(update_KM, draw)
+        if task.wants == "mean":
+            return _mean(update_KM, weights), _largest(integers_KI, sent.integers)
+        return update_KM, integers_KI
 
     def _begin(self, sent: _Sent) -> Tensor:
         """Where local steps begin: the task's model, or what the algorithm makes of it for each client."""
         if self._recipe.aggregator is None:
             return sent.start
-        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.state)
+        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.algorithm)
 
     def _train(self, sent: _Sent, begin: Tensor) -> _Results:
         """All phases, each from where the last of its model ends."""
-        given = Given(sent.state, sent.broadcast, None, sent.task.lr, sent.task.steps)
+        given = Given(sent.algorithm, sent.broadcast, None, sent.task.lr, sent.task.steps)
         if self._recipe.aggregator is not None:
             given = given._replace(anchor_P=sent.start[..., : self._params])
         own: Any = sent.own
@@ -133,13 +166,15 @@ class GroupTraining:
 
     def _report(
         self, aggregator: Aggregator, sent: _Sent, begin: Tensor, done: _Results
-    ) -> tuple[Tensor, tuple[float, ...], Any]:
-        """Messages [K, M], weights, and what the clients keep."""
+    ) -> tuple[Tensor, tuple[float, ...], Any, bool]:
+        """Report: updates [K, M] in float64, weights, the algorithm's new state, and whether the updates are plain."""
         task, local, samples = sent.task, self._recipe.local, sent.samples()
+        if aggregator.plain_report:  # as its report would say, in a tenth of the time
+            return done.reported[0].double().sub_(begin), tuple(map(float, samples)), sent.algorithm, True
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.steps_of(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
         samples_K1, steps_K1, losses_K1 = _columns(samples, steps, done.train_losses)
-        messages_KM, weights_K, state = messages(
+        update_KM, weights_K, state, is_update = reported(
             aggregator,
             self._layout.shared,
             sent.start,
@@ -151,13 +186,23 @@ class GroupTraining:
             momentum=local.momentum,
             nesterov=local.nesterov,
             train_loss_K1=losses_K1,
-            client_state=sent.state,
+            client_state=sent.algorithm,
             broadcast=sent.broadcast,
             population=task.population,
             places_K=torch.tensor(task.places, dtype=torch.int64) if task.places else None,
             **self._measured(aggregator, sent),
         )
-        return messages_KM, tuple(weights_K.tolist()), state
+        return update_KM, tuple(weights_K.tolist()), state, is_update
+
+    def _overflown(self, task: Train, update_KM: Tensor) -> tuple[ClientId, str] | None:
+        """The first client whose report is not finite on the wire, as where a power of its loss overflows; or none."""
+        assert self._recipe.format is not None
+        sent_KM = update_KM.to(self._recipe.format.dtype)
+        if math.isfinite(sent_KM.sum(dtype=torch.float64)):
+            return None
+        finite = torch.isfinite(sent_KM).all(1).tolist()
+        places = [place for place, is_finite in enumerate(finite) if not is_finite]
+        return (task.clients[places[0]], "what it reports is not finite") if places else None
 
     def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
         """What the algorithm asks for of the task's model, on each client's own data."""
@@ -176,7 +221,7 @@ class GroupTraining:
     def _whole(self, shared: Tensor, sent: _Sent) -> _States:
         """Shared states with what is private, of each client."""
         model = shared, sent.integers
-        return self._layout.joined(model, (sent.own[0], sent.own[1])) if self._layout.private else model
+        return self._layout.joined(model, sent.own) if self._layout.private and sent.own else model
 
 
 class _PhaseTraining:
@@ -227,30 +272,15 @@ def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(2).unbind()
 
 
-def _mean(messages_KM: Tensor, weights: Sequence[float]) -> Tensor:
+def _mean(update_KM: Tensor, weights: Sequence[float]) -> Tensor:
     """The weighted mean; of a single message that one, to the bit."""
     if len(weights) == 1:
-        return messages_KM[0]
-    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ messages_KM
+        return update_KM[0]
+    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ update_KM
 
 
 def _largest(integers_KI: Tensor, sent_I: Tensor) -> Tensor:
     return integers_KI.amax(0) if integers_KI.numel() else sent_I
-
-
-def _overflown(task: Train, messages_KM: Tensor) -> tuple[ClientId, str] | None:
-    """The first client of a group whose message is not finite, as where a power of its loss overflows; or nobody."""
-    if math.isfinite(messages_KM.sum()):
-        return None
-    finite = torch.isfinite(messages_KM).all(1).tolist()
-    return next(
-        (
-            (client, "what it reports is not finite")
-            for client, is_finite in zip(task.clients, finite, strict=True)
-            if not is_finite
-        ),
-        None,
-    )
 
 
 def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:

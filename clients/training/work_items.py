@@ -13,8 +13,10 @@ from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
 from fed.clients.evaluation import Metric, Score, is_mean_over_samples
 from fed.clients.training.losses import Loss
+from fed.compression.codec import Draw
 from fed.config.experiment import Local
 from fed.randomness import Streams
+from fed.wire.format import Format
 
 __all__ = ["Begin", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
 
@@ -31,14 +33,15 @@ class Train:
     """Train a group.
 
     With it come the model or models to start from (vector [V] or [K, V], integers [I] or [K, I]), the broadcast's
-    tensors, and what the clients keep, [K, ·] each: the parts of the algorithm's state, and where the recipe says so a
-    vector and integers of their own.
+    tensors, and the clients' states, [K, ·] each.
 
-    The answer is a :class:`Trained`, what is wanted, and what the clients keep from now on. There are wanted
+    The result is a :class:`Trained`, what is wanted, and the clients' new states. There are wanted
 
-    - the "models": the trained vectors [K, V], in the model's type, and integers [K, I];
-    - the "messages": each client's parts and its float buffers' update [K, M], in float64, and integers [K, I];
-    - their "mean": [M], in float64, and of the integers the largest [I].
+    - "models": the trained vectors [K, V], in the model's type, and integers [K, I];
+    - "reported": the updates that clients report [K, M], in float64, before they are encoded, and integers [K, I];
+    - "updates": the same as the coordinator decodes them;
+    - "mean": their weighted mean [M], in float64, and the largest of the integers [I];
+    - "payload": the tensors of the run's format, [K, ·] each, as they travel, integers last.
 
     Args:
         clients: the group.
@@ -50,17 +53,23 @@ class Train:
         population: how many clients there are.
         places: each client's number among them, where the algorithm asks for it.
         keys: what names each client's random streams beside it; the round where empty.
+        state_names: the names of the tensors of the clients' states, in their order.
     """
 
     clients: tuple[ClientId, ...]
     round: int
-    wants: Literal["models", "messages", "mean"]
+    wants: Literal["models", "reported", "updates", "mean", "payload"]
     lr: float | None = None
     steps: tuple[int | None, ...] = ()
     broadcast_count: int = 0
     population: int = 1
     places: tuple[int, ...] = ()
     keys: tuple[tuple[int, ...], ...] = ()
+    state_names: tuple[str, ...] = ()
+
+    def draw(self, streams: Streams) -> Draw:
+        """The random streams with which the clients encode."""
+        return Draw(streams, [key[0] for key in self.keys] or [self.round] * len(self.clients), self.clients)
 
     def key_of(self, row: int) -> tuple[ClientId, ...]:
         """What names a client's random streams."""
@@ -135,6 +144,7 @@ class Recipe:
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
         held_out: the samples that a client scores models on, where clients do.
+        format: of the clients' messages; None where there is no coordinator.
     """
 
     module: nn.Module
@@ -149,6 +159,7 @@ class Recipe:
     test: Iterable[Tensor] | None
     streams: Streams
     held_out: _Reader | None = None
+    format: Format | None = None
 
     @property
     def keeps_own(self) -> bool:

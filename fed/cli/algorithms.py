@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fed.cli.tables import console
@@ -95,7 +95,8 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     import torch
 
     from fed.aggregators.base import Aggregator
-    from fed.aggregators.client_side import message_sizes
+    from fed.aggregators.client_side import format_of
+    from fed.layout import Layout
 
     if not isinstance(algorithm, Aggregator):
         yield "peers keep", "a model each"
@@ -116,7 +117,8 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
-    yield "moves up", f"{_sizes(message_sizes(algorithm, params_P, _POPULATION), model)} from each client"
+    message = format_of(algorithm, Layout(_PARAMETERS, _PARAMETERS, torch.float32, (), (), ()), _POPULATION)
+    yield "moves up", f"{_sizes(message.parts, model)} from each client"
     asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
     if algorithm.asks:
         asked = " and ".join(asks[name] for name in sorted(algorithm.asks))
@@ -155,7 +157,7 @@ def _fields(state: Any) -> str:
     return ", ".join(names)
 
 
-def _sizes(sizes: list[int], model: str) -> str:
+def _sizes(sizes: Sequence[int], model: str) -> str:
     """Sizes in multiples of the model's and the population's, and single numbers."""
     models = sum(size == _PARAMETERS for size in sizes)
     populations = sum(size == _POPULATION for size in sizes)

@@ -1,11 +1,10 @@
-"""What a coordinator and a client say to each other, and the checks that an answer must pass.
+"""Messages between a coordinator and its clients: tasks with the global model, and the clients' answers.
 
-Shapes: V, a model's floating-point state; I, its integers (see :mod:`fed.layout`); M, numbers of a
-client's message.
+Shapes: V, a model's floating-point state; I, its integers (see :mod:`fed.layout`); M, numbers of a client's message.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,19 +14,18 @@ from fed.reduction import WeightedMean
 __all__ = [
     "LARGEST",
     "MOST_SAMPLES",
-    "EdgeReply",
-    "Failure",
-    "GroupReply",
-    "Reply",
+    "Answer",
+    "GlobalModel",
     "Task",
     "client_id_of",
     "one_line",
-    "refusal",
     "refusal_of_numbers",
+    "task_of",
 ]
 
 _HEAVIEST = 1e40
 _MOST_WORDS = 500
+_NOTHING = torch.empty(0)
 
 LARGEST = 1e200
 """Of a number that a client says: far above what any holds, and so low that a weighted mean of them can be found."""
@@ -36,161 +34,112 @@ MOST_SAMPLES = 2**53
 """That a client may hold: beyond it float64 does not count one by one."""
 
 
+class GlobalModel(NamedTuple):
+    """The global model of one version, as it goes out with every task of that version.
+
+    Args:
+        version: the number of times that the model had moved.
+        params_V: where training starts: parameters and float buffers, in the model's type.
+        integers_I: the integer buffers.
+        broadcast: tensors that the algorithm gives to every client beside the model.
+    """
+
+    version: int
+    params_V: Tensor
+    integers_I: Tensor
+    broadcast: tuple[Tensor, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors, in their order on the wire."""
+        return (self.params_V, self.integers_I, *self.broadcast)
+
+    def size_bytes(self) -> int:
+        """Bytes of its tensors on the wire."""
+        return sum([part.nbytes for part in self.tensors])
+
+
 class Task(NamedTuple):
     """Train this model on your data.
 
     Args:
         id: unique within the run.
         round: the round it belongs to, from 1.
-        client: whom it is for.
-        vector_V: where training starts.
-        integers_I: the model's integer buffers.
-        broadcast: what the rule gives to every client beside the model.
+        client: the client that trains.
+        model: the global model, of which tasks of one version share the tensors.
         lr: the step size of local steps; None: the experiment's.
-        steps: how many optimizer steps; None: as many as the experiment says.
-        repeats: how many tasks of this round the client has had before: with client and round it names the streams.
-        deadline_s: how long after its dispatch the answer must be there; None: no matter.
-        takes_parts: whether the client may answer with a part of its work, if that is all it can do in time.
+        steps: optimizer steps; None: the experiment's.
+        repeats: earlier tasks of the client in this round: with client and round it names the random streams.
+        deadline_s: seconds from dispatch in which the answer must arrive; None: no deadline.
+        takes_parts: the client may answer with fewer steps, if that is all it can do in time.
     """
 
     id: int
     round: int
     client: int | str
-    vector_V: Tensor
-    integers_I: Tensor
-    broadcast: tuple[Tensor, ...] = ()
+    model: GlobalModel
     lr: float | None = None
     steps: int | None = None
     repeats: int = 0
     deadline_s: float | None = None
     takes_parts: bool = False
 
-    def size_bytes(self) -> int:
-        """Bytes of its tensors as they travel."""
-        return self.vector_V.nbytes + self.integers_I.nbytes + sum([part.nbytes for part in self.broadcast])
+
+def task_of(saved: Mapping[str, Any]) -> Task:
+    """The task of which a checkpoint holds the fields."""
+    return Task(**{**saved, "model": GlobalModel(**saved["model"])})
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What became of a task: the trained model.
-
-    Args:
-        task: the task's id.
-        round: the task's round.
-        client: who trained.
-        vector_V: the trained state.
-        integers_I: the trained integer buffers.
-        samples: how many the client holds: its weight in the mean.
-        train_loss: mean over the samples trained on.
-    """
-
-    task: int
-    round: int
-    client: int | str
-    vector_V: Tensor
-    integers_I: Tensor
-    samples: int
-    train_loss: float
-
-    def size_bytes(self) -> int:
-        """Bytes of its tensors as they travel."""
-        return self.vector_V.nbytes + self.integers_I.nbytes
-
-
-class GroupReply(NamedTuple):
-    r"""What became of tasks that started from one model and were trained together: the mean of their messages.
+class Answer(NamedTuple):
+    r"""The answer to one task, or to several that started from one model and were reduced: updates, or a failure.
 
     .. math:: \sum_k w_k m_k / \sum_k w_k
 
-    A message holds the parts that the algorithm reports, and the update of all state but parameters.
+    A message m holds the parts that the algorithm reports, then the update of the float buffers.
 
     Args:
         tasks: their ids.
         round: the tasks' round.
-        clients: who trained, in the order of the tasks.
-        mean_M: the mean, in float64.
-        weight: of the mean, the sum of the clients' weights.
-        integers_I: of the trained integer buffers the largest.
-        samples: how many each client holds.
-        train_losses: of each client, means over the samples trained on.
-        size_bytes: of what was really sent, where that is known.
+        clients: the clients that trained, in the order of the tasks.
+        mean_update_M: the weighted mean of the messages; float64 but for a single client's.
+        weight: the sum of the clients' weights.
+        integers_I: the largest of the trained integer buffers.
+        samples: the number of samples of each client.
+        train_losses: each client's mean loss over the samples trained on.
+        size_bytes: what travelled from the clients.
+        start_V: the model that training started from, where ``mean_update_M`` is a trained model: their difference is
+            the update, found piece by piece, so that no copy of the model is made.
+        partial: an exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
+        relayed_bytes: what an edge coordinator received to send on.
+        problem: the reason why there is no update, as a sentence for the user; empty where there is one.
+        diverged: the loss or the model is no longer finite.
     """
 
     tasks: tuple[int, ...]
     round: int
     clients: tuple[int | str, ...]
-    mean_M: Tensor
-    weight: float
-    integers_I: Tensor
-    samples: tuple[int, ...]
-    train_losses: tuple[float, ...]
-    size_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class EdgeReply:
-    """What an edge coordinator has of its clients' answers: their sum, which others can be added to without rounding.
-
-    Args:
-        replies: what it counts, without their means.
-        sum: of the messages, exact.
-    """
-
-    replies: tuple[GroupReply, ...]
-    sum: WeightedMean
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What became of a task: nothing.
-
-    Args:
-        task: the task's id.
-        round: the task's round.
-        client: who failed.
-        reason: one sentence for the user.
-        diverged: the loss or the model is no longer finite.
-    """
-
-    task: int
-    round: int
-    client: int | str
-    reason: str
+    mean_update_M: Tensor = _NOTHING
+    weight: float = 0.0
+    integers_I: Tensor = _NOTHING
+    samples: tuple[int, ...] = ()
+    train_losses: tuple[float, ...] = ()
+    size_bytes: int = 0
+    start_V: Tensor | None = None
+    partial: WeightedMean | None = None
+    relayed_bytes: int = 0
+    problem: str = ""
     diverged: bool = False
 
+    @classmethod
+    def failure(cls, task: Task, problem: str, *, diverged: bool = False) -> "Answer":
+        """The answer of a client that has no update.
 
-def refusal(reply: Reply, task: Task | None, weight: float = 1.0, *, message_size: int | None = None) -> str | None:
-    """Why a reply must not touch the model, or None if it may.
-
-    Args:
-        reply: what came, from whoever sent it.
-        task: the task in flight that it claims to answer, or None if there is none.
-        weight: of it in the mean.
-        message_size: how many numbers it must have in float64, where it is a message rather than a trained model.
-    """
-    if task is None:
-        return f"task {reply.task} is not in flight"
-    if (reply.client, reply.round) != (task.client, task.round):
-        return (
-            f"task {task.id} is client {task.client!r}'s of round {task.round}, "
-            f"got {reply.client!r} and round {reply.round}"
-        )
-    vector = (task.vector_V.dtype, task.vector_V.shape) if message_size is None else (torch.float64, (message_size,))
-    for name, got, (dtype, shape) in (
-        ("vector", reply.vector_V, vector),
-        ("integers", reply.integers_I, (task.integers_I.dtype, task.integers_I.shape)),
-    ):
-        if got.shape != shape or got.dtype != dtype:
-            return f"the {name} must be {dtype} {tuple(shape)}, got {got.dtype} {tuple(got.shape)}"
-    if reason := refusal_of_numbers(reply.samples, weight, reply.train_loss):
-        return reason
-    if not reply.vector_V.numel():
-        return None
-    lowest, highest = torch.aminmax(reply.vector_V)  # both are NaN where one number is
-    largest = max(-float(lowest), float(highest))
-    if not largest <= LARGEST:
-        return f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}"
-    return None
+        Args:
+            task: the task that failed.
+            problem: the reason, as a sentence.
+            diverged: the loss or the model is no longer finite.
+        """
+        return cls((task.id,), task.round, (task.client,), problem=problem, diverged=diverged)
 
 
 def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | None:

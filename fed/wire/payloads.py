@@ -14,7 +14,7 @@ from fed.storage.serialization import bytes_of
 from fed.wire.protocol_pb2 import Chunk, Payload
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = ["CHUNK_BYTES", "SHA256", "Incoming", "chunks", "read", "size_of", "spec_of", "written"]
+__all__ = ["CHUNK_BYTES", "SHA256", "Incoming", "chunks", "read", "size_of", "spec_of", "tensor_messages", "written"]
 
 CHUNK_BYTES = 1 << 20
 _DTYPES = {
@@ -23,6 +23,10 @@ _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
     "int64": torch.int64,
+    "int32": torch.int32,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
 }
 _MOST_TENSORS = 1000
 _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
@@ -41,6 +45,11 @@ def spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
     if unknown := [name for name in names if name not in _DTYPES]:
         raise InvalidPayload(f"tensors travel as one of {', '.join(_DTYPES)}, got {unknown[0]}")
     return [TensorMessage(dtype=name, numbers=tensor.numel()) for name, tensor in zip(names, tensors, strict=True)]
+
+
+def tensor_messages(specs: Sequence[tuple[torch.dtype, int]]) -> list[TensorMessage]:
+    """Tensors of these types and lengths, as a payload says them."""
+    return [TensorMessage(dtype=str(dtype).removeprefix("torch."), numbers=numbers) for dtype, numbers in specs]
 
 
 def size_of(spec: Sequence[TensorMessage]) -> int:

@@ -59,19 +59,39 @@ class Joining(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("run", "experiment", "signature", "heartbeat_s")
+    __slots__ = ("run", "experiment", "signature", "heartbeat_s", "format")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
     run: str
     experiment: str
     signature: Signature
     heartbeat_s: float
-    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    format: Format
+    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ..., format: _Optional[_Union[Format, _Mapping]] = ...) -> None: ...
+
+class Format(_message.Message):
+    __slots__ = ("dtype", "parts", "buffers", "integers", "parameters", "broadcast", "sends_models")
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    BUFFERS_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
+    SENDS_MODELS_FIELD_NUMBER: _ClassVar[int]
+    dtype: str
+    parts: _containers.RepeatedScalarFieldContainer[int]
+    buffers: int
+    integers: int
+    parameters: int
+    broadcast: _containers.RepeatedScalarFieldContainer[int]
+    sends_models: bool
+    def __init__(self, dtype: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ..., buffers: _Optional[int] = ..., integers: _Optional[int] = ..., parameters: _Optional[int] = ..., broadcast: _Optional[_Iterable[int]] = ..., sends_models: bool = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +105,7 @@ class Assignment(_message.Message):
     DURABLE_AFTER_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TAKES_PARTS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_DISCOUNT_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     round: int
     repeats: int
@@ -98,17 +119,20 @@ class Assignment(_message.Message):
     durable_after: TaskId
     deadline_s: float
     takes_parts: bool
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ...) -> None: ...
+    kept_discount: float
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ...) -> None: ...
 
 class Examination(_message.Message):
-    __slots__ = ("id", "payload", "kept_after")
+    __slots__ = ("id", "payload", "kept_after", "kept_discount")
     ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     KEPT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_DISCOUNT_FIELD_NUMBER: _ClassVar[int]
     id: int
     payload: Payload
     kept_after: TaskId
-    def __init__(self, id: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ...) -> None: ...
+    kept_discount: float
+    def __init__(self, id: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., kept_discount: _Optional[float] = ...) -> None: ...
 
 class Withdrawal(_message.Message):
     __slots__ = ("task",)

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fed.errors import InvalidPayload
+from fed.server.client_state_versions import CountedTask
 from fed.server.flower.messages import Kind, answer_of, description_of, message_to, name_of, scores_of
-from fed.server.real_fleet import Answer, RealFleet
+from fed.server.real_fleet import RealFleet
 from fed.server.validation import BEGAN_ANEW, failure_of
 from fed.storage.checkpoints import Tree
 from fed.wire.flower_records import array_of, field, packed, unpacked
-from fed.wire.messages import GroupReply, Task, one_line
-from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task, one_line
+from fed.wire.protocol_pb2 import Joining, Plan, Scores
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
 
@@ -95,8 +97,8 @@ class FlowerFleet(RealFleet):
         self._answers: deque[Answer] = deque()
         self._scores: list[Scores] = []
         self._examination = 0
-        self._array: tuple[tuple[Tensor, ...], Any] | None = None
-        self._signature: Signature | None = None
+        self._array: tuple[int, Any] | None = None
+        self._plan: Plan | None = None
 
     @property
     def refused(self) -> int:
@@ -126,9 +128,9 @@ class FlowerFleet(RealFleet):
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these but those that are there; Flower cannot tell their nodes."""
-        for task in set(tasks) - set(map(_task_of, self._answers)):
+        for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
             self._open.pop(task, None)
-            self._settle(task)
+            self._sent_no_more(task)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """What nodes that have no message find of a model, or of their own, on samples that they hold out.
@@ -160,9 +162,9 @@ class FlowerFleet(RealFleet):
         super().restore(state)
         self._run = state["run"]
 
-    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
-        """What the model is made for; the experiment is in the app."""
-        self._signature = plan.signature
+    def _make_known(self, plan: Plan, message: Format) -> None:
+        """Keep what nodes are told with each message; the experiment is in the app."""
+        self._plan = plan
 
     def _has_answer(self) -> bool:
         return bool(self._answers)
@@ -248,32 +250,35 @@ class FlowerFleet(RealFleet):
                 _log.warning("Flower took no message for node %d", one.node)
 
     def _content(self, task: Task) -> Any:
-        tensors = (task.vector_V, task.integers_I, *task.broadcast)
-        if self._array is None or [*map(id, self._array[0])] != [*map(id, tensors)]:
-            self._array = tensors, array_of(tensors)
+        tensors = task.model.tensors
+        if self._array is None or self._array[0] != task.model.version:
+            self._array = task.model.version, array_of(tensors)
         members = self.registered()
         return packed(
             tensors,
             self._array[1],
             **self._heading(task.client),
-            name=name_of((self._start, task.id)),
+            name=name_of(CountedTask(self._start, task.id)),
             round=task.round,
             repeats=task.repeats,
             lr=task.lr,
             steps=task.steps,
-            broadcast_count=len(task.broadcast),
+            broadcast_count=len(task.model.broadcast),
             population=len(members),
             place=members.index(task.client) if self._asks_place else None,
         )
 
     def _heading(self, client: int | str) -> dict[str, Any]:
-        assert self._signature is not None
+        assert self._plan is not None
+        signature, kept = self._plan.signature, self._kept.after(client)
         return {
             "run": self._run,
-            "input_shape": list(self._signature.input_shape),
-            "input_dtype": self._signature.input_dtype,
-            "classes": self._signature.classes,
-            "kept_after": name_of(self._kept.after(client)),
+            "input_shape": list(signature.input_shape),
+            "input_dtype": signature.input_dtype,
+            "classes": signature.classes,
+            "format": self._plan.format.SerializeToString(),
+            "kept_after": name_of(kept),
+            "kept_discount": kept and kept.discount,
             "durable_after": name_of(self._kept.durable_after(client)),
         }
 
@@ -317,10 +322,12 @@ class FlowerFleet(RealFleet):
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
-        answer = answer_of(task, fields, tensors, self._message_size)
+        assert self._message is not None
+        assert self._streams is not None
+        answer = answer_of(task, fields, tensors, self._message, self._streams)
         if fields.get("began_anew") is True:
             _log.warning(BEGAN_ANEW, task.client)
-        self._settle(task.id)
+        self._sent_no_more(task.id)
         self._answers.append(answer)
 
     def _undone(self, sent: _Sent, code: int, reason: str) -> None:
@@ -362,7 +369,7 @@ class FlowerFleet(RealFleet):
         """A task has failed, unless nobody waits for it any more."""
         task = self._open.get(number)
         if task is not None:
-            self._settle(number)
+            self._sent_no_more(number)
             self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
 
     def _is_awaited_score(self, sent: _Sent) -> bool:
@@ -371,11 +378,7 @@ class FlowerFleet(RealFleet):
     def _unscored(self) -> list[int | str | None]:
         return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
 
-    def _settle(self, number: int) -> None:
+    def _sent_no_more(self, number: int) -> None:
         """It is not sent again."""
         for known in (self._waiting, self._due_s, self._sends):
             known.pop(number, None)
-
-
-def _task_of(answer: Answer) -> int:
-    return answer.tasks[0] if isinstance(answer, GroupReply) else answer.task

@@ -9,10 +9,14 @@ from typing import Any, Literal
 from torch import Tensor
 
 from fed.errors import InvalidPayload
-from fed.server.client_state_versions import TaskName
-from fed.server.validation import checked, refusal_of_joining, refusal_of_scores
+from fed.randomness import Streams
+from fed.server.client_state_versions import CountedTask
+from fed.server.incoming import received
+from fed.server.validation import refusal_of_joining, refusal_of_scores
 from fed.wire.flower_records import field, flower
-from fed.wire.messages import GroupReply, Reply, Task
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task
+from fed.wire.protocol_pb2 import Answer as Header
 from fed.wire.protocol_pb2 import Joining, Scores, Signature
 
 __all__ = ["Kind", "answer_of", "description_of", "message_to", "name_of", "scores_of"]
@@ -36,7 +40,7 @@ def message_to(node: int, kind: Kind, content: Any, ttl_s: float | None, number:
     return flower("app").Message(content, node, kind, ttl=ttl_s, group_id=str(number))
 
 
-def name_of(task: TaskName | None) -> str | None:
+def name_of(task: CountedTask | None) -> str | None:
     """A task's name among all that nodes keep something of."""
     return None if task is None else f"{task[0]}-{task[1]}"
 
@@ -62,30 +66,26 @@ def description_of(fields: Mapping[str, Any]) -> tuple[int | str, Joining]:
 
 
 def answer_of(
-    task: Task, fields: Mapping[str, Any], tensors: Sequence[Tensor], message_size: int | None
-) -> GroupReply | Reply:
+    task: Task, fields: Mapping[str, Any], tensors: Sequence[Tensor], message: Format, streams: Streams
+) -> Answer:
     """The answer to a task, as it may be counted.
 
     Args:
         task: that it answers.
         fields: of the message.
         tensors: of the message.
-        message_size: how many numbers it must have, or None where it is a model.
+        message: the format of clients' messages.
+        streams: the run's, for codecs.
 
     Raises:
         InvalidPayload: if it is none.
     """
-    if len(tensors) != 2:
-        raise InvalidPayload(f"an answer must have 2 tensors, got {len(tensors)}")
-    answer = checked(
-        task,
-        (tensors[0], tensors[1]),
+    header = Header(
         samples=field(fields, "samples", int),
         weight=field(fields, "weight", float),
         train_loss=field(fields, "train_loss", float),
-        size_bytes=sum([tensor.nbytes for tensor in tensors]),
-        message_size=message_size,
     )
+    answer = received(task, header, tensors, message, streams)
     if isinstance(answer, str):
         raise InvalidPayload(answer)
     return answer

@@ -16,14 +16,16 @@ from torch import Tensor
 
 from fed.errors import InvalidInput, RunFailed
 from fed.identity.credentials import hold_to_loopback
-from fed.server.client_state_versions import TaskName
+from fed.server.client_state_versions import CountedTask
 from fed.server.grpc.leases import Delivery
 from fed.server.grpc.service import NodeService, Patience, Scored, handler_of
-from fed.server.real_fleet import Answer, RealFleet
-from fed.server.validation import BEGAN_ANEW, checked, failure_of
+from fed.server.incoming import received
+from fed.server.real_fleet import RealFleet
+from fed.server.validation import BEGAN_ANEW, failure_of
 from fed.wire.calls import Admission
-from fed.wire.messages import Task
-from fed.wire.payloads import read, spec_of, written
+from fed.wire.format import Format
+from fed.wire.messages import Answer, Task
+from fed.wire.payloads import read, tensor_messages, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
 from fed.wire.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
 
@@ -76,7 +78,7 @@ class NodeFleet(RealFleet):
         self._changed = threading.Condition()
         self._ready: deque[Delivery] = deque()
         self._is_closed = False
-        self._payloads: list[tuple[tuple[Tensor, ...], Payload]] = []
+        self._payloads: dict[int, Payload] = {}
         self._examinations = 0
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
@@ -116,11 +118,12 @@ class NodeFleet(RealFleet):
                 repeats=task.repeats,
                 lr=task.lr,
                 steps=task.steps,
-                broadcast_count=len(task.broadcast),
+                broadcast_count=len(task.model.broadcast),
                 population=len(members),
                 place=members.index(task.client) if self._asks_place else None,
-                payload=self._payload((task.vector_V, task.integers_I, *task.broadcast)),
-                kept_after=_task_id(self._kept.after(task.client)),
+                payload=self._payload(task.model.version, task.model.tensors),
+                kept_after=_task_id(kept := self._kept.after(task.client)),
+                kept_discount=kept and kept.discount,
                 durable_after=_task_id(self._kept.durable_after(task.client)),
                 deadline_s=task.deadline_s,
                 takes_parts=task.takes_parts,
@@ -143,11 +146,13 @@ class NodeFleet(RealFleet):
             limit_s: how long to wait for them.
         """
         self._examinations += 1
-        payload = self._payload(model)
+        payload = self._payload(-self._examinations, model)
         missing = set[int | str]()
         for client in self._attending():
-            kept_after = _task_id(self._kept.after(client))
-            examination = Examination(id=self._examinations, payload=payload, kept_after=kept_after)
+            kept = self._kept.after(client)
+            examination = Examination(id=self._examinations, payload=payload, kept_after=_task_id(kept))
+            if kept is not None:
+                examination.kept_discount = kept.discount
             if self._call(self._service.examine, client, examination):
                 missing.add(client)
         found: list[Scores] = []
@@ -182,8 +187,8 @@ class NodeFleet(RealFleet):
         self._thread.join()
         self._loop.close()
 
-    def _make_known(self, plan: Plan, answer: Sequence[Tensor]) -> None:
-        self._call(self._service.make_known, plan, spec_of(answer))
+    def _make_known(self, plan: Plan, message: Format) -> None:
+        self._call(self._service.make_known, plan, tensor_messages(message.uplink))
 
     def _has_answer(self) -> bool:
         return self._has_arrived(0.0)
@@ -212,17 +217,11 @@ class NodeFleet(RealFleet):
         if arrival.answer is None or arrival.path is None:
             return failure_of(task, arrival.problem, has_diverged=arrival.diverged)
         answer = arrival.answer
-        vector, integers_I = read(arrival.path, answer.payload)
+        tensors = read(arrival.path, answer.payload)
         arrival.path.unlink(missing_ok=True)
-        reply = checked(
-            task,
-            (vector, integers_I),
-            samples=answer.samples,
-            weight=answer.weight,
-            train_loss=answer.train_loss,
-            size_bytes=answer.payload.size_bytes,
-            message_size=self._message_size,
-        )
+        assert self._message is not None
+        assert self._streams is not None
+        reply = received(task, answer, tensors, self._message, self._streams)
         if isinstance(reply, str):
             self._call(self._service.refusals.note, task.client, reply)
             return failure_of(task, f"its answer was refused: {reply}")
@@ -230,15 +229,14 @@ class NodeFleet(RealFleet):
             _log.warning(BEGAN_ANEW, task.client)
         return reply
 
-    def _payload(self, tensors: tuple[Tensor, ...]) -> Payload:
-        """The file of these tensors, of which all tasks of a version have one; others go when nobody needs them."""
-        for known, payload in self._payloads:
-            if [*map(id, known)] == [*map(id, tensors)]:
-                return payload
-        needed = {id(task.vector_V) for task in self._open.values()}
-        before = {payload.sha256 for _, payload in self._payloads}
-        self._payloads = [(known, payload) for known, payload in self._payloads if id(known[0]) in needed]
-        for digest in before - {payload.sha256 for _, payload in self._payloads}:
+    def _payload(self, version: int, tensors: tuple[Tensor, ...]) -> Payload:
+        """The file of a version's tensors; a version that no open task has goes."""
+        if version in self._payloads:
+            return self._payloads[version]
+        needed = {task.model.version for task in self._open.values()}
+        before = {payload.sha256 for payload in self._payloads.values()}
+        self._payloads = {known: payload for known, payload in self._payloads.items() if known in needed}
+        for digest in before - {payload.sha256 for payload in self._payloads.values()}:
             (self._spool / f"{digest}.out").unlink(missing_ok=True)
         writing = self._spool / "writing"
         try:
@@ -250,7 +248,7 @@ class NodeFleet(RealFleet):
                 "may write to, then resume the run"
             ) from None
         writing.replace(self._spool / f"{payload.sha256}.out")
-        self._payloads.append((tensors, payload))
+        self._payloads[version] = payload
         return payload
 
     def _attending(self) -> list[int | str]:
@@ -307,5 +305,5 @@ class NodeFleet(RealFleet):
             await asyncio.wait(ending, timeout=_ENDING_S)
 
 
-def _task_id(found: TaskName | None) -> TaskId | None:
-    return None if found is None else TaskId(start=found[0], number=found[1])
+def _task_id(found: CountedTask | None) -> TaskId | None:
+    return None if found is None else TaskId(start=found.start, number=found.number)

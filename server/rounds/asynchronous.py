@@ -78,7 +78,7 @@ class _Unsynchronised(Rounds):
             return None
         return self._weights.weight(staleness)
 
-    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
+    def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
         """Until the model moves for that time, counted from 1."""
         accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
         while accumulator.replied < self.updates:

@@ -15,6 +15,7 @@ from fed.server.coordinator import Coordinator
 from fed.server.fleet import Fleet
 from fed.server.parameter_store import ParameterStore
 from fed.server.rounds.synchronous import NOBODY_STAYS, Rounds, fail_if_stalled
+from fed.storage.checkpoints import Tree, plain
 
 __all__ = ["BoundedStaleness", "Held"]
 
@@ -68,9 +69,21 @@ class BoundedStaleness(Rounds):
         """All."""
         return population
 
-    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
-        """Until the slowest client has finished so many tasks."""
-        store = coordinator.clocks(math.inf if self.bound == "none" else self.bound)
+    def init(self) -> ParameterStore:
+        """The clients' clocks, of which none runs further ahead than the bound."""
+        return ParameterStore(bound=math.inf if self.bound == "none" else self.bound)
+
+    def saved(self, state: ParameterStore) -> Tree:
+        """The clocks, for a checkpoint."""
+        return plain(state.state())
+
+    def restored(self, saved: Tree) -> ParameterStore:
+        """The clocks that :meth:`saved` wrote down."""
+        return ParameterStore.restore(saved)
+
+    def round(self, coordinator: Coordinator, number: int, state: ParameterStore | None = None) -> RoundStats:
+        """Run until the slowest client has finished as many tasks as the round's number."""
+        store = state if state is not None else self.init()
         rounds_stats, begins_s, held = [], coordinator.fleet.clock, Held()
         while store.slowest < number:
             fail_if_stalled(coordinator, number, begins_s)

@@ -5,7 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -17,6 +17,7 @@ from fed.errors import InvalidExperiment, RunFailed
 from fed.server.accumulator import RoundStats, UpdateAccumulator
 from fed.server.coordinator import Coordinator
 from fed.server.rounds.sampling import Draw, Sampling
+from fed.storage.checkpoints import Tree
 
 __all__ = ["NOBODY_STAYS", "Rounds", "Synchronous", "await_clients", "fail_if_stalled"]
 
@@ -54,9 +55,27 @@ class Rounds(Hyperparameters, ABC):
             InvalidExperiment: if it cannot do with that; of most policies all algorithms over mean will do.
         """
 
+    def init(self) -> Any:
+        """The policy's own state before the first round; None: it keeps nothing between rounds."""
+        return None
+
+    def saved(self, state: Any) -> Tree:
+        """The policy's state, for a checkpoint."""
+        return None
+
+    def restored(self, saved: Tree) -> Any:
+        """The state that :meth:`saved` wrote down."""
+        return None
+
     @abstractmethod
-    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
-        """Until the model moves for that time, counted from 1."""
+    def round(self, coordinator: Coordinator, number: int, state: Any = None) -> RoundStats:
+        """Run a round, until the global model moves.
+
+        Args:
+            coordinator: dispatches tasks and collects updates.
+            number: of the round, from 1.
+            state: of :meth:`init`, which the policy changes.
+        """
 
     def evaluates(self, number: int) -> bool:
         """Whether the model is evaluated after a round."""
@@ -137,7 +156,7 @@ class Synchronous(Rounds):
         """Whether answers count, however late they come."""
         return False
 
-    def round(self, coordinator: Coordinator, number: int) -> RoundStats:
+    def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
         """One round, numbered from 1."""
         fleet = coordinator.fleet
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
@@ -211,7 +230,7 @@ def fail_if_stalled(coordinator: Coordinator, number: int, begins_s: float) -> N
         RunFailed: if it has not come to its end by then, as where no client stays for as long as its task takes.
     """
     if coordinator.fleet.clock > begins_s + _LONGEST_S:
-        waiting = [task.client for task, _ in coordinator.open.values()]
+        waiting = [task.client for task in coordinator.open.values()]
         raise RunFailed(
             f"round {number} has not ended within a week of the clients' time; "
             + (f"it waits for {waiting[:3]}" if waiting else "those that it asks fail or are away")

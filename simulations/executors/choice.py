@@ -94,7 +94,8 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
     travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.keeps_models else 1)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
-    model_size = max(simulation.traffic.message_size, simulation.layout.size) + simulation.layout.integer_count
+    layout, numbers = simulation.layout, simulation.message.numbers if simulation.message else 0
+    model_size = max(numbers, layout.size) + layout.integer_count
     item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
     try:
         if not problem:

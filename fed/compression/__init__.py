@@ -1,0 +1,1 @@
+"""Codecs: how the values of a client update are encoded for the wire."""

@@ -1,0 +1,196 @@
+"""The format of a run's messages: parts, lengths, types, codecs and sizes, made once when the run is prepared.
+
+Shapes: K clients of a group, M numbers of a client's message and its float buffers, V the model's floating-point state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.errors import InvalidPayload
+from fed.layout import Layout
+
+if TYPE_CHECKING:
+    from fed.wire.protocol_pb2 import Format as FormatHeader
+
+__all__ = ["Format"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """What travels between a coordinator and its clients.
+
+    A client whose whole message is its update sends the trained model: the coordinator finds the update in float64
+    without a rounding. All other messages travel in the model's type, float32 for most: that halves their bytes, and
+    moves each number by at most 2⁻²⁴ of itself, far less than the noise of a mini-batch.
+
+    Args:
+        dtype: the model's type, which values have on the wire.
+        parts: numbers of each part of a client's message, the update first.
+        buffers: numbers of the float buffers' update, which follows the parts.
+        integers: numbers of the integer buffers.
+        parameters: numbers of the parameters; codecs encode parts of this length.
+        broadcast: numbers of each tensor that goes out beside the model in the first round.
+        later_broadcast: the same in later rounds.
+        sends_models: clients send their trained model in place of a message.
+        codecs: the chain that encodes values, first to last.
+
+    Example:
+        >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
+        >>> plain.numbers, plain.uplink_bytes, plain.downlink_bytes
+        (12, 56, 56)
+    """
+
+    dtype: torch.dtype
+    parts: tuple[int, ...]
+    buffers: int = 0
+    integers: int = 0
+    parameters: int = 0
+    broadcast: tuple[int, ...] = ()
+    later_broadcast: tuple[int, ...] = ()
+    sends_models: bool = False
+    codecs: tuple[Codec, ...] = ()
+
+    def header(self) -> "FormatHeader":
+        """The format as a plan says it; nodes know the codecs from the experiment."""
+        from fed.wire.protocol_pb2 import Format as FormatHeader
+
+        return FormatHeader(
+            dtype=str(self.dtype).removeprefix("torch."),
+            parts=self.parts,
+            buffers=self.buffers,
+            integers=self.integers,
+            parameters=self.parameters,
+            broadcast=self.broadcast,
+            sends_models=self.sends_models,
+        )
+
+    @classmethod
+    def of(cls, header: "FormatHeader", layout: Layout, codecs: tuple[Codec, ...] = ()) -> "Format":
+        """The format that a plan says, held to the node's own model.
+
+        Args:
+            header: from a server.
+            layout: the layout of what leaves this node.
+            codecs: the experiment's chain.
+
+        Raises:
+            InvalidPayload: if the server's model is another.
+        """
+        ours = str(layout.dtype), layout.parameters, layout.size - layout.parameters, layout.integer_count
+        theirs = f"torch.{header.dtype[:20]}", header.parameters, header.buffers, header.integers
+        if ours != theirs:
+            raise InvalidPayload(
+                f"the server's model must have the type, parameters, buffers and integers {ours}, got {theirs}: do "
+                "both run the same version of fed, and of the model's code?"
+            )
+        return cls(
+            layout.dtype,
+            tuple(header.parts),
+            buffers=header.buffers,
+            integers=header.integers,
+            parameters=header.parameters,
+            broadcast=tuple(header.broadcast),
+            sends_models=header.sends_models,
+            codecs=codecs,
+        )
+
+    @property
+    def numbers(self) -> int:
+        """M, the numbers of a client's message with its float buffers."""
+        return sum(self.parts) + self.buffers
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of each part and of the float buffers."""
+        return [*self.parts, self.buffers]
+
+    @cached_property
+    def uplink(self) -> tuple[TensorSpec, ...]:
+        """The tensors of one client's message on the wire, integers last."""
+        coded = [spec for numbers in self.parts if self._is_coded(numbers) for spec in self._payload(numbers)]
+        raw = sum(numbers for numbers in self.sizes[:-1] if not self._is_coded(numbers)) + self.buffers
+        values = [TensorSpec(self.dtype, raw)] if raw or not coded else []
+        return (*coded, *values, TensorSpec(torch.int64, self.integers))
+
+    @cached_property
+    def uplink_bytes(self) -> int:
+        """Bytes of one client's message."""
+        return sum(spec.size_bytes for spec in self.uplink)
+
+    @property
+    def downlink(self) -> tuple[TensorSpec, ...]:
+        """The tensors of a task of the first round: the model, its integers, and what is broadcast."""
+        model = TensorSpec(self.dtype, self.parameters + self.buffers), TensorSpec(torch.int64, self.integers)
+        return (*model, *(TensorSpec(self.dtype, numbers) for numbers in self.broadcast))
+
+    @cached_property
+    def downlink_bytes(self) -> int:
+        """Bytes of a task of the first round."""
+        return sum(spec.size_bytes for spec in self.downlink)
+
+    @cached_property
+    def later_downlink_bytes(self) -> int:
+        """Bytes of a task of a later round, in which more may be broadcast."""
+        return self.downlink_bytes + (sum(self.later_broadcast) - sum(self.broadcast)) * self.dtype.itemsize
+
+    def encode(self, update_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        """Encode messages that are no trained models: tensors [K, ·] as ``uplink`` says, without the integers."""
+        parts = update_KM.split_with_sizes(self.sizes, 1)
+        coded = [self._encoded(part, draw) for part in parts[:-1] if self._is_coded(part.shape[1])]
+        raw = [part for part in parts[:-1] if not self._is_coded(part.shape[1])] + [parts[-1]]
+        values = [torch.cat(raw, 1).to(self.dtype)] if any(part.shape[1] for part in raw) or not coded else []
+        return (*(tensor for payload in coded for tensor in payload), *values)
+
+    def decode(self, payload: Sequence[Tensor], draw: Draw) -> Tensor:
+        """Decode what :meth:`encode` made: messages [K, M]; in the type on the wire where nothing is encoded."""
+        if not self.codecs:
+            return payload[0]
+        left = list(payload)
+        coded = [self._decoded(left, numbers, draw) for numbers in self.parts if self._is_coded(numbers)]
+        raw_KR = left.pop(0).double() if left else coded[0].new_zeros(len(coded[0]), 0)
+        parts = []
+        for numbers in self.sizes[:-1]:
+            parts.append(coded.pop(0) if self._is_coded(numbers) else raw_KR[:, :numbers])
+            raw_KR = raw_KR if self._is_coded(numbers) else raw_KR[:, numbers:]
+        return torch.cat([*parts, raw_KR], 1)
+
+    def received(self, update_KM: Tensor, draw: Draw) -> Tensor:
+        """The messages [K, M] as the coordinator decodes them, in float64."""
+        if self.sends_models or (self.dtype == torch.float64 and not self.codecs):
+            return update_KM
+        return self.decode(self.encode(update_KM, draw), draw).double()
+
+    def _is_coded(self, numbers: int) -> bool:
+        return bool(self.codecs) and numbers == self.parameters
+
+    def _payload(self, numbers: int) -> list[TensorSpec]:
+        """The tensors of an encoded part: each codec encodes the first tensor of the one before."""
+        specs = [TensorSpec(self.dtype, numbers)]
+        for codec in self.codecs:
+            specs = [*codec.payload(specs[0]), *specs[1:]]
+        return specs
+
+    def _encoded(self, part_KP: Tensor, draw: Draw) -> list[Tensor]:
+        tensors = [part_KP]
+        for codec in self.codecs:
+            tensors = [*codec.encode(tensors[0], draw), *tensors[1:]]
+        specs = self._payload(part_KP.shape[1])
+        return [tensor.to(spec.dtype) for tensor, spec in zip(tensors, specs, strict=True)]
+
+    def _decoded(self, left: list[Tensor], numbers: int, draw: Draw) -> Tensor:
+        """Decode a part from the first of these tensors, which leave the list."""
+        steps = [TensorSpec(self.dtype, numbers)]
+        for codec in self.codecs[:-1]:
+            steps.append(codec.payload(steps[-1])[0])
+        count = len(self._payload(numbers))
+        tensors, left[:] = left[:count], left[count:]
+        for codec, values in zip(reversed(self.codecs), reversed(steps), strict=True):
+            own = len(codec.payload(values))
+            tensors = [codec.decode(tensors[:own], values.numbers, draw), *tensors[own:]]
+        return tensors[0].double()

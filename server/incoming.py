@@ -1,0 +1,73 @@
+"""The way in of client updates: validated and decoded before they touch the model.
+
+Shapes: see :mod:`fed.wire.messages`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fed.compression.codec import Draw
+from fed.randomness import Streams
+from fed.wire.format import Format
+from fed.wire.messages import LARGEST, Answer, Task, refusal_of_numbers
+from fed.wire.protocol_pb2 import Answer as AnswerHeader
+
+__all__ = ["received"]
+
+
+def received(
+    task: Task, header: AnswerHeader, tensors: Sequence[Tensor], message: Format, streams: Streams
+) -> Answer | str:
+    """Validate and decode what a client sent.
+
+    A trained model stays as it came, so that no copy of it is made.
+
+    Args:
+        task: that it answers.
+        header: the numbers that came with the tensors.
+        tensors: the payload, integers last.
+        message: the format of clients' messages.
+        streams: the run's, for codecs.
+
+    Returns:
+        The update as it is counted, or the reason why it must not touch the model.
+    """
+    said = [(tensor.dtype, tensor.numel()) for tensor in tensors]
+    if said != [*message.uplink]:
+        return f"the tensors must be {_named(message.uplink)}, got {_named(said[:4])}"
+    if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
+        return reason
+    *payload, integers_I = tensors
+    if reason := next(filter(None, map(_refusal, payload)), None):
+        return reason
+    draw = Draw(streams, [task.round], [task.client])
+    update_M = message.decode([tensor.unsqueeze(0) for tensor in payload], draw)[0]
+    if message.codecs and (reason := _refusal(update_M)):
+        return reason
+    return Answer(
+        (task.id,),
+        task.round,
+        (task.client,),
+        update_M,
+        header.weight,
+        integers_I,
+        (header.samples,),
+        (header.train_loss,),
+        sum(tensor.nbytes for tensor in tensors),
+        task.model.params_V if message.sends_models else None,
+    )
+
+
+def _refusal(values: Tensor) -> str | None:
+    """The reason why values must not touch the model."""
+    if not values.numel() or not values.is_floating_point():
+        return None
+    lowest, highest = torch.aminmax(values)  # both are NaN where one number is
+    largest = max(-float(lowest), float(highest))
+    return None if largest <= LARGEST else f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}"
+
+
+def _named(specs: Sequence[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:
+    return [(str(dtype).removeprefix("torch."), numbers) for dtype, numbers in specs]
