@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from fed.aggregators.base import Aggregator, PeerRule
 from fed.clients.data import FederatedData
 from fed.clients.training.losses import Loss
+from fed.compression.codec import Codec
+from fed.config.components import Component
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
 __all__ = [
     "check_algorithm",
     "check_batch_norm",
+    "check_codec",
     "check_labels",
     "check_model",
     "check_state",
@@ -173,6 +176,21 @@ def check_algorithm(algorithm: Any, kind: str) -> Any:
             f"{type(algorithm).__name__}: derive it from one of them"
         )
     return algorithm
+
+
+def check_codec(section: Component) -> Codec:
+    """Make the codec of a section, which may be the user's own.
+
+    Raises:
+        InvalidExperiment: if it makes none.
+    """
+    codec = section.make()
+    if not isinstance(codec, Codec):
+        raise InvalidExperiment(
+            f"uplink {section.kind} must make a fed.compression.codec.Codec, got {type(codec).__name__}: derive it "
+            "from that"
+        )
+    return codec
 
 
 def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:

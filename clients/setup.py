@@ -9,7 +9,15 @@ from torch import nn
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.aggregators.client_side import first_client_state, format_of
-from fed.clients.checks import check_algorithm, check_batch_norm, check_labels, check_model, check_state, own_copy
+from fed.clients.checks import (
+    check_algorithm,
+    check_batch_norm,
+    check_codec,
+    check_labels,
+    check_model,
+    check_state,
+    own_copy,
+)
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
 from fed.clients.evaluation import Metric, accuracy
@@ -38,6 +46,7 @@ class Preparation:
         algorithm: the experiment's.
         phases: what local training consists of.
         layout: the model's, with what is private last.
+        codecs: the chain that encodes clients' updates.
 
     Args:
         experiment: what is to be run.
@@ -65,20 +74,19 @@ class Preparation:
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
         self.phases, self.layout = self._local_training()
+        self.codecs = tuple(check_codec(section) for section in experiment.uplink)
         self._local = experiment.local
         self._loss = loss or cross_entropy
         self._metric = metric or (None if loss else accuracy)
 
-    def format_for(self, population: int, clients: int = 1) -> Format | None:
-        """The format of the run's messages; None where there is no coordinator.
+    def message_format(self, population: int, clients: int = 1) -> Format:
+        """The format of the run's messages, where clients report to a coordinator.
 
         Args:
             population: the number of clients.
             clients: the number of clients that report in a round.
         """
-        if not isinstance(self.algorithm, Aggregator):
-            return None
-        return format_of(self.algorithm, self.layout.shared, population, (), clients)
+        return format_of(self.algorithm, self.layout.shared, population, self.codecs, clients)
 
     def recipe(self, data: FederatedData, message: Format | None, *, is_batched: bool) -> Recipe:
         """Everything that a process needs to do its part of the work.

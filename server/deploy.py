@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fed.aggregators.base import Aggregator
 from fed.clients.data import FederatedData, load
+from fed.clients.node.plans import NODE_KEYS
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -167,8 +168,7 @@ class Deployment:
         begun = begun_as(self.experiment, prepared.layout, None)
         kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
-        message = prepared.format_for(1)
-        assert message is not None
+        message = prepared.message_format(1)
         policy.check_algorithm(algorithm, len(message.parts))
         if kept is None:
             folder.begin(self.experiment)
@@ -181,8 +181,7 @@ class Deployment:
         policy.check(len(fleet.registered()))
         if asks_place:  # a message is as long as there are clients
             fleet.fix_registered()
-            message = prepared.format_for(len(fleet.registered()))
-            assert message is not None
+            message = prepared.message_format(len(fleet.registered()))
         model = shared.pack(prepared.module)
         coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, self._lr_in)
         del model
@@ -312,6 +311,5 @@ def _stand_in(signature: Signature, held_out: float) -> FederatedData:
 
 
 def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:
-    """What nodes need to know of an experiment."""
-    keys = experiment.dump()
-    return {**{key: keys[key] for key in ("name", "seed", "model", "local", "algorithm", "evaluation")}, "data": None}
+    """The part of an experiment that nodes need."""
+    return {**{key: value for key, value in experiment.dump().items() if key in NODE_KEYS}, "data": None}

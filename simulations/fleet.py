@@ -16,8 +16,7 @@ from fed.randomness import Streams
 from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Membership, Spells
 from fed.simulations.devices import Devices
-from fed.simulations.in_flight import Departures, Flight
-from fed.simulations.occupation import Occupation
+from fed.simulations.in_flight import Departures, Flight, Occupation
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree

@@ -87,7 +87,7 @@ class Simulation:
         self.experiment = _resolved(experiment, data, model, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
-        self.message = self.prepared.format_for(self.population, self.trainees)
+        self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
         self.recipe = self.prepared.recipe(self.data, self.message, is_batched=self.batching.is_batched)
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
         if self.message is not None:

@@ -1,16 +1,19 @@
 """Fleets whose answers a test writes down."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fed.wire.messages import Failure, GroupReply, Reply, Task
+from fed.wire.messages import Answer, Task
 
 __all__ = ["ScriptedFleet"]
 
 
 class ScriptedFleet:
     """Clients who are always there, on a clock that stands still, and answer nothing later; tests say what they answer.
+
+    Attributes:
+        verdicts: what the coordinator has said of the tasks that counted, each time.
 
     Args:
         clients: all of them.
@@ -19,6 +22,7 @@ class ScriptedFleet:
     clock = 0.0
 
     def __init__(self, clients: Sequence[int | str]) -> None:
+        self.verdicts: list[dict[int, float]] = []
         self._clients = clients
         self._tasks: list[Task] = []
 
@@ -34,12 +38,15 @@ class ScriptedFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         self._tasks += tasks
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[GroupReply | Reply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Nothing, unless a test says more."""
         yield from ()
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Nobody answers later anyhow."""
+
+    def settle(self, counted: Mapping[int, float]) -> None:
+        self.verdicts.append({**counted})
 
     def wait(self, until: float = math.inf) -> bool:
         return False

@@ -7,10 +7,11 @@ from typing import Any
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 
-__all__ = ["as_experiment", "hold_to_allowed"]
+__all__ = ["NODE_KEYS", "as_experiment", "hold_to_allowed"]
 
 _MOST_LETTERS = 1 << 20
-_OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
+NODE_KEYS = {"name", "seed", "model", "local", "algorithm", "evaluation", "uplink"}
+"""The sections of an experiment that concern nodes."""
 
 
 def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
@@ -27,7 +28,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    if others := sorted(keys.keys() - _OF_NODES - {"data"}) or (["data"] if keys.get("data") is not None else []):
+    if others := sorted(keys.keys() - NODE_KEYS - {"data"}) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)
     try:

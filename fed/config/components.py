@@ -124,7 +124,7 @@ class Family(Generic[_Section]):
         pattern = {"type": "string", "pattern": "^python:[^:]+:[^:]+$", "description": "Your own, by module and name."}
         users = {"type": "object", "properties": {"kind": pattern}, "required": ["kind"]}
         names = {"enum": list(self.builtin), "type": "string", "description": "A kind, with its defaults."}
-        return {"anyOf": [names, *choices, users]}
+        return {"anyOf": [names, *choices, users] if choices else [pattern, users]}
 
     def _schema_of(self, kind: str, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         section = self.section(kind)

@@ -22,6 +22,7 @@ from fed.config.lr_schedules import Schedule
 from fed.config.registry import (
     ADVERSARIES,
     ALGORITHMS,
+    CODECS,
     DATA,
     DEVICES,
     EVALUATIONS,
@@ -188,6 +189,8 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
     """Who trains when, and how often."""
+    uplink: Annotated[tuple[Annotated[Component, CODECS], ...], Field(strict=False)] = ()
+    """The chain of codecs that encodes clients' updates, first to last; none unless given."""
     hierarchy: Annotated[Component, HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, DEVICES] = Field(default_factory=lambda: DEVICES.validate({}))

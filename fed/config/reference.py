@@ -89,7 +89,7 @@ def _part(field: FieldInfo) -> "type[Section] | Family[Any] | None":
     inside: list[Any] = [*field.metadata, field.annotation]
     for part in inside:
         is_section = isinstance(part, type) and issubclass(part, Section) and not issubclass(part, Component)
-        if isinstance(part, Family) or is_section:
+        if (isinstance(part, Family) and part.builtin) or is_section:
             return cast("type[Section] | Family[Any]", part)
         inside += get_args(part)
     return None

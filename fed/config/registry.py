@@ -208,6 +208,9 @@ SCHEDULES = Family(
     default="constant",
 )
 
+CODECS = Family("codec", Component, {})
+"""The codecs of messages: a family that users' own kinds fill."""
+
 SAMPLINGS = Family(
     "sampling",
     Component,

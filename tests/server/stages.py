@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fed.aggregators.client_side import message_sizes
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.training import (
     Described,
@@ -42,7 +40,7 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.storage.checkpoints import Tree
 from fed.wire.dialling import DialPatience
-from fed.wire.messages import Task
+from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import read, written
 from fed.wire.protocol_pb2 import Payload, Plan, Signature
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
@@ -53,7 +51,7 @@ __all__ = ["BOUND_S", "CLIENTS", "KINDS", "REAL", "SLOW", "Stage", "nodes_at"]
 CLIENTS, SLOW = 3, 2
 BOUND_S = 30.0
 _GOES_S, _COMES_S = 50.0, 100.0
-_OF_NODES = ("name", "seed", "model", "local", "algorithm", "evaluation")
+_OF_NODES = ("name", "seed", "model", "local", "algorithm", "evaluation", "uplink")
 
 
 class Stage:
@@ -81,10 +79,10 @@ class Stage:
 
     def task(self, number: int, client: int, vector_V: Tensor | None = None, **more: Any) -> Task:
         """To train the first model, or another."""
-        shared = self._prepared.layout.shared
-        first_V, integers_I = shared.pack(self._prepared.module)
-        model_V = first_V if vector_V is None else vector_V.to(first_V)
-        return Task(number, 1, client, model_V, integers_I, self._prepared.given().broadcast, **more)
+        first_V, integers_I = self.model()
+        version, params_V = (0, first_V) if vector_V is None else (1, vector_V.to(first_V))
+        model = GlobalModel(version, params_V, integers_I, self._prepared.given().broadcast)
+        return Task(number, more.pop("round", 1), client, model, **more)
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The first one."""
@@ -137,7 +135,8 @@ class Simulated(Stage):
         made, devices = self._simulation, _Written(visits=visits)
         executor = InProcess(partial(Work, made.recipe))
         clients = SimulatedClients(made.data, made.groups, executor, devices, made.streams)
-        self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), answer_bytes=0, reduces=True)
+        assert made.message is not None
+        self.fleet = SimulatedFleet(clients, states=self._prepared.client_states(), message=made.message, reduces=True)
 
     def restored(self, state: Tree, under_way: Iterable[Task]) -> Stage:
         """Its tasks are in the state."""
@@ -174,12 +173,8 @@ class _Real(Stage, ABC):
     fleet: RealFleet
 
     def begin(self) -> None:
-        algorithm, shared = self._prepared.algorithm, self._prepared.layout.shared
-        vector_V, integers_I = self.model()
-        numbers, dtype = shared.size, shared.dtype
-        reports_models = algorithm.plain_report and algorithm.plain_start
-        if not reports_models:
-            numbers, dtype = sum(message_sizes(algorithm, vector_V.double(), CLIENTS)), torch.float64
+        assert self._simulation.message is not None
+        keeps_states = bool(self._prepared.client_states().names)
         keys = self._experiment.dump()
         plan = Plan(
             run="stage",
@@ -187,8 +182,7 @@ class _Real(Stage, ABC):
             signature=Signature(input_shape=[64], input_dtype="float32", classes=10),
             heartbeat_s=0.2,
         )
-        example = torch.empty(numbers, dtype=dtype, device="meta"), integers_I
-        self.fleet.begin(plan, example, reports_models=reports_models)
+        self.fleet.begin(plan, self._simulation.message, self._prepared.streams, keeps_states=keeps_states)
         self.fleet.await_nodes(CLIENTS)
         assert list(self.fleet.available()) == [*range(CLIENTS)]
 
@@ -277,8 +271,8 @@ class _Training:
     def describe(self) -> Described:
         return described(self._pair)
 
-    def prepare(self, experiment: Experiment, signature: Signature) -> None:
-        self._training = NodeTraining(self._client, self._pair, experiment, signature, self._folder)
+    def prepare(self, experiment: Experiment, plan: Plan) -> None:
+        self._training = NodeTraining(self._client, self._pair, experiment, plan, self._folder)
         self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self._training.spec()]
 
     def train(self, order: NodeTask) -> TaskDone:
@@ -290,8 +284,8 @@ class _Training:
         forged = self.forgery(read(order.path, Payload.FromString(done.payload)))
         return done._replace(payload=written(order.path, forged).SerializeToString())
 
-    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
-        return self._training.score(payload, path, kept_after)
+    def score(self, payload: bytes, path: Path, kept_after: str | None, *discount: float) -> Any:
+        return self._training.score(payload, path, kept_after, *discount)
 
     def forget_before(self, name: str) -> None:
         forget_before(self._folder, name)

@@ -13,7 +13,7 @@ from fed.clients.node.training import Described, NodeTask, NodeTraining, TaskDon
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
-from fed.wire.protocol_pb2 import Signature
+from fed.wire.protocol_pb2 import Plan
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
@@ -41,9 +41,9 @@ class ThreadedTraining:
     def describe(self) -> Described:
         return described(self._pair)
 
-    def prepare(self, experiment: Experiment, signature: Signature) -> None:
+    def prepare(self, experiment: Experiment, plan: Plan) -> None:
         if self.training is None:
-            self._prepared = experiment, signature
+            self._prepared = experiment, plan
             self.training = self.made_anew()
             self.training._work = self._noting(self.training._work)
             self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self.training.spec()]
@@ -66,9 +66,9 @@ class ThreadedTraining:
         self.answers.append((done, order.path.read_bytes()))
         return done
 
-    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
+    def score(self, payload: bytes, path: Path, kept_after: str | None, *discount: float) -> Any:
         assert self.training is not None
-        return self.training.score(payload, path, kept_after)
+        return self.training.score(payload, path, kept_after, *discount)
 
     def forget_before(self, name: str) -> None: ...
 

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.server.rounds.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
-from fed.wire.messages import Failure, Task
+from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet
 
 ROUNDS = 2000
@@ -29,7 +29,7 @@ class Crowd(ScriptedFleet):
     def dispatch(self, tasks: Iterable[Task]) -> None:
         raise AssertionError("nobody is asked")
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         raise AssertionError("nobody answers")
 
 
