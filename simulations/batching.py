@@ -288,7 +288,7 @@ def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], given: Gi
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = each_part(given.client_state, lambda part: part.expand(len(pairs), -1))
     trained = trainer.train(*state, pairs, orders, given._replace(client_state=kept))
-    return trained.vectors_KV - state[0], torch.tensor(trained.train_losses)
+    return trained.params_KV - state[0], torch.tensor(trained.train_losses)
 
 
 def _probed_one_by_one(trainer: Trainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:

@@ -42,13 +42,13 @@ class TrainedGroup:
     """What training leaves of each client of a group: its state, mean loss, and the samples it has seen.
 
     Args:
-        vectors_KV: the trained states.
+        params_KV: the trained states.
         integers_KI: the trained integer buffers.
         train_losses: K means over the samples trained on.
         samples_seen: K counts.
     """
 
-    vectors_KV: Tensor
+    params_KV: Tensor
     integers_KI: Tensor
     train_losses: list[float]
     samples_seen: list[int]

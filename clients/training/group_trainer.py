@@ -51,16 +51,6 @@ class _Sent(NamedTuple):
         return tuple(targets.shape[0] for _, targets in self.pairs)
 
 
-class _Results(NamedTuple):
-    """The outcome of all phases: the models to be reported, the clients' own, and how it went."""
-
-    reported: _States
-    own: _States | None
-    train_losses: list[float]
-    seen: tuple[int, ...]
-    diverged: tuple[ClientId, str] | None
-
-
 class GroupTraining:
     """Does one group's task after another.
 
@@ -100,19 +90,19 @@ class GroupTraining:
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         samples, aggregator = sent.samples(), self._recipe.aggregator
         begin = self._begin(sent)
-        done = self._train(sent, begin)
+        group, own, diverged = self._train(sent, begin)
         weights, algorithm = tuple(map(float, samples)), sent.algorithm
-        tensors: Sequence[Tensor] = done.reported
+        tensors: Sequence[Tensor] = (group.params_KV, group.integers_KI)
         if aggregator is not None and sent.task.wants != "models":
-            update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, done)
+            update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, group)
             if not is_update:
-                done = done._replace(diverged=done.diverged or self._overflown(sent.task, update_KM))
-            params_KV = done.reported[0] if is_update else None
-            tensors = self._outgoing(sent, update_KM, params_KV, weights, done.reported[1])
-        trained = Trained(samples, done.seen, tuple(done.train_losses), weights, done.diverged)
-        if done.diverged:
+                diverged = diverged or self._overflown(sent.task, update_KM)
+            params_KV = group.params_KV if is_update else None
+            tensors = self._outgoing(sent, update_KM, params_KV, weights, group.integers_KI)
+        trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), weights, diverged)
+        if diverged:
             return trained, ()
-        state = client_state(algorithm, done.own or ())
+        state = client_state(algorithm, own or ())
         return trained, (*tensors, *(state[name] for name in sent.task.state_names))
 
     def _outgoing(
@@ -144,8 +134,12 @@ class GroupTraining:
             return sent.start
         return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.algorithm)
 
-    def _train(self, sent: _Sent, begin: Tensor) -> _Results:
-        """All phases, each from where the last of its model ends."""
+    def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, tuple[ClientId, str] | None]:
+        """Train in all phases, each from where the last of its model ends.
+
+        Returns:
+            The models to be reported, the models that clients keep, and the client that has diverged.
+        """
         given = Given(sent.algorithm, sent.broadcast, None, sent.task.lr, sent.task.steps)
         if self._recipe.aggregator is not None:
             given = given._replace(anchor_P=sent.start[..., : self._params])
@@ -156,30 +150,33 @@ class GroupTraining:
             group = phase(sent, own if phase.is_personal else reported, given)
             groups.append(group)
             if phase.is_personal:
-                own = group.vectors_KV, group.integers_KI
+                own = group.params_KV, group.integers_KI
             else:
-                reported, losses = (group.vectors_KV, group.integers_KI), group.train_losses
+                reported, losses = (group.params_KV, group.integers_KI), group.train_losses
         reported, private = self._layout.split(*reported)
-        own = private if self._layout.private else own
-        seen = tuple(map(sum, zip(*(group.samples_seen for group in groups), strict=True)))
-        return _Results(reported, own, losses, seen, _diverged(sent.task, groups))
+        seen = [sum(of_client) for of_client in zip(*(group.samples_seen for group in groups), strict=True)]
+        return (
+            TrainedGroup(*reported, losses, seen),
+            private if self._layout.private else own,
+            _diverged(sent.task, groups),
+        )
 
     def _report(
-        self, aggregator: Aggregator, sent: _Sent, begin: Tensor, done: _Results
+        self, aggregator: Aggregator, sent: _Sent, begin: Tensor, group: TrainedGroup
     ) -> tuple[Tensor, tuple[float, ...], Any, bool]:
         """Report: updates [K, M] in float64, weights, the algorithm's new state, and whether the updates are plain."""
         task, local, samples = sent.task, self._recipe.local, sent.samples()
         if aggregator.plain_report:  # as its report would say, in a tenth of the time
-            return done.reported[0].double().sub_(begin), tuple(map(float, samples)), sent.algorithm, True
+            return group.params_KV.double().sub_(begin), tuple(map(float, samples)), sent.algorithm, True
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.steps_of(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
-        samples_K1, steps_K1, losses_K1 = _columns(samples, steps, done.train_losses)
+        samples_K1, steps_K1, losses_K1 = _columns(samples, steps, group.train_losses)
         update_KM, weights_K, state, is_update = reported(
             aggregator,
             self._layout.shared,
             sent.start,
             begin,
-            done.reported[0],
+            group.params_KV,
             samples_K1=samples_K1,
             steps_K1=steps_K1,
             lr=local.lr if task.lr is None else task.lr,
@@ -287,9 +284,9 @@ def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, st
     """The first client of a group whose numbers are not finite in a phase, if there is one."""
     for group in groups:
         # That a sum is finite says so of each number; a sum of finite numbers may be none.
-        if all(map(math.isfinite, group.train_losses)) and math.isfinite(group.vectors_KV.sum()):
+        if all(map(math.isfinite, group.train_losses)) and math.isfinite(group.params_KV.sum()):
             continue
-        for client, loss, vector_V in zip(task.clients, group.train_losses, group.vectors_KV, strict=True):
+        for client, loss, vector_V in zip(task.clients, group.train_losses, group.params_KV, strict=True):
             if not math.isfinite(loss):
                 return client, f"the training loss became {loss}"
             if not bool(torch.isfinite(vector_V).all()):

@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced
-from fed.aggregators.client_side import first_client_state, message_sizes, messages, starting_states
+from fed.aggregators.client_side import first_client_state, format_of, reported, starting_states
 from fed.aggregators.fedadagrad import FedAdagrad
 from fed.aggregators.fedadam import FedAdam
 from fed.aggregators.fedyogi import FedYogi
@@ -25,7 +25,7 @@ from fed.config.registry import ALGORITHMS
 from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
-from fed.wire.messages import GroupReply, Task
+from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet
 
 KINDS = [kind for kind in ALGORITHMS.builtin if ALGORITHMS.make(kind).make().primitive == "mean"]
@@ -71,29 +71,29 @@ class TableFleet(ScriptedFleet):
     def size_of(self, client: int | str) -> int:
         return 1 + int(client) % 3
 
-    def collect(self, until: float = float("inf"), enough: int | None = None) -> Iterator[GroupReply]:
+    def collect(self, until: float = float("inf"), enough: int | None = None) -> Iterator[Answer]:
         self._open = {task.client: task for task in self._taken()}
         for group in self._groups:
             if clients := [client for client in group if client in self._open]:
                 yield self._answer(clients)
 
-    def _answer(self, clients: list[int]) -> GroupReply:
+    def _answer(self, clients: list[int]) -> Answer:
         tasks = [self._open[client] for client in clients]
-        first, rule = tasks[0], self._rule
-        kept = [self.states.get(client, first_client_state(rule, LAYOUT, first.vector_V)) for client in clients]
+        first, model, rule = tasks[0], tasks[0].model, self._rule
+        kept = [self.states.get(client, first_client_state(rule, LAYOUT, model.params_V)) for client in clients]
         state = kept[0] and type(kept[0])(*(torch.stack(parts) for parts in zip(*kept, strict=True)))
-        start = starting_states(rule, LAYOUT, first.vector_V, state)
+        start = starting_states(rule, LAYOUT, model.params_V, state)
         moves = torch.stack([numbers(client, first.round, size=[PARAMETERS]) for client in clients])
         column = torch.tensor(clients, dtype=torch.float64).unsqueeze(1)
-        messages_KM, weights_K, state = messages(
-            *(rule, LAYOUT, first.vector_V, start, start + moves * (0.0 if self._is_idle else 0.1)),
+        update_KM, weights_K, state, _ = reported(
+            *(rule, LAYOUT, model.params_V, start, start + moves * (0.0 if self._is_idle else 0.1)),
             samples_K1=1 + column % 3,
             steps_K1=1 + column % 4,
             lr=0.1,
             momentum=0.5,
             train_loss_K1=1 + column,
             client_state=state,
-            broadcast=first.broadcast,
+            broadcast=model.broadcast,
             population=POPULATION,
             start_loss_K1=2 + column / 3,
             start_gradient_KP=-3 * moves,
@@ -103,13 +103,13 @@ class TableFleet(ScriptedFleet):
             self.states[client] = state and type(state)(*(part[row] for part in state))
         weights_K = weights_K * self._weight
         assert len(clients) == 1 or rule.linear
-        return GroupReply(
+        return Answer(
             tuple(task.id for task in tasks),
             first.round,
             tuple(clients),
-            messages_KM[0] if len(clients) == 1 else weights_K @ messages_KM / weights_K.sum(),
+            update_KM[0] if len(clients) == 1 else weights_K @ update_KM / weights_K.sum(),
             float(weights_K.sum()),
-            first.integers_I,
+            model.integers_I,
             tuple(1 + client % 3 for client in clients),
             tuple(1.0 + client for client in clients),
         )
@@ -119,10 +119,11 @@ def model_after(rule: Aggregator, groups: Iterable[Sequence[int]], **script: Any
     """The coordinator's model after the three rounds."""
     fleet = TableFleet(rule, groups, **script)
     integers_I = torch.zeros(0, dtype=torch.int64)
-    coordinator = Coordinator(rule, fleet, LAYOUT, start_vector(), integers_I, Streams(0))
+    message = format_of(rule, LAYOUT, POPULATION)
+    coordinator = Coordinator(rule, fleet, LAYOUT, message, start_vector(), integers_I, Streams(0))
     for number, cohort in enumerate(COHORTS, start=1):
-        exchange = coordinator.exchange(number, sorted(cohort))
-        assert exchange.replied == len(cohort)
+        stats = coordinator.round(number, sorted(cohort))
+        assert stats.replied == len(cohort)
     return coordinator.model()[0]
 
 
@@ -246,8 +247,8 @@ def test_a_local_rule_of_many_clients_is_that_of_each_alone(rule: Aggregator) ->
 def test_messages_are_as_long_as_foretold_and_all_is_float64(rule: Aggregator) -> None:
     state = rule.init(start_vector())
     report = rule.report(a_group(rule, state))
-    sizes = [part.shape[1] for part in report.message]
-    assert sizes == message_sizes(rule, start_vector(), POPULATION)
+    sizes = tuple(part.shape[1] for part in report.message)
+    assert sizes == format_of(rule, LAYOUT, POPULATION).parts
     assert {tensor.dtype for tensor in tensors(state).values()} == {torch.float64}
     kept, state = rule.init_client(start_vector()), rule.apply(state, reduced(report))
     assert {part.dtype for part in (*report.message, *(report.client_state or ()), *rule.broadcast(state))} <= {

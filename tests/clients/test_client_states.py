@@ -9,9 +9,9 @@ from fed.clients.node.training import NodeTask, NodeTraining, forget_before
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.payloads import written
-from fed.wire.protocol_pb2 import Signature
+from fed.wire.protocol_pb2 import Plan, Signature
 
-SIGNATURE = Signature(input_shape=[4], input_dtype="float32", classes=3)
+PLAN = Plan(signature=Signature(input_shape=[4], input_dtype="float32", classes=3))
 
 
 class Client:
@@ -21,13 +21,13 @@ class Client:
         pair = torch.arange(80.0).reshape(20, 4), torch.arange(20) % 3
         experiment = Experiment(model={"kind": "logistic"}, local={"lr": 0.001}, algorithm="scaffold")
         self.kept, self._file = folder / "kept", folder / "file"
-        self._training = NodeTraining(0, pair, experiment, SIGNATURE, self.kept)
+        self._training = NodeTraining(0, pair, experiment, PLAN, self.kept)
         self._tensors = [torch.zeros(numbers, dtype=getattr(torch, dtype)) for dtype, numbers in self._training.spec()]
 
     def train(self, number: int, *, kept_after: str | None = None) -> bytes:
         """A task of that number; what it answers."""
         payload = written(self._file, self._tensors).SerializeToString()
-        train = Train((0,), number, "messages", 0.001, (None,), 1, 1, (), ((number,),))
+        train = Train((0,), number, "payload", 0.001, (None,), 1, 1, (), ((number,),))
         done = self._training.train(NodeTask(f"1-{number}", train, payload, self._file, kept_after))
         assert not done.problem
         return self._file.read_bytes()

@@ -1,4 +1,4 @@
-"""What is counted of answers, one by one, in groups and of several gatherings. Shapes: S, replies; M, numbers."""
+"""What is counted of answers, one by one, in groups and of several rounds. Shapes: S, replies; M, numbers."""
 
 import math
 from collections.abc import Sequence
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fed.server.accumulator import OpenTask, RoundStats, UpdateAccumulator, joined
-from fed.wire.messages import GroupReply, Task
+from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
+from fed.wire.messages import Answer, GlobalModel, Task
 
 INTEGERS_I = torch.zeros(0, dtype=torch.int64)
 NOW = 5
 
 
-def opened(versions: Sequence[int]) -> dict[int, OpenTask]:
+def opened(versions: Sequence[int]) -> dict[int, Task]:
     """A task of each client, numbered alike, that was sent when the model had moved so often."""
-    tasks = [Task(client, 1, client, torch.zeros(2), INTEGERS_I) for client in range(len(versions))]
-    return {task.id: OpenTask(task, version) for task, version in zip(tasks, versions, strict=True)}
+    models = [GlobalModel(version, torch.zeros(2), INTEGERS_I) for version in versions]
+    return {client: Task(client, 1, client, model) for client, model in enumerate(models)}
 
 
-def group(clients: Sequence[int], mean: float, weight: float) -> GroupReply:
+def group(clients: Sequence[int], mean: float, weight: float) -> Answer:
     mean_M, alike = torch.full((2,), mean, dtype=torch.float64), [1] * len(clients)
     of = tuple(clients)
-    return GroupReply(of, 1, of, mean_M, weight, INTEGERS_I, tuple(alike), tuple(0.5 for _ in clients))
+    return Answer(of, 1, of, mean_M, weight, INTEGERS_I, tuple(alike), tuple(0.5 for _ in clients))
 
 
 def accumulator(*, is_linear: bool = True) -> UpdateAccumulator:
-    return UpdateAccumulator(2, INTEGERS_I, 8, is_linear)
+    return UpdateAccumulator(2, INTEGERS_I, is_linear)
 
 
 def halved(staleness: int) -> float | None:
@@ -40,6 +40,7 @@ def test_staleness_lessens_messages_and_no_weights_whether_or_not_a_rule_needs_e
         for client, weight in ((0, 1.0), (1, 3.0)):
             gathered.take(group([client], 1.0 + client, weight), tasks, NOW, halved)
         assert gathered.weight == 4
+        assert gathered.counted == {0: 1.0, 1: 0.25}
         if is_linear:
             assert gathered.mean().tolist() == [(1 * 1 + 3 * 2 / 4) / 4] * 2
         else:
@@ -52,13 +53,14 @@ def test_each_client_of_a_group_counts_in_the_mean_age_and_among_the_late() -> N
     gathered, tasks = accumulator(), opened([4, 4, 4, 5, 1, 1])
     for clients in ([0, 1, 2], [3], [4, 5]):
         gathered.take(group(clients, 1.0, len(clients)), tasks, NOW, halved)
-    exchange = gathered.exchange()
-    assert (exchange.replied, exchange.late, exchange.staleness_mean) == (4, 2, 3 / 4)
+    stats = gathered.stats()
+    assert (stats.replied, stats.late, stats.staleness_mean) == (4, 2, 3 / 4)
     assert gathered.weight == 4
+    assert gathered.counted == {0: 0.5, 1: 0.5, 2: 0.5, 3: 1.0}
     assert tasks == {}
 
 
-def test_several_exchanges_are_one_in_which_each_reply_counts_alike() -> None:
+def test_several_rounds_are_one_in_which_each_reply_counts_alike() -> None:
     few, many = RoundStats(3, 1, 1, 1, 10, 20, 8.0, 4.0), RoundStats(5, 3, 0, 0, 30, 40, 4.0, 0.0)
     nobody = RoundStats(1, 0, 0, 1, 0, 5, None)
     assert joined([few, many, nobody]) == RoundStats(9, 4, 1, 2, 40, 65, 5.0, 1.0)
@@ -66,6 +68,6 @@ def test_several_exchanges_are_one_in_which_each_reply_counts_alike() -> None:
     assert joined([nobody]) == nobody
 
 
-def test_a_loss_that_is_not_finite_stays_one_when_exchanges_are_joined() -> None:
+def test_a_loss_that_is_not_finite_stays_one_when_rounds_are_joined() -> None:
     infinite = RoundStats(1, 1, 0, 0, 0, 0, math.inf)
     assert joined([infinite, RoundStats(1, 1, 0, 0, 0, 0, 1.0)]).train_loss == pytest.approx(math.inf)

@@ -1,5 +1,6 @@
 """A coordinator over a fleet that misbehaves: what may move the model, and what is only counted."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fed.aggregators.base import Aggregator
+from fed.aggregators.client_side import format_of
 from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
@@ -15,50 +18,65 @@ from fed.errors import Diverged
 from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
+from fed.server.incoming import received
 from fed.server.rounds.bounded_staleness import Held
-from fed.wire.messages import Failure, GroupReply, Reply, Task
+from fed.wire.messages import Answer, Task
+from fed.wire.protocol_pb2 import Answer as Header
 from tests.scripted_fleet import ScriptedFleet
 
-Answer = Callable[[Task], Iterable[Reply | GroupReply | Failure]]
+Script = Callable[[Task], Iterable[Answer]]
 LAYOUT = Layout.of(nn.Linear(2, 1))
+COUNTING = Layout.of(nn.BatchNorm1d(2))
+FORMATS = {layout.size: format_of(FedAvg(), layout, 2) for layout in (LAYOUT, COUNTING)}
 
 
-def reply(task: Task, move: float = 1.0, samples: int = 1, client: int | str | None = None) -> Reply:
-    moved_V = task.vector_V + move
-    return Reply(task.id, task.round, task.client if client is None else client, moved_V, task.integers_I, samples, 0.5)
+def sent(task: Task, vector_V: Tensor, samples: int = 1, batches: int = 0) -> Answer:
+    """What a fleet of nodes makes of a trained model that a client sends."""
+    header = Header(samples=samples % 2**64, weight=samples, train_loss=0.5)  # a number below 0 on the wire
+    tensors = [vector_V, task.model.integers_I + batches]
+    answer = received(task, header, tensors, FORMATS[task.model.params_V.numel()], Streams(0))
+    return Answer.failure(task, f"its answer was refused: {answer}") if isinstance(answer, str) else answer
+
+
+def reply(task: Task, move: float = 1.0, samples: int = 1, **forged: Any) -> Answer:
+    return sent(task, task.model.params_V + move, samples)._replace(**forged)
 
 
 class Scripted(ScriptedFleet):
     """Answers each task as it is told to; client i's script is scripts[i]."""
 
-    def __init__(self, scripts: Sequence[Answer]) -> None:
+    def __init__(self, scripts: Sequence[Script]) -> None:
         super().__init__(range(len(scripts)))
         self._scripts = scripts
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         for task in self._taken():
             yield from self._scripts[int(task.client)](task)
 
 
-def coordinator(*scripts: Answer) -> Coordinator:
-    start_V = torch.zeros(LAYOUT.size)
-    return Coordinator(FedAvg(), Scripted(scripts), LAYOUT, start_V, torch.zeros(0, dtype=torch.int64), Streams(0))
+def over(fleet: Scripted, aggregator: Aggregator | None = None, module: nn.Module | None = None) -> Coordinator:
+    """Of a module's first model, or of zeros."""
+    layout = COUNTING if module else LAYOUT
+    start = layout.pack(module) if module else (torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64))
+    return Coordinator(aggregator or FedAvg(), fleet, layout, FORMATS[layout.size], *start, Streams(0))
+
+
+def coordinator(*scripts: Script) -> Coordinator:
+    return over(Scripted(scripts))
 
 
 def test_the_model_moves_by_the_mean_weighted_by_samples() -> None:
     moves = coordinator(lambda task: [reply(task, 1.0, samples=3)], lambda task: [reply(task, -1.0, samples=1)])
-    exchange = moves.exchange(1, [0, 1])
+    stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.full((3,), 0.5))
-    assert (exchange.selected, exchange.replied, exchange.failed, exchange.late) == (2, 2, 0, 0)
-    assert exchange.bytes_down == exchange.bytes_up == 2 * 3 * 4
-    assert exchange.train_loss == 0.5
+    assert (stats.selected, stats.replied, stats.failed, stats.late) == (2, 2, 0, 0)
+    assert stats.bytes_down == stats.bytes_up == 2 * 3 * 4
+    assert stats.train_loss == 0.5
 
 
 def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
     """EASGD moves by the sum of the pulls: of one of two clients, that one's."""
-    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
-    scripts = [lambda task: [reply(task, 1.0)], silent]
-    moves = Coordinator(EASGD(), Scripted(scripts), LAYOUT, start_V, integers_I, Streams(0))
+    moves = over(Scripted([lambda task: [reply(task, 1.0)], silent]), EASGD())
     accumulator = moves.new_accumulator()
     moves.dispatch(accumulator, 1, [0])
     moves.collect(accumulator)
@@ -95,7 +113,7 @@ def test_what_all_members_hold_is_counted_anew_when_they_are_others_and_not_befo
 def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round() -> None:
     seen: list[tuple[int, int]] = []
 
-    def noted(task: Task) -> list[Reply]:
+    def noted(task: Task) -> list[Answer]:
         seen.append((task.round, task.repeats))
         return [reply(task)]
 
@@ -112,111 +130,135 @@ def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round
     assert max(sizes) == 2
 
 
-def spoiled(task: Task, vector_V: Tensor) -> Reply:
-    return Reply(task.id, task.round, task.client, vector_V, task.integers_I, 1, 0.5)
-
-
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda task: [spoiled(task, torch.full((3,), math.nan))],
-        lambda task: [spoiled(task, torch.full((3,), math.inf))],
-        lambda task: [spoiled(task, torch.zeros(4))],
-        lambda task: [spoiled(task, torch.zeros(3, dtype=torch.float64))],
+        lambda task: [sent(task, torch.full((3,), math.nan))],
+        lambda task: [sent(task, torch.full((3,), math.inf))],
+        lambda task: [sent(task, torch.zeros(4))],
+        lambda task: [sent(task, torch.zeros(3, dtype=torch.float64))],
         lambda task: [reply(task, 9.0, samples=0)],
         lambda task: [reply(task, 9.0, samples=-5)],
-        lambda task: [reply(task, 9.0, client=0)],
-        lambda task: [Reply(task.id + 7, task.round, task.client, task.vector_V, task.integers_I, 1, 0.5)],
-        lambda task: [Reply(task.id, task.round + 1, task.client, task.vector_V, task.integers_I, 1, 0.5)],
-        lambda task: [Failure(task.id, task.round, task.client, "out of memory")],
+        lambda task: [reply(task, 9.0, clients=(0,))],
+        lambda task: [reply(task, 9.0, tasks=(task.id + 7,))],
+        lambda task: [reply(task, 9.0, round=task.round + 1)],
+        lambda task: [Answer.failure(task, "out of memory")],
         lambda task: [],
     ],
     ids=["nan", "infinity", "shape", "type", "no samples", "negative", "name", "task", "round", "failure", "silence"],
 )
-def test_what_must_not_count_changes_nothing_and_is_counted(bad: Answer) -> None:
-    moves = coordinator(lambda task: [reply(task, 1.0)], bad)
-    exchange = moves.exchange(1, [0, 1])
+def test_what_must_not_count_changes_nothing_and_is_counted(bad: Script) -> None:
+    fleet = Scripted([lambda task: [reply(task, 1.0)], bad])
+    moves = over(fleet)
+    stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.ones(3))
-    assert (exchange.selected, exchange.replied, exchange.failed) == (2, 1, 1)
+    assert (stats.selected, stats.replied, stats.failed) == (2, 1, 1)
+    assert fleet.verdicts == [{0: 1.0}]
+
+
+def test_the_fleet_is_told_how_much_each_task_counted() -> None:
+    """Three answer after the model has moved once more, the last of them when it is too late."""
+    held: list[Task] = []
+
+    def later(task: Task) -> list[Answer]:
+        held.append(task)
+        return []
+
+    fleet = Scripted([later, lambda task: [reply(task)], lambda task: [reply(one) for one in (task, *held)]])
+    moves = over(fleet)
+    accumulator = moves.new_accumulator()
+    moves.dispatch(accumulator, 1, [0, 1])
+    moves.collect(accumulator)
+    moves.step(accumulator, 1)
+    for factor, number in ((0.25, 2), (None, 3)):
+        accumulator = moves.new_accumulator()
+        moves.dispatch(accumulator, number, [2, 0])
+        moves.collect(accumulator, weigh=lambda staleness, factor=factor: factor if staleness else 1.0)  # type: ignore[misc]
+        moves.step(accumulator, number)
+        held[:] = held[1:]
+    assert fleet.verdicts == [{1: 1.0}, {2: 1.0, 0: 0.25}, {4: 1.0}]
 
 
 def test_an_answer_counts_once() -> None:
     moves = coordinator(lambda task: [reply(task, 1.0), reply(task, 1.0)], lambda task: [reply(task, 4.0)])
-    exchange = moves.exchange(1, [0, 1])
+    stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.full((3,), 2.5))
-    assert exchange.replied == 2
+    assert stats.replied == 2
 
 
 def test_a_round_without_replies_leaves_the_model() -> None:
     moves = coordinator(lambda task: [])
-    exchange = moves.exchange(1, [0])
+    stats = moves.round(1, [0])
     assert torch.equal(moves.model()[0], torch.zeros(3))
-    assert (exchange.replied, exchange.failed, exchange.late, exchange.train_loss) == (0, 1, 0, None)
+    assert (stats.replied, stats.failed, stats.late, stats.train_loss) == (0, 1, 0, None)
 
 
 def test_a_round_with_fewer_replies_than_the_rule_needs_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:
-    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
-    scripts = [lambda task: [reply(task, 1.0)], lambda task: [reply(task, 1.0)], lambda task: [reply(task, 1.0)]]
-    moves = Coordinator(FedTrimmedMean(), Scripted(scripts), LAYOUT, start_V, integers_I, Streams(0))
-    exchange = moves.exchange(1, [0, 1])
+    fleet = Scripted([lambda task: [reply(task, 1.0)]] * 3)
+    moves = over(fleet, FedTrimmedMean())
+    stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.zeros(3))
-    assert (exchange.selected, exchange.replied, exchange.train_loss) == (2, 2, 0.5)
+    assert (stats.selected, stats.replied, stats.train_loss) == (2, 2, 0.5)
     assert (
         "round 1: the model stays as it was: trimmed_mean needs n ≥ 2f + 1 messages in a round, got n=2" in caplog.text
     )
-    moves.exchange(2, [0, 1, 2])
+    moves.round(2, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.ones(3))
+    assert fleet.verdicts == [{}, {2: 1.0, 3: 1.0, 4: 1.0}]
 
 
 def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
     moves = coordinator(
         lambda task: [reply(task, 1.0)],
-        lambda task: [Failure(task.id, task.round, task.client, "the training loss became nan", diverged=True)],
+        lambda task: [Answer.failure(task, "the training loss became nan", diverged=True)],
     )
     with pytest.raises(Diverged, match="round 4, client 1: the training loss became nan"):
-        moves.exchange(4, [0, 1])
+        moves.round(4, [0, 1])
     assert torch.equal(moves.model()[0], torch.zeros(3))
 
 
 def test_a_refusal_is_logged_with_sender_and_reason(caplog: pytest.LogCaptureFixture) -> None:
-    moves = coordinator(lambda task: [spoiled(task, torch.full((3,), math.nan))])
-    moves.exchange(2, [0])
-    assert "round 2: refused client 0: the vector must be finite" in caplog.text
+    caplog.set_level(logging.INFO)
+    moves = coordinator(lambda task: [sent(task, torch.full((3,), math.nan))])
+    moves.round(2, [0])
+    assert "round 2: client 0 failed: its answer was refused: the vector must be finite" in caplog.text
 
 
 def test_integer_buffers_take_the_largest() -> None:
-    counting = Layout.of(nn.BatchNorm1d(2))
-    start_V, integers_I = counting.pack(nn.BatchNorm1d(2))
+    def counted(batches: int) -> Script:
+        return lambda task: [sent(task, task.model.params_V, batches=batches)]
 
-    def counted(batches: int) -> Answer:
-        return lambda task: [Reply(task.id, task.round, task.client, task.vector_V, task.integers_I + batches, 1, 0.5)]
-
-    moves = Coordinator(FedAvg(), Scripted([counted(2), counted(5)]), counting, start_V, integers_I, Streams(0))
-    moves.exchange(1, [0, 1])
-    moves.exchange(2, [0])
+    moves = over(Scripted([counted(2), counted(5)]), module=nn.BatchNorm1d(2))
+    moves.round(1, [0, 1])
+    moves.round(2, [0])
     assert moves.model()[1].tolist() == [7]
 
 
 def together(
     *moves: float, samples: Sequence[int] | None = None, first: int = 0, number: int = 1, **changes: Any
-) -> Answer:
+) -> Script:
     """The answer of clients whose tasks are numbered from ``first`` on, to the task of one of them."""
 
-    def answer(task: Task) -> Iterator[GroupReply]:
+    def answer(task: Task) -> Iterator[Answer]:
         held = tuple(samples or [1] * len(moves))
         mean = sum(move * count for move, count in zip(moves, held, strict=True)) / sum(held)
-        mean_M = torch.full((LAYOUT.size,), mean, dtype=torch.float64)
+        mean_update_M = torch.full((LAYOUT.size,), mean, dtype=torch.float64)
         members = tuple(range(first, first + len(moves)))
-        given = {"tasks": members, "clients": members, "integers_I": task.integers_I, **changes}
-        losses = tuple(0.1 * (index + 1) for index in range(len(moves)))
-        yield GroupReply(
-            round=number, mean_M=mean_M, weight=float(sum(held)), samples=held, train_losses=losses, **given
+        yield Answer(
+            round=number,
+            mean_update_M=mean_update_M,
+            weight=float(sum(held)),
+            integers_I=task.model.integers_I,
+            samples=held,
+            train_losses=tuple(0.1 * (index + 1) for index in range(len(moves))),
+            size_bytes=len(moves) * FORMATS[LAYOUT.size].uplink_bytes,
+            **{"tasks": members, "clients": members, **changes},
         )
 
     return answer
 
 
-def silent(task: Task) -> Iterator[Reply]:
+def silent(task: Task) -> Iterator[Answer]:
     return iter(())
 
 
@@ -228,7 +270,7 @@ def test_a_group_counts_as_its_clients_do() -> None:
             for move, held in ((1.0, 3), (3.0, 1), (-2.0, 2))
         )
     )
-    ours, theirs = (moves.exchange(1, [0, 1, 2]) for moves in (groups, alone))
+    ours, theirs = (moves.round(1, [0, 1, 2]) for moves in (groups, alone))
     assert torch.equal(groups.model()[0], alone.model()[0])
     assert float(groups.model()[0][0]) == pytest.approx((3 + 3 - 4) / 6)
     assert (ours.selected, ours.replied, ours.failed) == (theirs.selected, theirs.replied, theirs.failed) == (3, 3, 0)
@@ -238,14 +280,14 @@ def test_a_group_counts_as_its_clients_do() -> None:
 
 def test_the_last_loss_of_each_client_is_known_however_it_answers() -> None:
     moves = coordinator(silent, together(1.0, 3.0), lambda task: [reply(task, -2.0)])
-    moves.exchange(1, [0, 1, 2])
+    moves.round(1, [0, 1, 2])
     assert moves.losses == {0: 0.1, 1: 0.2, 2: 0.5}
 
 
 def test_the_order_of_groups_does_not_matter() -> None:
     scripts = [together(0.1, 0.7, samples=[3, 5]), together(1e-9, -0.3, samples=[1, 7], first=2)]
     one, other = (coordinator(*ordered, silent, silent) for ordered in (scripts, scripts[::-1]))
-    losses = [moves.exchange(1, [0, 1, 2, 3]).train_loss for moves in (one, other)]
+    losses = [moves.round(1, [0, 1, 2, 3]).train_loss for moves in (one, other)]
     assert torch.equal(one.model()[0], other.model()[0])
     assert losses[0] == losses[1]
 
@@ -265,57 +307,53 @@ def test_the_order_of_groups_does_not_matter() -> None:
     ids=["of nobody's too", "not asked", "twice", "another's", "name", "round", "nobody", "answered"],
 )
 def test_a_group_that_must_not_count_changes_nothing_and_is_counted(
-    bad: Answer, caplog: pytest.LogCaptureFixture
+    bad: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
     moves = coordinator(lambda task: [reply(task, 1.0)], bad)
-    exchange = moves.exchange(1, [0, 1])
+    stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.ones(3))
-    assert (exchange.selected, exchange.replied, exchange.failed) == (2, 1, 1)
-    assert exchange.train_loss == 0.5
+    assert (stats.selected, stats.replied, stats.failed) == (2, 1, 1)
+    assert stats.train_loss == 0.5
     assert "their tasks are not in flight" in caplog.text
 
 
 def test_a_group_counts_once() -> None:
     twice = together(1.0, 3.0)
     moves = coordinator(silent, lambda task: [*twice(task), *twice(task), reply(task, 50.0)])
-    exchange = moves.exchange(1, [0, 1])
+    stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.full((3,), 2.0))
-    assert (exchange.replied, exchange.failed) == (2, 0)
+    assert (stats.replied, stats.failed) == (2, 0)
 
 
 def test_what_arrives_is_counted_in_bytes_whether_or_not_it_counts() -> None:
     moves = coordinator(silent, together(1.0, 1.0, 1.0))
-    assert moves.exchange(1, [0, 1]).bytes_up == 3 * 3 * 4
+    assert moves.round(1, [0, 1]).bytes_up == 3 * 3 * 4
 
 
 def test_of_groups_integer_buffers_the_largest_is_taken() -> None:
-    counting = Layout.of(nn.BatchNorm1d(2))
-    start_V, integers_I = counting.pack(nn.BatchNorm1d(2))
-    mean_M = torch.zeros(counting.size, dtype=torch.float64)
+    mean_M = torch.zeros(COUNTING.size, dtype=torch.float64)
+    integers_I = torch.zeros(COUNTING.integer_count, dtype=torch.int64)
 
-    def counted(first: int, batches: int) -> Answer:
-        ids = (first, first + 1)
-        return lambda task: [GroupReply(ids, 1, ids, mean_M, 2.0, integers_I + batches, (1, 1), (0.1, 0.1))]
+    def counted(first: int, batches: int) -> Script:
+        ids, size_bytes = (first, first + 1), 2 * COUNTING.size_bytes()
+        return lambda task: [Answer(ids, 1, ids, mean_M, 2.0, integers_I + batches, (1, 1), (0.1, 0.1), size_bytes)]
 
-    scripts = [counted(0, 9), counted(2, 4), silent, silent]
-    moves = Coordinator(FedAvg(), Scripted(scripts), counting, start_V, integers_I, Streams(0))
-    exchange = moves.exchange(1, [0, 1, 2, 3])
+    moves = over(Scripted([counted(0, 9), counted(2, 4), silent, silent]), module=nn.BatchNorm1d(2))
+    stats = moves.round(1, [0, 1, 2, 3])
     assert moves.model()[1].tolist() == [9]
-    assert exchange.bytes_up == exchange.bytes_down == 4 * counting.size_bytes()
+    assert stats.bytes_up == stats.bytes_down == 4 * COUNTING.size_bytes()
 
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_of_several_that_diverged_the_first_is_named_whatever_their_order(step: int) -> None:
-    def diverged(task: Task) -> Iterator[Failure]:
-        yield Failure(task.id, task.round, task.client, "no number", diverged=True)
+    def diverged(task: Task) -> Iterator[Answer]:
+        yield Answer.failure(task, "no number", diverged=True)
 
     class Shuffled(Scripted):
-        def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
+        def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
             return iter([*super().collect(until)][::step])
 
-    start_V, integers_I = torch.zeros(LAYOUT.size), torch.zeros(0, dtype=torch.int64)
-    fleet = Shuffled([silent, diverged, diverged])
-    moves = Coordinator(FedAvg(), fleet, LAYOUT, start_V, integers_I, Streams(0))
+    moves = over(Shuffled([silent, diverged, diverged]))
     with pytest.raises(Diverged, match="round 1, client 1: no number"):
-        moves.exchange(1, [0, 1, 2])
+        moves.round(1, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.zeros(3))

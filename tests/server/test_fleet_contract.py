@@ -17,7 +17,7 @@ from fed.config.experiment import Experiment
 from fed.server.deploy import serve
 from fed.server.flower.app import server_app, write_app
 from fed.storage.checkpoints import Checkpoints
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer
 from tests.flower_stand_ins import Federation, ServerApp, install, partitions
 from tests.server.stages import BOUND_S, CLIENTS, KINDS, REAL, SLOW, Stage, nodes_at
 

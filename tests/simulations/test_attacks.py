@@ -6,8 +6,8 @@ Shapes: A, attackers; H, honest clients; P, parameters.
 import json
 import math
 import pickle
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from fed.randomness import Streams
 from fed.simulations.attacks import (
     ALIE,
     IPM,
-    AdversarialFleet,
     Attack,
+    Attackers,
     Gaussian,
     Knowledge,
     LabelFlip,
@@ -37,8 +37,8 @@ from fed.simulations.attacks import (
 )
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-from fed.wire.messages import Failure, GroupReply, Reply, Task
-from tests.scripted_fleet import ScriptedFleet
+from fed.wire.format import Format
+from fed.wire.messages import Answer
 from tests.simulations import users_parts as parts
 
 from .conftest import Point, Quadratics, mean_output
@@ -48,6 +48,7 @@ Matrix = NDArray[np.float64]
 OWN_AP = np.random.default_rng(1).normal(size=(2, 5))
 HONEST_HP = np.random.default_rng(2).normal(size=(6, 5)) + 0.5
 REPLIES, ATTACKERS = 8, 2
+NO_INTEGERS = torch.zeros(0, dtype=torch.int64)
 
 
 def known(own_AP: Matrix = OWN_AP, honest_HP: Matrix = HONEST_HP, seed: int = 0) -> Knowledge:
@@ -117,30 +118,10 @@ def test_who_knows_of_no_honest_client_says_what_it_has_trained(attack: Attack) 
     np.testing.assert_array_equal(forged(attack, honest_HP=HONEST_HP[:0]), OWN_AP)
 
 
-# In a fleet.
+# In a round.
 
 
-class Scripted(ScriptedFleet):
-    """Client i answers its row and its number; 5 comes first, 4 fails."""
-
-    clock = 12.5
-
-    def __init__(self) -> None:
-        super().__init__(range(9))
-
-    def size_of(self, client: int | str) -> int:
-        return 10 * int(client)
-
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Reply | GroupReply | Failure]:
-        for task in sorted(self._taken(), key=lambda task: (task.client != 5, -task.id)):
-            number = int(task.client)
-            if number == 4:
-                yield Failure(task.id, task.round, task.client, "out of memory")
-            else:
-                yield GroupReply(
-                    *((task.id,), task.round, (number,), row(number), number + 1.0),
-                    *(task.integers_I, (number + 1,), (0.1 * number,)),
-                )
+MESSAGE = Format(torch.float64, (5, 2), parameters=5)
 
 
 def row(client: int) -> Tensor:
@@ -148,54 +129,90 @@ def row(client: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(client).normal(size=7))
 
 
-def answers(attack: Attack, clients: Iterable[int], number: int = 1) -> list[Any]:
-    fleet = AdversarialFleet(Scripted(), attack, frozenset({2, 5}), Streams(0), 5)
-    assert (fleet.clock, list(fleet.available()), fleet.size_of(3)) == (12.5, list(range(9)), 30)
-    vector_V, integers_I = torch.zeros(5), torch.zeros(0, dtype=torch.int64)
-    fleet.dispatch([Task(place, number, client, vector_V, integers_I) for place, client in enumerate(clients)])
-    return list(fleet.collect())
+def answers(
+    attack: Attack, clients: Iterable[int], number: int = 1, message: Format = MESSAGE, rounds: Sequence[int] = ()
+) -> list[Answer]:
+    """What becomes of the reports of these clients, of which 2 and 5 attack; 5 comes first, the others backwards."""
+    tasks = enumerate(zip(clients, rounds or [number] * len([*clients]), strict=True))
+    reports = [
+        Answer((task,), of_round, (client,), row(client), client + 1.0, NO_INTEGERS, (client + 1,), (0.1 * client,), 56)
+        for task, (client, of_round) in tasks
+    ]
+    reports.sort(key=lambda report: (report.clients != (5,), -report.tasks[0]))
+    return list(Attackers(attack, frozenset({2, 5}), Streams(0), message).attacked(reports))
 
 
-def test_a_fleet_changes_the_updates_of_its_attackers_and_nothing_else() -> None:
+def test_the_updates_of_attackers_change_and_nothing_else() -> None:
     attack = IPM(epsilon=2.0)
     said, trained = (
-        {int(answer.clients[0]): answer for answer in answers(kind, range(9)) if isinstance(answer, GroupReply)}
-        for kind in (attack, Attack())
+        {int(answer.clients[0]): answer for answer in answers(kind, range(9))} for kind in (attack, Attack())
     )
-    honest = [0, 1, 3, 6, 7, 8]
-    assert sorted(said) == sorted(trained) == [0, 1, 2, 3, 5, 6, 7, 8]
+    honest = [0, 1, 3, 4, 6, 7, 8]
+    assert sorted(said) == sorted(trained) == [*range(9)]
     for client, answer in said.items():
-        assert torch.equal(answer.mean_M[5:], row(client)[5:])
-        assert (answer.weight, answer.samples, answer.tasks) == (client + 1.0, (client + 1,), (client,))
-        assert answer.train_losses == trained[client].train_losses
+        assert torch.equal(answer.mean_update_M[5:], row(client)[5:])
+        unchanged = trained[client]._replace(mean_update_M=answer.mean_update_M)
+        assert answer == unchanged
+        assert answer[4:] == (client + 1.0, NO_INTEGERS, (client + 1,), (0.1 * client,), 56, None, None, 0, "", False)
     mean_P = np.mean([row(client)[:5].numpy() for client in honest], axis=0)
     for client in honest:
-        assert torch.equal(said[client].mean_M, row(client))
+        assert torch.equal(said[client].mean_update_M, row(client))
     for client in (2, 5):
-        np.testing.assert_allclose(said[client].mean_M[:5], -2 * mean_P, rtol=1e-14)
+        assert torch.equal(trained[client].mean_update_M, row(client))
+        np.testing.assert_allclose(said[client].mean_update_M[:5], -2 * mean_P, rtol=1e-14)
 
 
 def test_attackers_know_the_honest_updates_of_their_own_round_alone() -> None:
-    fleet = AdversarialFleet(Scripted(), IPM(epsilon=2.0), frozenset({2, 5}), Streams(0), 5)
-    vector_V, integers_I = torch.zeros(5), torch.zeros(0, dtype=torch.int64)
-    asked = [(1, 0), (1, 2), (2, 1), (2, 3), (2, 5)]
-    fleet.dispatch([Task(place, number, client, vector_V, integers_I) for place, (number, client) in enumerate(asked)])
-    said = {answer.clients[0]: answer for answer in fleet.collect() if isinstance(answer, GroupReply)}
+    rounds, clients = [1, 1, 2, 2, 2], [0, 2, 1, 3, 5]
+    found = answers(IPM(epsilon=2.0), clients, rounds=rounds)
+    said = {answer.clients[0]: answer.mean_update_M[:5] for answer in found}
     for attacker, honest in ((2, [0]), (5, [1, 3])):
         expected = -2.0 * torch.stack([row(client)[:5] for client in honest]).mean(0)
-        torch.testing.assert_close(said[attacker].mean_M[:5], expected, rtol=1e-14, atol=0)
+        torch.testing.assert_close(said[attacker], expected, rtol=1e-14, atol=0)
 
 
-def test_attackers_answer_last_and_failures_pass() -> None:
-    order = [answer.client if isinstance(answer, Failure) else answer.clients[0] for answer in answers(IPM(), range(9))]
-    assert order == [8, 7, 6, 4, 3, 1, 0, 2, 5]
+@dataclass(frozen=True, kw_only=True)
+class Rounded(Mimic):
+    """Half of what the honest client is known to have sent."""
+
+    def forge(self, known: Knowledge) -> Tensor:
+        assert torch.equal(known.honest_HP, known.honest_HP.float().double())
+        assert not torch.equal(known.own_AP, known.own_AP.float().double())
+        return super().forge(known) / 3
+
+
+def test_attackers_know_what_the_coordinator_receives_and_send_in_its_type() -> None:
+    narrow = replace(MESSAGE, dtype=torch.float32)
+    said = {answer.clients[0]: answer.mean_update_M for answer in answers(Rounded(), range(9), message=narrow)}
+    for client, update_M in said.items():
+        assert update_M.dtype == torch.float64
+        assert torch.equal(update_M, update_M.float().double())
+        assert torch.equal(update_M[5:], row(client)[5:].float().double())
+        if client not in (2, 5):
+            assert torch.equal(update_M, row(client).float().double())
+    third_P = said[2][:5]
+    assert any(torch.equal(third_P, (said[client][:5] / 3).float().double()) for client in (0, 1, 3, 4, 6, 7, 8))
+
+
+def test_attackers_answer_last() -> None:
+    assert [answer.clients[0] for answer in answers(IPM(), range(9))] == [8, 7, 6, 4, 3, 1, 0, 2, 5]
+
+
+def test_attackers_that_fail_are_failures_like_others() -> None:
+    keys: dict[str, Any] = {"devices": {"kind": "uniform", "failure": 0.4}, "model": {"kind": "logistic"}}
+    plain, attacked = (
+        simulate(fed.Experiment(rounds={"count": 4}, **keys, **more), data=parts.unequal())
+        for more in ({}, {"adversaries": {"kind": "ipm", "fraction": 0.5}})
+    )
+    counts = [[(line["selected"], line["replied"], line["failed"]) for line in run.metrics] for run in (plain, attacked)]
+    assert counts[0] == counts[1]
+    assert 0 < sum(failed for _, _, failed in counts[0]) < sum(selected for selected, _, _ in counts[0])
 
 
 def test_the_order_of_arrival_changes_nothing() -> None:
     for attack in (ALIE(z=1.0), Gaussian(), Mimic()):
         one, other = (
-            {answer.clients[0]: answer.mean_M for answer in answers(attack, clients) if isinstance(answer, GroupReply)}
-            for clients in ((0, 1, 2, 3, 5), (5, 3, 2, 1, 0))
+            {answer.clients[0]: answer.mean_update_M for answer in answers(attack, clients)} for clients in ((0, 1, 2, 3, 5), (5, 3, 2, 1, 0))
         )
         for client in (2, 5):
             np.testing.assert_allclose(one[client], other[client], rtol=1e-13)
@@ -203,7 +220,7 @@ def test_the_order_of_arrival_changes_nothing() -> None:
 
 def test_the_client_that_is_mimicked_stays_the_same_while_it_takes_part() -> None:
     def mimicked(clients: list[int], number: int) -> int:
-        replies = {answer.clients[0]: answer.mean_M[:5] for answer in answers(Mimic(), [*clients, 2, 5], number)}
+        replies = {answer.clients[0]: answer.mean_update_M[:5] for answer in answers(Mimic(), [*clients, 2, 5], number)}
         assert torch.equal(replies[2], replies[5])
         (one,) = (client for client in clients if torch.equal(replies[client], replies[2]))
         return one
@@ -217,7 +234,7 @@ def test_the_client_that_is_mimicked_stays_the_same_while_it_takes_part() -> Non
 
 
 def test_noise_is_another_one_for_every_attacker_and_in_every_round() -> None:
-    one, again, other = ([answer.mean_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2))
+    one, again, other = ([answer.mean_update_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2))
     assert all(map(torch.equal, one, again))
     drawn = {tuple(noise_M[:5].tolist()) for noise_M in (*one[1:], *other[1:])}
     assert len(drawn) == 4

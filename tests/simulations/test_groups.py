@@ -20,7 +20,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
-from fed.wire.messages import GroupReply, Task
+from fed.wire.messages import GlobalModel, Task
 from tests.simulations.users_parts import double, small, unequal
 
 SIZES = st.lists(st.integers(1, 60), max_size=40)
@@ -88,14 +88,16 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe))
     clients = SimulatedClients(simulation.data, simulation.groups, executor, Uniform(), simulation.streams)
-    fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=0, reduces=reduces)
-    start_V, integers_I = simulation.layout.pack(simulation.recipe.module)
-    fleet.dispatch(Task(number, 1, client, start_V, integers_I) for number, client in enumerate(fleet.available()))
+    assert simulation.message is not None
+    states = simulation.prepared.client_states()
+    fleet = SimulatedFleet(clients, states=states, message=simulation.message, reduces=reduces)
+    model = GlobalModel(0, *simulation.layout.pack(simulation.recipe.module))
+    fleet.dispatch(Task(number, 1, client, model) for number, client in enumerate(fleet.available()))
     found = []
     for answer in fleet.collect():
-        assert isinstance(answer, GroupReply)
+        assert not answer.problem
         assert answer.weight == sum(answer.samples)
-        found.append((answer.mean_M, sum(answer.samples)))
+        found.append((answer.mean_update_M, sum(answer.samples)))
     return found
 
 

@@ -29,7 +29,7 @@ from fed.simulations.groups import Groups
 from fed.simulations.simulate import simulate
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
-from fed.wire.messages import Failure, GroupReply, Task
+from fed.wire.messages import Answer, GlobalModel, Task
 
 MEASURED = {"wall_s"}
 SMALL: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_the_order_of_replies_does_not_matter(kind: str, monkeypatch: pytest.Mon
 
     def shuffled(
         fleet: SimulatedFleet, until: float = float("inf"), enough: int | None = None
-    ) -> Iterator[GroupReply | Failure]:
+    ) -> Iterator[Answer]:
         answers = list(collect(fleet, until, enough))
         yield from (answers[index] for index in shuffler.permutation(len(answers)))
 
@@ -474,20 +474,22 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
             return super().submit(item)
 
     device = Device()
-    vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
+    model = GlobalModel(0, *simulation.layout.pack(simulation.recipe.module))
     executor = Watched(partial(Work, simulation.recipe))
     groups = Groups(simulation.experiment.local, 4)
     clients = SimulatedClients(simulation.data, groups, executor, Uniform(), simulation.streams)
-    size_bytes = simulation.layout.size_bytes()
-    fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=size_bytes, reduces=True)
-    tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.available())]
+    assert simulation.message is not None
+    states = simulation.prepared.client_states()
+    fleet = SimulatedFleet(clients, states=states, message=simulation.message, reduces=True)
+    tasks = [Task(index, 1, client, model) for index, client in enumerate(fleet.available())]
     fleet.dispatch(tasks[:6])
-    takes_s = device.exchange_s(bytes_down=tasks[0].size_bytes(), samples=28, bytes_up=tasks[0].size_bytes())
+    assert simulation.message.uplink_bytes == model.size_bytes() == simulation.layout.size_bytes()
+    takes_s = device.exchange_s(bytes_down=model.size_bytes(), samples=28, bytes_up=model.size_bytes())
     assert not list(fleet.collect(until=takes_s / 2))
     assert not done
     answers = list(fleet.collect())
     assert fleet.clock == takes_s
-    assert sorted(task for answer in answers if isinstance(answer, GroupReply) for task in answer.tasks) == [*range(6)]
+    assert sorted(task for answer in answers for task in answer.tasks) == [*range(6)]
     assert [len(train.clients) for train in done] == [3, 3]
     fleet.dispatch(tasks[6:])
     assert len(list(fleet.collect())) == 2

@@ -251,7 +251,7 @@ def test_code_is_allowed_by_its_whole_name() -> None:
 def test_a_node_knows_what_a_task_brings(algorithm: str, tmp_path: Path) -> None:
     samples = torch.randn(20, 64), torch.arange(20) % 10
     experiment = Experiment(**KEYS, algorithm=algorithm)
-    spec = NodeTraining(0, samples, experiment, SIGNATURE, tmp_path).spec()
+    spec = NodeTraining(0, samples, experiment, Plan(signature=SIGNATURE), tmp_path).spec()
     assert spec[:2] == [("float32", 650), ("int64", 0)]
     brings = {"fedavg": 0, "scaffold": 1, "ditto": 0, "mimelite": 1, "afl": 1}[algorithm]
     assert len(spec) == 2 + brings, spec

@@ -13,9 +13,9 @@ from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.errors import RunFailed
 from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Payload, Signature
+from fed.wire.protocol_pb2 import Payload, Plan, Signature
 
-SIGNATURE = Signature(input_shape=[64], input_dtype="float32", classes=10)
+PLAN = Plan(signature=Signature(input_shape=[64], input_dtype="float32", classes=10))
 
 
 class Node:
@@ -26,12 +26,12 @@ class Node:
         self._file = folder / "task"
         samples = torch.randn(20, 64, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
-        self._training = NodeTraining(0, samples, experiment, SIGNATURE, self.kept)
+        self._training = NodeTraining(0, samples, experiment, PLAN, self.kept)
         self._tensors = [torch.zeros(numbers, dtype=getattr(torch, dtype)) for dtype, numbers in self._training.spec()]
 
     def train(self, name: str, kept_after: str | None) -> tuple[TaskDone, list[float]]:
         payload = written(self._file, self._tensors).SerializeToString()
-        train = Train((0,), 1, "messages", 0.1, (None,), len(self._tensors) - 2, 1, (), ((1,),))
+        train = Train((0,), 1, "payload", 0.1, (None,), len(self._tensors) - 2, 1, (), ((1,),))
         done = self._training.train(NodeTask(name, train, payload, self._file, kept_after))
         assert not done.problem
         return done, read(self._file, Payload.FromString(done.payload))[0].tolist()

@@ -122,7 +122,7 @@ class Task:
 
 
 def assert_agree(got: TrainedGroup, expected: TrainedGroup, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(got.vectors_KV, expected.vectors_KV, rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(got.params_KV, expected.params_KV, rtol=tolerance, atol=tolerance, equal_nan=True)
     assert torch.equal(got.integers_KI, expected.integers_KI)
     assert got.train_losses == pytest.approx(expected.train_losses, rel=tolerance, abs=tolerance, nan_ok=True)
     assert got.samples_seen == expected.samples_seen
@@ -132,7 +132,7 @@ def assert_trains_alike(task: Task, tolerance: float = 1e-10) -> TrainedGroup:
     """In a group and one by one; and the training is one: everybody has moved."""
     got = task.in_a_group()
     assert_agree(got, task.one_by_one(), tolerance)
-    assert bool((got.vectors_KV != task.starts()[0]).any(1).all())
+    assert bool((got.params_KV != task.starts()[0]).any(1).all())
     return got
 
 
@@ -479,12 +479,12 @@ def test_bfloat16_agrees_loosely(name: str, keys: dict[str, Any], loss: Loss) ->
     pairs = [(inputs.float() if inputs.is_floating_point() else inputs, labels) for inputs, labels in pairs]
     task = Task(make(), pairs, local(precision="bfloat16", **keys), loss, own_starts=False)
     got, expected = task.in_a_group(), task.one_by_one()
-    moved_KV = expected.vectors_KV - task.starts()[0]
-    assert float((got.vectors_KV - expected.vectors_KV).norm()) < 0.1 * float(moved_KV.norm())
+    moved_KV = expected.params_KV - task.starts()[0]
+    assert float((got.params_KV - expected.params_KV).norm()) < 0.1 * float(moved_KV.norm())
     assert got.train_losses == pytest.approx(expected.train_losses, rel=0.01)
     in_full = Task(task.module, pairs, local(**keys), loss, own_starts=False).in_a_group()
-    assert got.vectors_KV.dtype == torch.float32
-    assert not torch.allclose(got.vectors_KV, in_full.vectors_KV, rtol=1e-4, atol=1e-6)
+    assert got.params_KV.dtype == torch.float32
+    assert not torch.allclose(got.params_KV, in_full.params_KV, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}, {"accumulate": 2, "batch_size": 4}], ids=str)
@@ -497,7 +497,7 @@ def test_a_clients_place_in_the_group_changes_nothing_beyond_rounding(keys: dict
     other = by.train(
         starts_KV[order], integers_KI[order], [VECTORS[row] for row in order], [orders[row] for row in order]
     )
-    torch.testing.assert_close(other.vectors_KV, one.vectors_KV[order], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(other.params_KV, one.params_KV[order], rtol=1e-12, atol=1e-13)
     assert other.train_losses == pytest.approx([one.train_losses[row] for row in order], rel=1e-12)
     assert other.samples_seen == [one.samples_seen[row] for row in order]
 
@@ -509,9 +509,9 @@ def test_the_same_group_gives_the_same_bits(keys: dict[str, Any]) -> None:
     by = task.group_trainer()
     first = task.in_a_group(by)
     other = Task(task.module, list(reversed(task.pairs)), task.local, seed=1).in_a_group(by)
-    assert not torch.equal(first.vectors_KV, other.vectors_KV.flip(0))
+    assert not torch.equal(first.params_KV, other.params_KV.flip(0))
     for again in (task.in_a_group(by), task.in_a_group()):
-        assert torch.equal(again.vectors_KV, first.vectors_KV)
+        assert torch.equal(again.params_KV, first.params_KV)
         assert (again.train_losses, again.samples_seen) == (first.train_losses, first.samples_seen)
 
 
@@ -531,12 +531,12 @@ def test_results_belong_to_the_caller(name: str, counts: tuple[int, ...], own_st
     kept = copy.deepcopy(first)
     start_V += 1
     by.train(start_V, integers_I, samples(counts, seed=9), orders)
-    assert torch.equal(first.vectors_KV, kept.vectors_KV)
+    assert torch.equal(first.params_KV, kept.params_KV)
     assert torch.equal(first.integers_KI, kept.integers_KI)
-    first.vectors_KV.zero_()
+    first.params_KV.zero_()
     first.integers_KI.zero_()
     again = by.train(*task.starts(), task.pairs, orders)
-    assert torch.equal(again.vectors_KV, kept.vectors_KV)
+    assert torch.equal(again.params_KV, kept.params_KV)
     assert torch.equal(again.integers_KI, kept.integers_KI)
     assert all(map(torch.equal, (*inputs, *by._module.state_dict().values()), before))
 
@@ -582,7 +582,7 @@ def test_what_is_no_number_stays_with_the_client_that_has_it() -> None:
         broken_pairs[broken][0][0, 0] = math.nan
         for keys in ({}, {"momentum": 0.9}, {"batch_size": 4, "accumulate": 3}):
             got = assert_trains_alike(Task(small(), broken_pairs, local(**keys)))
-            assert got.vectors_KV.isfinite().all(1).tolist() == [row != broken for row in range(4)]
+            assert got.params_KV.isfinite().all(1).tolist() == [row != broken for row in range(4)]
             assert [math.isfinite(loss) for loss in got.train_losses] == [row != broken for row in range(4)]
 
 
@@ -593,8 +593,8 @@ def test_a_finished_client_is_left_alone_though_its_next_step_would_overflow() -
     task = Task(module.double(), [(one[0] * 1e60, one[1]), *others], local(lr=1e-3, epochs=1), own_starts=False)
     got = assert_trains_alike(task)
     assert not (module.read.weight.detach() * 1e60).square().isinf().any()
-    assert float(got.vectors_KV[0].abs().max()) > 1e100
-    assert got.vectors_KV.isfinite().all()
+    assert float(got.params_KV[0].abs().max()) > 1e100
+    assert got.params_KV.isfinite().all()
 
 
 def test_a_diverging_client_diverges_as_it_does_alone() -> None:
@@ -603,7 +603,7 @@ def test_a_diverging_client_diverges_as_it_does_alone() -> None:
     task = Task(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double(), pairs, local(epochs=5))
     got, expected = task.in_a_group(), task.one_by_one()
     for row in (0, 2):
-        torch.testing.assert_close(got.vectors_KV[row], expected.vectors_KV[row], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(got.params_KV[row], expected.params_KV[row], rtol=1e-10, atol=1e-10)
     assert not math.isfinite(got.train_losses[1])
     assert not math.isfinite(expected.train_losses[1])
 
@@ -740,8 +740,8 @@ def test_a_loss_that_is_no_mean_would_be_far_off(monkeypatch: pytest.MonkeyPatch
     ignored.module.load_state_dict(task.module.state_dict())
     got, expected = task.in_a_group(), task.one_by_one()
     assert_agree(got, ignored.one_by_one())
-    moved_KV = expected.vectors_KV - task.starts()[0]
-    assert float((got.vectors_KV - expected.vectors_KV).norm()) > 0.5 * float(moved_KV.norm())
+    moved_KV = expected.params_KV - task.starts()[0]
+    assert float((got.params_KV - expected.params_KV).norm()) > 0.5 * float(moved_KV.norm())
 
 
 def test_float16_is_refused() -> None:
@@ -796,5 +796,5 @@ def test_a_gpu_trains_what_a_cpu_trains(name: str, keys: dict[str, Any]) -> None
     pairs = [(inputs.to(full) if inputs.is_floating_point() else inputs, labels) for inputs, labels in pairs]
     task = Task(make().to(full), pairs, local(**keys))
     on_gpu = task.in_a_group(task.group_trainer(torch.device("cuda")))
-    assert on_gpu.vectors_KV.device == CPU
+    assert on_gpu.params_KV.device == CPU
     assert_agree(on_gpu, task.one_by_one(), 1e-9 if full is torch.float64 else 5e-2)

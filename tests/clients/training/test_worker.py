@@ -1,7 +1,7 @@
 """A client's work is a function of seed, client and round, whoever does it beside what else."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import pytest
 import torch
@@ -17,6 +17,8 @@ from fed.clients.training.worker import Work
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
+
+Wants: TypeAlias = Literal["models", "reported", "updates", "mean", "payload"]
 
 
 def twins() -> fed.FederatedData:
@@ -96,9 +98,9 @@ def of_points(x: float) -> Any:
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-@pytest.mark.parametrize("wants", ["mean", "messages", "models"])
+@pytest.mark.parametrize("wants", get_args(Wants))
 def test_divergence_is_an_answer_that_names_the_client(
-    batching: str, wants: Literal["mean", "messages", "models"]
+    batching: str, wants: Wants
 ) -> None:
     data = fed.FederatedData({"good": of_points(1.0), "bad": of_points(1e25), "worse": of_points(1e30)})
     keys = fed.Experiment(local={"steps": 3}, simulation={"batching": batching})
@@ -122,10 +124,10 @@ class Told(FedAvg):
         return Report((work.update_KP,), work.samples_K1)
 
 
-@pytest.mark.parametrize("wants", ["mean", "messages"])
+@pytest.mark.parametrize("wants", ["mean", "reported", "updates", "payload"])
 @pytest.mark.parametrize("batching", ["on", "off"])
 def test_a_plain_report_is_the_same_to_the_bit_whether_it_is_asked_for_or_known(
-    batching: str, wants: Literal["mean", "messages"]
+    batching: str, wants: Wants
 ) -> None:
     keys = fed.Experiment(simulation={"batching": batching})
     simulation = Simulation(keys, parts.unequal(), parts.small)

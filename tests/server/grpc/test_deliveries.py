@@ -13,17 +13,21 @@ import pytest
 import torch
 from torch import nn
 
+from fed.aggregators.client_side import format_of
 from fed.aggregators.fedavg import FedAvg
 from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
-from fed.wire.messages import Task
+from fed.wire.messages import GlobalModel, Task
 from fed.wire.protocol_pb2 import Part, Plan
 from tests.server.deployed import wait_for
 from tests.server.grpc.hostile_wire import BOUND_S, Wire, answer, chunk
 
+MODULE = nn.Linear(2, 2)
+LAYOUT = Layout.of(MODULE)
+FORMAT = format_of(FedAvg(), LAYOUT, 2)
 MODEL = torch.arange(6, dtype=torch.float32), torch.zeros(0, dtype=torch.int64)
 CLIENTS = ("ann", "bob")
 
@@ -38,7 +42,7 @@ def begun() -> Iterator[Callable[[Path], NodeFleet]]:
         fleet = NodeFleet(
             "127.0.0.1:0", spool, credentials=None, admits=None, accepts=lambda joining: None, patience=patience
         )
-        fleet.begin(Plan(), MODEL, reports_models=True)
+        fleet.begin(Plan(), FORMAT, Streams(0))
         made.append(fleet)
         return fleet
 
@@ -77,8 +81,8 @@ def nodes(fleet: NodeFleet) -> Iterator[list[Attending]]:
         node.leave()
 
 
-def task(number: int, client: str, vector_V: torch.Tensor = MODEL[0]) -> Task:
-    return Task(number, 1, client, vector_V, MODEL[1])
+def task(number: int, client: str, vector_V: torch.Tensor = MODEL[0], version: int = 0) -> Task:
+    return Task(number, 1, client, GlobalModel(version, vector_V, MODEL[1]))
 
 
 def deliver(node: Attending, assignment: Any) -> bool:
@@ -90,21 +94,19 @@ def test_what_a_task_needs_stays_though_another_of_the_same_bits_is_over(
     fleet: NodeFleet, nodes: list[Attending]
 ) -> None:
     fleet.dispatch([task(0, "ann")])
-    fleet.dispatch([task(1, "bob", MODEL[0].clone())])
+    fleet.dispatch([task(1, "bob", MODEL[0].clone(), version=1)])
     fleet.cancel([1])
-    fleet.dispatch([task(2, "bob", MODEL[0] + 1)])
+    fleet.dispatch([task(2, "bob", MODEL[0] + 1, version=2)])
     wanted = nodes[0].next("assignment").payload.sha256
     assert nodes[0].wire.download(wanted) == MODEL[0].numpy().tobytes()
     fleet.cancel([0, 2])
-    fleet.dispatch([task(3, "bob", MODEL[0] + 2)])
+    fleet.dispatch([task(3, "bob", MODEL[0] + 2, version=3)])
     with pytest.raises(grpc.RpcError, match="no such payload any more"):
         nodes[0].wire.download(wanted)
 
 
 def coordinator_of(fleet: NodeFleet) -> Coordinator:
-    module = nn.Linear(2, 2)
-    layout = Layout.of(module)
-    return Coordinator(FedAvg(), fleet, layout, *layout.pack(module), Streams(0))
+    return Coordinator(FedAvg(), fleet, LAYOUT, FORMAT, *LAYOUT.pack(MODULE), Streams(0))
 
 
 def test_an_answer_that_its_node_knows_to_be_there_counts_at_the_deadline(
@@ -210,12 +212,13 @@ def test_scores_of_an_earlier_model_do_not_count(fleet: NodeFleet, nodes: list[A
     assert sorted(one.samples for one in scores) == [1, 2]
 
 
-def answered(fleet: NodeFleet, node: Attending, number: int, content: bytes = bytes(24)) -> Any:
-    """A task for ann, answered and taken; what was assigned."""
+def answered(fleet: NodeFleet, node: Attending, number: int, content: bytes = bytes(24), discount: float = 1.0) -> Any:
+    """A task for ann, answered, taken, and counted at a discount if it may be; what was assigned."""
     fleet.dispatch([task(number, "ann")])
     assigned = node.next("assignment")
     assert node.wire.deliver([Part(answer=answer(assigned, content)), chunk(content)]).accepted
-    assert len(list(fleet.collect())) == 1
+    (collected,) = fleet.collect()
+    fleet.settle({number: discount} if discount and not collected.problem else {})
     return assigned
 
 
@@ -227,11 +230,22 @@ def test_a_node_is_told_after_which_task_it_goes_on(fleet: NodeFleet, nodes: lis
     assert second.kept_after == first.task
     third = answered(fleet, ann, 2)
     assert third.kept_after == first.task  # what was refused does not count
+    assert third.kept_discount == 1
     fleet.dispatch([task(3, "bob")])
     assert not bob.next("assignment").HasField("kept_after")
     fleet.scores(MODEL, 0.01)
     assert ann.next("examination").kept_after == third.task
     assert not bob.next("examination").HasField("kept_after")
+
+
+def test_a_node_is_told_how_much_its_update_counted(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    ann, _ = nodes
+    first = answered(fleet, ann, 0, discount=0.25)
+    lost = answered(fleet, ann, 1, discount=0.0)
+    fleet.settle({0: 1.0, 1: 1.0})  # the verdict on both is known
+    fleet.scores(MODEL, 0.01)
+    for asked in (lost, ann.next("examination"), answered(fleet, ann, 2)):
+        assert (asked.kept_after, asked.kept_discount) == (first.task, 0.25)
 
 
 def test_what_checkpoints_may_go_back_to_stays(fleet: NodeFleet, nodes: list[Attending]) -> None:
@@ -246,7 +260,7 @@ def test_what_checkpoints_may_go_back_to_stays(fleet: NodeFleet, nodes: list[Att
 
 
 def test_without_checkpoints_nothing_is_gone_back_to(fleet: NodeFleet, nodes: list[Attending]) -> None:
-    fleet.begin(Plan(), MODEL, reports_models=True, keeps_checkpoints=False)
+    fleet.begin(Plan(), FORMAT, Streams(0), keeps_checkpoints=False)
     ann, _ = nodes
     first = answered(fleet, ann, 0)
     second = answered(fleet, ann, 1)
@@ -277,9 +291,9 @@ def test_a_fleet_goes_on_as_a_checkpoint_says(
 
 
 def test_a_node_gets_a_task_as_it_was_made(fleet: NodeFleet, nodes: list[Attending]) -> None:
-    fleet.begin(Plan(), MODEL, reports_models=True, asks_place=True)
+    fleet.begin(Plan(), FORMAT, Streams(0), asks_place=True)
     broadcast = (torch.ones(3), torch.ones(1))
-    fleet.dispatch([Task(4, 7, "bob", *MODEL, broadcast, 0.25, 12, repeats=3)])
+    fleet.dispatch([Task(4, 7, "bob", GlobalModel(0, *MODEL, broadcast), 0.25, 12, repeats=3)])
     said = nodes[1].next("assignment")
     assert (said.task.number, said.round, said.repeats, said.lr, said.steps) == (4, 7, 3, 0.25, 12)
     assert (said.broadcast_count, said.population, said.place) == (2, 2, 1)

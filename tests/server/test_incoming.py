@@ -1,0 +1,137 @@
+"""The way in of updates: what must hold of an answer before it may touch the model."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.randomness import Streams
+from fed.reduction import WeightedMean
+from fed.server.incoming import received
+from fed.wire.format import Format
+from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.protocol_pb2 import Answer as Header
+
+MODEL = GlobalModel(2, torch.zeros(4), torch.zeros(2, dtype=torch.int64))
+TASK = Task(id=5, round=3, client="ann", model=MODEL)
+MODELS = Format(torch.float32, (3,), buffers=1, integers=2, parameters=3, sends_models=True)
+UPDATES = Format(torch.float32, (3,), buffers=1, integers=2, parameters=3)
+GOOD: dict[str, Any] = {
+    "tensors": [torch.ones(4), torch.ones(2, dtype=torch.int64)],
+    "samples": 7,
+    "weight": 7.0,
+    "train_loss": 0.5,
+}
+both = pytest.mark.parametrize("message", [MODELS, UPDATES], ids=["models", "updates"])
+
+
+def arrived(message: Format, task: Task = TASK, **changed: Any) -> Answer | str:
+    """What is made of a good answer, but for what has changed."""
+    said = {**GOOD, **changed}
+    tensors = said.pop("tensors")
+    return received(task, Header(**said), tensors, message, Streams(0))
+
+
+def vector(number: float, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Tensors, of which the last of the values is this."""
+    return {"tensors": [torch.tensor([1.0, 2, 3, number], dtype=dtype), GOOD["tensors"][1]]}
+
+
+@pytest.mark.parametrize("changed", [{}, {"train_loss": 0.0, "samples": 1}, vector(-3.0e38), {"weight": 0.25}])
+@both
+def test_a_good_answer_is_its_tasks_with_all_it_says(message: Format, changed: dict[str, Any]) -> None:
+    answer, said = arrived(message, **changed), {**GOOD, **changed}
+    assert isinstance(answer, Answer)
+    assert (answer.tasks, answer.round, answer.clients, answer.problem) == ((5,), 3, ("ann",), "")
+    assert (answer.weight, answer.samples, answer.train_losses) == (
+        said["weight"],
+        (said["samples"],),
+        (said["train_loss"],),
+    )
+    assert torch.equal(answer.mean_update_M, said["tensors"][0])
+    assert torch.equal(answer.integers_I, said["tensors"][1])
+    assert answer.size_bytes == 4 * 4 + 2 * 8
+    assert answer.start_V is (MODEL.params_V if message.sends_models else None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"tensors": [torch.ones(5), torch.ones(2).long()]}, "got [('float32', 5), ('int64', 2)]"),
+        ({"tensors": [torch.ones(4).double(), torch.ones(2).long()]}, "got [('float64', 4), ('int64', 2)]"),
+        ({"tensors": [torch.ones(4), torch.ones(0).long()]}, "got [('float32', 4), ('int64', 0)]"),
+        ({"tensors": [torch.ones(4), torch.ones(2)]}, "got [('float32', 4), ('float32', 2)]"),
+        ({"tensors": [torch.ones(4)]}, "got [('float32', 4)]"),
+        ({"tensors": [torch.ones(2).long(), torch.ones(4)]}, "got [('int64', 2), ('float32', 4)]"),
+        ({"tensors": []}, "got []"),
+        ({"tensors": [torch.ones(1)] * 500}, "got [('float32', 1), ('float32', 1), ('float32', 1), ('float32', 1)]"),
+    ],
+)
+@both
+def test_tensors_must_be_those_of_the_format(message: Format, changed: dict[str, Any], reason: str) -> None:
+    assert arrived(message, **changed) == f"the tensors must be [('float32', 4), ('int64', 2)], {reason}"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"samples": 0}, "samples must be a whole number from 1 to 2^53, got 0"),
+        ({"samples": 2**53 + 1}, "samples must be a whole number from 1 to 2^53, got 9007199254740993"),
+        ({"weight": 0.0}, "the weight must be positive and at most 1e+40, got 0.0"),
+        ({"weight": math.nan}, "the weight must be positive and at most 1e+40, got nan"),
+        ({"train_loss": math.nan}, "the training loss must be finite and within ±1e+200, got nan"),
+        ({"train_loss": -math.inf}, "the training loss must be finite and within ±1e+200, got -inf"),
+        (vector(math.nan), "the vector must be finite and within ±1e+200, got nan"),
+        (vector(math.inf), "the vector must be finite and within ±1e+200, got inf"),
+        (vector(-math.inf), "the vector must be finite and within ±1e+200, got inf"),
+    ],
+)
+@both
+def test_numbers_that_no_mean_can_hold_are_refused(message: Format, changed: dict[str, Any], reason: str) -> None:
+    assert arrived(message, **changed) == reason
+
+
+@pytest.mark.parametrize(("number", "passes"), [(1e200, True), (-1e200, True), (1.1e200, False), (-1.1e200, False)])
+def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None:
+    """Finite numbers and counts too, that would not: a single client must not be able to end the run."""
+    start_V = torch.full((4,), -number, dtype=torch.float64)
+    task = TASK._replace(model=MODEL._replace(params_V=start_V))
+    wide = Format(torch.float64, (4,), integers=2, parameters=4, sends_models=True)
+    tensors = [torch.full((4,), number, dtype=torch.float64), GOOD["tensors"][1]]
+    answer = arrived(wide, task, tensors=tensors, samples=2**53)
+    assert isinstance(answer, Answer) == passes
+    if isinstance(answer, Answer):
+        mean = WeightedMean(4)
+        mean.add(answer.mean_update_M, float(answer.samples[0]), less_P=answer.start_V)
+        assert float(mean.finish()[0]) == pytest.approx(2 * number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tenfold(Codec):
+    """Sends a tenth of each value."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (values,)
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return (rows_KM / 10,)
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        return payload[0] * 10
+
+
+@pytest.mark.parametrize(("number", "passes"), [(0.9e199, True), (1.1e199, False), (-1e300, False), (math.nan, False)])
+def test_values_are_held_to_bounds_before_and_after_decoding(number: float, passes: bool) -> None:
+    coded = Format(torch.float64, (3,), buffers=1, integers=2, parameters=3, codecs=(Tenfold(),))
+    values = torch.tensor([1.0, 2.0, number], dtype=torch.float64)
+    answer = arrived(coded, tensors=[values, torch.ones(1).double(), GOOD["tensors"][1]])
+    assert isinstance(answer, Answer) == passes
+    if isinstance(answer, Answer):
+        assert answer.mean_update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
+    else:
+        assert "the vector must be finite" in answer

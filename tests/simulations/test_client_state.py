@@ -1,0 +1,135 @@
+"""What clients keep moves as far as their updates moved the model, in every kind of rounds.
+
+Shapes: N clients, D dimensions.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import fed
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.errors import InvalidExperiment
+from fed.server.accumulator import RoundStats
+from fed.simulations.simulation import Simulation
+
+from .conftest import Quadratics, mean_output
+
+LR, STEPS = 0.1, 3
+SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "sigma": 1.0}
+"""Tasks of 0.3 s to 5 s: the slowest client's update is a dozen versions old."""
+
+ROUNDS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "cohorts": {"cohort": 3},
+    "deadlines": {"deadline_s": 2.0, "partial_work": "drop"},
+    "partial work": {"deadline_s": 0.8},
+    "over-selection": {"cohort": 3, "over_selection": 2.0},
+    "backups": {"cohort": 5, "backup_after_s": 1.0},
+    "buffers": {"kind": "buffered", "buffer": 2},
+    "buffers, constant": {"kind": "buffered", "buffer": 2, "staleness": "constant"},
+    "buffers, hinge": {"kind": "buffered", "buffer": 1, "staleness": {"kind": "hinge", "grace": 1}},
+    "buffers, dropped": {"kind": "buffered", "buffer": 1, "most_stale": 2},
+    "bounded": {"kind": "bounded_staleness", "bound": 1},
+    "unbounded": {"kind": "bounded_staleness", "bound": "none"},
+}
+STALE = {name for name in ROUNDS if "buffers" in name or "bounded" in name}
+LATE = {"over-selection", "backups", "buffers, dropped"}
+SUMS: dict[str, tuple[dict[str, Any], str]] = {
+    "scaffold": ({}, "control_P"),
+    "feddyn": ({"alpha": 2.0}, "gradient_P"),
+}
+"""Algorithms, and what a client keeps of which the coordinator keeps the mean."""
+
+
+def quadratics(clients: int = 8, dimensions: int = 3) -> Quadratics:
+    """Unlike curvature, centres and sample counts; eigenvalues in [0.5, 2]."""
+    generator = np.random.default_rng(0)
+    bases = [np.linalg.qr(generator.normal(size=(dimensions, dimensions)))[0] for _ in range(clients)]
+    return Quadratics(
+        np.stack([basis @ np.diag(generator.uniform(0.5, 2.0, dimensions)) @ basis.T for basis in bases]),
+        generator.normal(size=(clients, dimensions)),
+        1 + np.arange(clients) % 5,
+        generator.normal(size=dimensions),
+    )
+
+
+def optimum(made: Quadratics) -> NDArray[np.float64]:
+    """Of the mean of the clients' losses, each alike."""
+    pulls_D = np.einsum("nij,nj->i", made.curvature_NDD, made.centre_ND)
+    answer: NDArray[np.float64] = np.linalg.solve(made.curvature_NDD.sum(0), pulls_D)
+    return answer
+
+
+class After(NamedTuple):
+    """What is known after a round.
+
+    Args:
+        model_D: the global model.
+        mean_D: what the coordinator keeps.
+        kept_ND: what each client keeps; zeros before its first task.
+        stats: the round's counts.
+    """
+
+    model_D: Tensor
+    mean_D: Tensor
+    kept_ND: Tensor
+    stats: RoundStats
+
+
+def rounds_of(made: Quadratics, algorithm: str, count: int, **keys: Any) -> Iterator[After]:
+    """A run, round by round."""
+    given, kept = SUMS[algorithm]
+    of_all = {"local": {"lr": LR, "steps": STEPS, "batch_size": 100}, "devices": SLOW}
+    experiment = fed.Experiment(**{"algorithm": {"kind": algorithm, **given}, **of_all, **keys})
+    model = made.model()
+    simulation = Simulation(experiment, made.data(), lambda: model, mean_output)
+    with InProcess(partial(Work, simulation.recipe)) as executor:
+        federation = simulation.federation(executor)
+        for number in range(1, count + 1):
+            stats = federation.round(number)
+            state = federation.state()
+            model_D, mean_D = state["coordinator"]["aggregator"].values()
+            before = {f"algorithm.{kept}": torch.zeros_like(model_D)}
+            records = [state["fleet"]["clients"].get(client, before) for client in simulation.data.clients]
+            yield After(model_D, mean_D, torch.stack([one[f"algorithm.{kept}"] for one in records]), stats)
+
+
+@pytest.mark.parametrize("algorithm", SUMS)
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_the_coordinators_sum_is_the_mean_of_clients_states(rounds: str, algorithm: str) -> None:
+    devices = {**SLOW, "failure": 0.1, "interruption": 0.1}
+    seen = [*rounds_of(quadratics(), algorithm, 30, rounds=ROUNDS[rounds], devices=devices)]
+    for after in seen:
+        # Sums in float64 of eight numbers below 10 and over 30 rounds: each rounding is below 2e-15.
+        torch.testing.assert_close(after.mean_D, after.kept_ND.mean(0), rtol=0, atol=1e-12)
+    assert (seen[-1].kept_ND.abs().amax(1) > 0.01).sum() > 2
+    is_stale = max(after.stats.staleness_mean for after in seen) > 1
+    is_late = any(after.stats.late for after in seen)
+    assert (is_stale, is_late) == (rounds in STALE, rounds in LATE)
+
+
+@pytest.mark.parametrize("staleness", ["polynomial", "constant"])
+@pytest.mark.parametrize("clients", [3, 8])
+def test_scaffold_in_buffers_reaches_the_optimum(clients: int, staleness: str) -> None:
+    """Three clients with targets 0, 1 and 5 have it at 2."""
+    three = Quadratics(np.ones((3, 1, 1)), np.array([[0.0], [1.0], [5.0]]), np.ones(3, dtype=np.int64), np.zeros(1))
+    made, buffer = (three, 1) if clients == 3 else (quadratics(), 4)
+    rounds = {"kind": "buffered", "buffer": buffer, "staleness": staleness}
+    *_, last = rounds_of(made, "scaffold", 250, rounds=rounds)
+    # 25 rounds contract the error to a twentieth at the slowest: of 250 rounds 1e-13 of it is left.
+    np.testing.assert_allclose(last.model_D.numpy(), optimum(made), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("algorithm", SUMS)
+def test_mixing_clients_models_is_refused_to_algorithms_with_such_sums(algorithm: str) -> None:
+    """A client's state would move with its update, and the coordinator's with what the model lacks of the client's."""
+    with pytest.raises(InvalidExperiment, match="asynchronous rounds"):
+        next(rounds_of(quadratics(), algorithm, 1, rounds={"kind": "asynchronous"}))
