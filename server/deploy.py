@@ -29,7 +29,7 @@ from fed.server.federation import Coordinated, Federation, State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
-from fed.server.resume import begun_as, last_kept
+from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.storage.run_folder import Run, RunFolder
 from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
@@ -166,8 +166,8 @@ class Deployment:
         assert self._signature is not None
         prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out))
         shared, algorithm = prepared.layout.shared, prepared.algorithm
-        begun = begun_as(self.experiment, prepared.layout, None)
-        kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
+        fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
+        kept = newest_checkpoint(fingerprint, folder) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
         first_P = shared.pack(prepared.module)[0][: shared.parameters].double()
         policy.check_algorithm(algorithm, len(message_sizes(algorithm, first_P, population=1)))
@@ -203,7 +203,7 @@ class Deployment:
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
         federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
-        recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
+        recording = self._recording(prepared, policy, federation, fleet, fingerprint, folder, on_round)
         if kept is not None:
             recording.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
@@ -217,7 +217,7 @@ class Deployment:
         policy: Any,
         federation: Federation,
         fleet: RealFleet,
-        begun: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
         folder: RunFolder,
         on_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
@@ -251,7 +251,7 @@ class Deployment:
                 "refused": fleet.refused,
             },
             report=lambda run: run_report(run, None),
-            begun=begun,
+            fingerprint=fingerprint,
             folder=folder,
             on_round=on_round,
         )

@@ -52,7 +52,7 @@ class TrainingLoop:
         module_of: a model's state → a module.
         facts: what the summary says beside what was measured; asked for at the end.
         report: draws the run.
-        begun: what tells it from others, of :func:`fed.server.resume.begun_as`.
+        fingerprint: the experiment and the shapes that its checkpoints belong to.
         folder: where it is kept, if it is.
         on_round: is called after each round, with its line of the metrics.
     """
@@ -69,7 +69,7 @@ class TrainingLoop:
         module_of: Callable[[State], nn.Module],
         facts: Callable[[], Mapping[str, Any]],
         report: Callable[[Run], str],
-        begun: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
         folder: RunFolder | None = None,
         on_round: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class TrainingLoop:
         section = experiment.checkpoints
         self._every = section.every
         self._checkpoints = Checkpoints(folder.checkpoints, section.keep) if folder and section.every else None
-        self._begun = begun
+        self._fingerprint = fingerprint
 
     def restore(self, number: int, state: Tree) -> None:
         """Go on after a round, with the state of its checkpoint."""
@@ -177,7 +177,7 @@ class TrainingLoop:
         self._record_pending()
         self._folder.sync()
         wall_s = time.perf_counter() - self._began
-        state = {"begun": self._begun, "wall_s": wall_s, "federation": self._federation.state()}
+        state = {"begun": self._fingerprint, "wall_s": wall_s, "federation": self._federation.state()}
         self._checkpoints.write(number, state)
 
     def _record_pending(self) -> None:

@@ -192,13 +192,6 @@ def test_a_torn_line_of_the_metrics_is_cut_off(torn: bytes, run: Run, interrupte
     assert left_in(interrupted) == whole
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_metrics_that_end_before_the_checkpoint_are_refused(number: int, run: Run, interrupted: Path) -> None:
-    lines = (interrupted / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (interrupted / "metrics.jsonl").write_bytes(b"".join(lines[: number - 1]))
-    refused(run("--resume", "run"), "must hold all rounds until 4, got them until")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
