@@ -22,7 +22,7 @@ from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, O
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
-from fed.simulations.devices import Device, Uniform
+from fed.simulations.devices import Device, UniformDevices
 from fed.simulations.estimate import Expectation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
@@ -477,7 +477,7 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
     vector_V, integers_I = simulation.layout.pack(simulation.recipe.module)
     executor = Watched(partial(Work, simulation.recipe))
     groups = Groups(simulation.experiment.local, 4)
-    clients = SimulatedClients(simulation.data, groups, executor, Uniform(), simulation.streams)
+    clients = SimulatedClients(simulation.data, groups, executor, UniformDevices(), simulation.streams)
     size_bytes = simulation.layout.size_bytes()
     fleet = SimulatedFleet(clients, states=simulation.prepared.client_states(), answer_bytes=size_bytes, reduces=True)
     tasks = [Task(index, 1, client, vector_V, integers_I) for index, client in enumerate(fleet.available())]
