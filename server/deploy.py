@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.base import Aggregator
-from fed.aggregators.client_side import message_sizes
 from fed.clients.data import FederatedData, load
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
+from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.html import run_report
 from fed.server.coordinator import Coordinator
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
-_SIMULATED = ("adversaries", "hierarchy", "topology")
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _MESSAGE = torch.float64
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
@@ -115,16 +112,7 @@ class Deployment:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        algorithm = experiment.algorithm.make()
-        if not isinstance(algorithm, Aggregator) or algorithm.pools_data:
-            raise InvalidExperiment(
-                f"algorithm: a server needs one over mean, got {experiment.algorithm.kind}: choose one such as fedavg"
-            )
-        for name in _SIMULATED:
-            if (section := getattr(experiment, name)) is not None:
-                raise InvalidExperiment(f"{name}: is for simulations alone, got {section}: set it to null")
-        if experiment.model is None:
-            raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
+        check_deployment(experiment)
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
         evaluation = experiment.evaluation.make()
@@ -169,9 +157,6 @@ class Deployment:
         fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
         kept = newest_checkpoint(fingerprint, folder) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
-        first_P = shared.pack(prepared.module)[0][: shared.parameters].double()
-        policy.check_algorithm(algorithm, len(message_sizes(algorithm, first_P, population=1)))
-        del first_P  # as large as the model
         if kept is None:
             folder.begin(self.experiment)
         else:

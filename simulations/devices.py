@@ -5,6 +5,7 @@ Time comes from the work that is done and the bytes that are moved. Nothing slee
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -12,6 +13,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from fed.clients.data import ClientId
+from fed.config.compatibility import Feature, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AVAILABILITIES
@@ -94,6 +96,22 @@ class Devices(Hyperparameters, ABC):
     joining_s: NonNegativeFloat = 0.0
     staying_s: PositiveFloat | None = None
 
+    def needs(self) -> Sequence[Term]:
+        """A coordinator, where clients are not always there or fail."""
+        availability = AVAILABILITIES.validate(self.availability).kind
+        fallible = {"availability": (availability, "always"), "failure": (self.failure, 0.0)}
+        fallible |= {"interruption": (self.interruption, 0.0)} | self._comings_and_goings
+        return [_term(Feature.COORDINATOR, key, *values) for key, values in fallible.items() if values[0] != values[1]]
+
+    def lacks(self) -> Sequence[Term]:
+        """Fixed members, where clients register or leave during a run."""
+        changing = self._comings_and_goings.items()
+        return [_term(Feature.FIXED_MEMBERS, key, *values) for key, values in changing if values[0] != values[1]]
+
+    @property
+    def _comings_and_goings(self) -> dict[str, tuple[object, object]]:
+        return {"joining_s": (self.joining_s, 0.0), "staying_s": (self.staying_s, None)}
+
     @abstractmethod
     def device(self, client: ClientId, streams: Streams) -> Device:
         """Device of a client; the same whenever it is asked for."""
@@ -123,6 +141,12 @@ class Devices(Hyperparameters, ABC):
     def _availability(self) -> Availability:
         availability: Availability = AVAILABILITIES.validate(self.availability).make()
         return availability
+
+
+def _term(feature: Feature, key: str, value: object, plain: object) -> Term:
+    """The term of a key whose value is not the plain one."""
+    written = "null" if plain is None else plain
+    return Term(feature, f"write devices.{key}: {written}", subject=f"devices.{key} {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

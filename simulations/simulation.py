@@ -91,8 +91,6 @@ class Simulation:
         self.recipe = self.prepared.recipe(self.data, is_batched=self.batching.is_batched)
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
         self.traffic = self._traffic()
-        if isinstance(self.traffic, CoordinatedTraffic):
-            self.policy.check_algorithm(self.traffic.algorithm, len(self.traffic.part_sizes))
 
     @property
     def has_peers(self) -> bool:

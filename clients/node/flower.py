@@ -21,6 +21,7 @@ from torch import Tensor
 from fed.clients.data import ClientId, Pair, load
 from fed.clients.node.training import BEGAN_ANEW, NodeTask, NodeTraining, described, forget_before, samples_of
 from fed.clients.training.work_items import Train
+from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
@@ -54,7 +55,8 @@ def _answering(path: Path, work: Callable[["FlowerNode", Any], tuple[Sequence[Te
     def answer(message: Any, context: Any) -> Any:
         torch.set_num_threads(1)  # as in a simulation: the same bits
         try:
-            node = FlowerNode(Experiment.load(path), context.node_config)
+            check_deployment(experiment := Experiment.load(path))
+            node = FlowerNode(experiment, context.node_config)
             tensors, fields = work(node, message.content)
         except FedError as error:
             tensors, fields = (), {"problem": str(error)}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 
@@ -17,7 +18,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
     """A plan's experiment, once it is known to name no code that is not accepted.
 
     Raises:
-        InvalidExperiment: if it does, or is no experiment.
+        InvalidExperiment: if it does, is no experiment, or is one that nodes cannot run.
     """
     if len(plan) > _MOST_LETTERS:
         raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
@@ -31,9 +32,11 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)
     try:
-        return Experiment(**keys)
+        experiment = Experiment(**keys)
     except RecursionError:
         raise InvalidExperiment("the server's plan has too many levels") from None
+    check_deployment(experiment)
+    return experiment
 
 
 def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fed.aggregators.base import Aggregator
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
@@ -42,17 +41,6 @@ class Rounds(Hyperparameters, ABC):
     count: PositiveInt = 50
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
-
-    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
-        """Hold the policy to what clients report.
-
-        Args:
-            aggregator: which they report to.
-            parts: of a message.
-
-        Raises:
-            InvalidExperiment: if it cannot do with that; of most policies all algorithms over mean will do.
-        """
 
     @abstractmethod
     def round(self, coordinator: Coordinator, number: int) -> RoundStats:

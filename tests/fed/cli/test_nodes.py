@@ -130,4 +130,4 @@ def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest
 
 def test_an_algorithm_that_needs_no_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "experiment.yaml", "--insecure", "--set", "algorithm=dpsgd", "--output", "run"]) == 2
-    assert "algorithm: a server needs one over mean, got dpsgd" in capsys.readouterr().err
+    assert "a deployment needs clients that report to a coordinator, got algorithm dpsgd" in capsys.readouterr().err
