@@ -21,9 +21,8 @@ from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.reports.html import run_report
-from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
-from fed.server.federation import Coordinated, Federation, State
+from fed.server.federation import Federation, State, coordinate
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
@@ -55,7 +54,7 @@ def serve(
     resume: bool = False,
     patience: Patience | None = None,
     on_listen: Callable[[int], None] | None = None,
-    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    after_round: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Run:
     """Coordinate an experiment over nodes that dial in.
 
@@ -70,7 +69,7 @@ def serve(
         resume: go on with the run that the folder holds, from its last checkpoint.
         patience: how long to wait for nodes.
         on_listen: is told the port.
-        on_round: is called after each round, with its line of the metrics.
+        after_round: is called after each round, with its line of the metrics.
 
     Returns:
         The run.
@@ -93,7 +92,7 @@ def serve(
         try:
             if on_listen is not None:
                 on_listen(fleet.port)
-            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, after_round=after_round)
         except BaseException:
             fleet.close("the server stops for now", is_final=False)
             raise
@@ -146,7 +145,7 @@ class Deployment:
         *,
         resume: bool,
         patience: Patience | None,
-        on_round: Callable[[Mapping[str, Any]], None] | None,
+        after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> Run:
         """All rounds."""
         if self._signature is None:
@@ -168,9 +167,8 @@ class Deployment:
         policy.check(len(fleet.registered()))
         if asks_place:  # how long a message is depends on how many they are
             fleet.fix_registered()
-        model = shared.pack(prepared.module)
-        coordinator = Coordinator(algorithm, fleet, shared, *model, prepared.streams, self._lr_in)
-        del model
+        federation = coordinate(self.experiment, prepared, policy, fleet, prepared.client_states())
+        coordinator = federation.coordinator
         reports_models = algorithm.plain_report and algorithm.plain_start
         numbers, dtype = (shared.size, shared.dtype) if reports_models else (coordinator.message_size, _MESSAGE)
         example = torch.empty(numbers, dtype=dtype, device="meta")
@@ -187,16 +185,15 @@ class Deployment:
             asks_place=asks_place,
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
-        federation = Coordinated(policy, coordinator, prepared.client_states(), sends=True, occupation=dict)
-        recording = self._recording(prepared, policy, federation, fleet, fingerprint, folder, on_round)
+        loop = self._loop(prepared, policy, federation, fleet, fingerprint, folder, after_round)
         if kept is not None:
-            recording.restore(*kept)
+            loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
         del kept  # its tensors are large
         fleet.dispatch([found.task for found in coordinator.open.values()])
-        return recording.run()
+        return loop.run()
 
-    def _recording(
+    def _loop(
         self,
         prepared: Preparation,
         policy: Any,
@@ -204,7 +201,7 @@ class Deployment:
         fleet: RealFleet,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
-        on_round: Callable[[Mapping[str, Any]], None] | None,
+        after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
         recipe = prepared.recipe(prepared.data, is_batched=False)
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
@@ -215,10 +212,10 @@ class Deployment:
                 return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
             return ScoringByCoordinator(recipe, federation, executor)
 
-        take_back = _let_go(prepared.module)
+        restore_memory = _free_memory(prepared.module)
 
-        def module_of(state: State) -> nn.Module:
-            take_back()
+        def load_module(state: State) -> nn.Module:
+            restore_memory()
             prepared.layout.unpack(*state, prepared.module)
             return prepared.module.eval()
 
@@ -229,7 +226,7 @@ class Deployment:
             begin_scoring=begin_scoring,
             has_scores=self._by_clients or recipe.test is not None,
             scores_meanwhile=False,
-            module_of=module_of,
+            load_module=load_module,
             facts=lambda: {
                 "clients": len(fleet.registered()),
                 "parameters": prepared.layout.parameters,
@@ -238,11 +235,8 @@ class Deployment:
             report=lambda run: run_report(run, None),
             fingerprint=fingerprint,
             folder=folder,
-            on_round=on_round,
+            after_round=after_round,
         )
-
-    def _lr_in(self, number: int, clients: int) -> float:
-        return self.experiment.local.lr_in(number, self.experiment.rounds.make().count, clients)
 
 
 class _ScoringByNodes:
@@ -266,8 +260,8 @@ def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequenc
     return lambda content, tensors: (None, ())
 
 
-def _let_go(module: nn.Module) -> Callable[[], None]:
-    """Free the memory of a module's state, which the coordinator keeps; what is returned asks for it again."""
+def _free_memory(module: nn.Module) -> Callable[[], None]:
+    """Free the memory of a module's state, which the coordinator keeps; the function returned allocates it again."""
     saved = module.state_dict(keep_vars=True).keys()
     tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
@@ -275,11 +269,11 @@ def _let_go(module: nn.Module) -> Callable[[], None]:
     for storage, _ in sizes:
         storage.resize_(0)
 
-    def take_back() -> None:
+    def restore_memory() -> None:
         for storage, size_bytes in sizes:
             storage.resize_(size_bytes)
 
-    return take_back
+    return restore_memory
 
 
 def _signature_of(data: FederatedData) -> Signature:

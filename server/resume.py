@@ -60,7 +60,7 @@ def newest_checkpoint(fingerprint: Mapping[str, Any], folder: RunFolder) -> tupl
     if kept is None:
         _check_may_begin_again(begun.checkpoints.every, rounds, folder)
         return None
-    written_by, where = kept[1]["begun"], f"the checkpoint of round {kept[0]}"
+    written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
     _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
     _check_alike(fingerprint["experiment"], written_by["experiment"], where)
     _check_alike(fingerprint["shapes"], written_by["shapes"], where)

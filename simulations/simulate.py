@@ -109,14 +109,14 @@ def simulate(
         kept = newest_checkpoint(fingerprint, folder) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
         with folder.held() if folder is not None else nullcontext(), hired(simulation, expectation) as executor:
-            recording = _recording(simulation, executor, fingerprint, folder, observer)
+            loop = _loop(simulation, executor, fingerprint, folder, observer)
             if folder is not None and kept is None:
                 folder.begin(simulation.experiment, given)
             elif folder is not None and kept is not None:
-                recording.restore(*kept)
+                loop.restore(*kept)
             if observer is not None and expectation is not None:
                 observer.begin(expectation)
-            return recording.run()
+            return loop.run()
 
 
 def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFolder | None:
@@ -127,7 +127,7 @@ def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFold
     return RunFolder.existing(Path(output)) if resume else RunFolder(Path(output), overwrite=overwrite)
 
 
-def _recording(
+def _loop(
     simulation: Simulation,
     executor: Executor,
     fingerprint: Mapping[str, Any],
@@ -148,12 +148,12 @@ def _recording(
         begin_scoring=lambda: begin_scoring(simulation, federation, executor),
         has_scores=simulation.held_out is not None or simulation.data.test is not None,
         scores_meanwhile=executor.is_parallel,
-        module_of=simulation.module_of,
+        load_module=simulation.load_module,
         facts=facts,
         report=lambda run: run_report(run, partition_of(simulation.data)),
         fingerprint=fingerprint,
         folder=folder,
-        on_round=None if observer is None else observer.round,
+        after_round=None if observer is None else observer.round,
     )
 
 

@@ -22,9 +22,8 @@ from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
-from fed.server.federation import Coordinated, Federation
+from fed.server.federation import Federation, coordinate, step_sizes
 from fed.server.fleet import Fleet
 from fed.server.hierarchy import HierarchicalFleet, Hierarchy
 from fed.server.training_loop import Scoring
@@ -139,8 +138,9 @@ class Simulation:
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if isinstance(self.traffic, PeerTraffic):
             first = self.layout.pack(self.recipe.module)
-            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
-        states, shared = self.prepared.client_states(), self.layout.shared
+            lr_in = step_sizes(self.experiment, self.policy)
+            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, lr_in)
+        states = self.prepared.client_states()
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         fleet = SimulatedFleet(
             clients,
@@ -151,9 +151,8 @@ class Simulation:
             places=self.algorithm.needs_fixed_members,
         )
         seen = self._above(self._attacked(fleet, self.traffic.part_sizes[0]), edges)
-        first = shared.pack(self.recipe.module)
-        coordinator = Coordinator(self.algorithm, seen, shared, *first, self.streams, self._lr_in)
-        return Coordinated(self.policy, coordinator, states, sends=not pools_data, occupation=fleet.occupation)
+        parts = self.experiment, self.prepared, self.policy, seen, states
+        return coordinate(*parts, sends=not pools_data, occupation=fleet.occupation)
 
     def _above(self, fleet: Fleet, edges: Hierarchy | None) -> Fleet:
         """What the coordinator sees of the clients."""
@@ -178,10 +177,7 @@ class Simulation:
             return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
         return CoordinatedTraffic(self.algorithm, self.layout.shared, self.population, self.trainees, self.policy.count)
 
-    def _lr_in(self, number: int, clients: int) -> float:
-        return self.experiment.local.lr_in(number, self.policy.count, clients)
-
-    def module_of(self, state: tuple[Tensor, Tensor]) -> nn.Module:
+    def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)

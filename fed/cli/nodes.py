@@ -81,7 +81,7 @@ def server(
                 resume=resume,
                 patience=_patience(Patience(), patience),
                 on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
-                on_round=_Shown(shown, experiment.rounds.make().count).round,
+                after_round=_Shown(shown, experiment.rounds.make().count).round,
             )
         except KeyboardInterrupt:
             shown.say(f"stopped; fed server --resume {directory} goes on")

@@ -153,8 +153,8 @@ def test_nodes_are_not_simulated(run: Run, interrupted: Path) -> None:
     checkpoints = Checkpoints(interrupted / "checkpoints", 2)
     kept = checkpoints.newest()
     assert kept is not None
-    shapes = {**kept[1]["begun"]["shapes"], "clients": None}
-    checkpoints.write(kept[0] + 1, {**kept[1], "begun": {**kept[1]["begun"], "shapes": shapes}})
+    shapes = {**kept[1]["fingerprint"]["shapes"], "clients": None}
+    checkpoints.write(kept[0] + 1, {**kept[1], "fingerprint": {**kept[1]["fingerprint"], "shapes": shapes}})
     refused(run("--resume", "run"), "run is a run on real nodes: go on with it by fed server --resume run")
 
 
