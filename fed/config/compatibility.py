@@ -1,8 +1,8 @@
 """Combinations of an experiment's sections: each declares its terms, and one checker refuses what they rule out.
 
-A section's kind, a user's own too, is :class:`Combinable`: it needs features of the other sections, and lacks features that
-others may need. A combination is refused where one part needs what another lacks, in one sentence with both values, the
-reason and both ways out.
+A section's kind, a user's own too, is :class:`Combinable`: it needs features of the other sections, and lacks features
+that others may need. A combination is refused where one part needs what another lacks, in one sentence with the reason,
+both values and both ways out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from fed.errors import InvalidExperiment
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
 
-__all__ = ["Feature", "Combinable", "Term", "check_combination", "check_deployment", "lacks"]
+__all__ = ["Combinable", "Feature", "Term", "check_combination", "check_deployment", "lacks"]
 
 
 class Feature(Enum):

@@ -55,7 +55,7 @@ class _Unsynchronised(Rounds):
 
     def needs(self) -> Sequence[Term]:
         """A coordinator."""
-        return (Term(Feature.COORDINATOR, "choose synchronous rounds"),)
+        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
 
     def lacks(self) -> Sequence[Term]:
         """Cohorts."""

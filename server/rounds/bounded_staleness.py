@@ -56,7 +56,7 @@ class BoundedStaleness(Rounds):
 
     def needs(self) -> Sequence[Term]:
         """A coordinator."""
-        return (Term(Feature.COORDINATOR, "choose synchronous rounds"),)
+        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
 
     def lacks(self) -> Sequence[Term]:
         """Cohorts."""

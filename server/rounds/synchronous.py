@@ -3,12 +3,14 @@
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fed.config.compatibility import Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
@@ -42,6 +44,10 @@ class Rounds(Hyperparameters, ABC):
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
 
+    def needs(self) -> Sequence[Term]:
+        """What the sampling needs."""
+        return self.rule.needs()
+
     @abstractmethod
     def round(self, coordinator: Coordinator, number: int) -> RoundStats:
         """Until the model moves for that time, counted from 1."""
@@ -52,8 +58,7 @@ class Rounds(Hyperparameters, ABC):
 
     def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
         """So many of the clients that can take a task, or all where there are fewer, by the rule of the section."""
-        count = min(count, len(coordinator.fleet.available()))
-        if not count:
+        if not count or not coordinator.fleet.available():
             return []
         return self.rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
 
