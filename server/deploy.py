@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.clients.data import FederatedData, load
+from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -174,7 +175,7 @@ class Deployment:
         example = torch.empty(numbers, dtype=dtype, device="meta")
         plan = Plan(
             run=secrets.token_hex(8),
-            experiment=json.dumps(_part_of_nodes(self.experiment)),
+            experiment=json.dumps(part_of_nodes(self.experiment)),
             signature=self._signature,
             heartbeat_s=(patience or Patience()).heartbeat_s,
         )
@@ -289,9 +290,3 @@ def _stand_in(signature: Signature, held_out: float) -> FederatedData:
     samples = math.ceil(2 / min(held_out, 1 - held_out))
     inputs = torch.zeros(samples, *signature.input_shape, dtype=_INPUTS[signature.input_dtype])
     return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
-
-
-def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:
-    """What nodes need to know of an experiment."""
-    keys = experiment.dump()
-    return {**{key: keys[key] for key in ("name", "seed", "model", "local", "algorithm", "evaluation")}, "data": None}

@@ -8,10 +8,16 @@ from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 
-__all__ = ["as_experiment", "hold_to_allowed"]
+__all__ = ["as_experiment", "hold_to_allowed", "part_of_nodes"]
 
 _MOST_LETTERS = 1 << 20
-_OF_NODES = {"name", "seed", "model", "local", "algorithm", "evaluation"}
+_OF_NODES = ("name", "seed", "model", "local", "algorithm", "evaluation")
+
+
+def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
+    """Sections of an experiment that nodes need to know."""
+    keys = experiment.dump()
+    return {**{key: keys[key] for key in _OF_NODES}, "data": None}
 
 
 def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
@@ -28,7 +34,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    if others := sorted(keys.keys() - _OF_NODES - {"data"}) or (["data"] if keys.get("data") is not None else []):
+    if others := sorted(keys.keys() - {*_OF_NODES, "data"}) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)
     try:

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.plans import part_of_nodes
 from fed.clients.node.training import Described
 from fed.config.experiment import Experiment
 from fed.errors import FedError
-from fed.server.deploy import _part_of_nodes
 from fed.server.grpc.service import NodeService
 from fed.wire import protocol_pb2
 from fed.wire.calls import TurnedAway
@@ -82,7 +82,7 @@ def test_the_documented_plan_is_what_nodes_get() -> None:
     page = (ROOT / "docs" / "protocol.md").read_text()
     said = page[page.index("```json") + 7 :]
     experiment = Experiment(model={"kind": "logistic"})
-    assert json.loads(said[: said.index("```")]) == json.loads(json.dumps(_part_of_nodes(experiment)))
+    assert json.loads(said[: said.index("```")]) == json.loads(json.dumps(part_of_nodes(experiment)))
 
 
 def test_every_message_and_field_is_documented() -> None:

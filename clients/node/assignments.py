@@ -1,0 +1,40 @@
+"""An assignment, as it came over the wire, made into the work that a node's training does."""
+
+from pathlib import Path
+
+from fed.clients.data import ClientId
+from fed.clients.node.training import NodeTask
+from fed.clients.training.work_items import Train
+from fed.wire.protocol import name_of
+from fed.wire.protocol_pb2 import Assignment, TaskId
+
+__all__ = ["kept_after", "node_task"]
+
+
+def node_task(assignment: Assignment, client: ClientId, path: Path, until_s: float | None = None) -> NodeTask:
+    """Task of a node's client.
+
+    Args:
+        assignment: as the server made it.
+        client: who trains.
+        path: of the file with the assignment's payload.
+        until_s: when it must be done, by :func:`time.monotonic`; None: no matter.
+    """
+    train = Train(
+        (client,),
+        assignment.round,
+        "messages",
+        assignment.lr if assignment.HasField("lr") else None,
+        (assignment.steps if assignment.HasField("steps") else None,),
+        assignment.broadcast_count,
+        assignment.population,
+        (assignment.place,) if assignment.HasField("place") else (),
+        ((assignment.round, *filter(None, [assignment.repeats])),),
+    )
+    payload, after = assignment.payload.SerializeToString(), kept_after(assignment.kept_after)
+    return NodeTask(name_of(assignment.task), train, payload, path, after, until_s)
+
+
+def kept_after(task: TaskId) -> str | None:
+    """Name of the task whose state a client goes on from; None: the first state."""
+    return name_of(task) if task.start else None
