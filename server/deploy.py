@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.clients.data import FederatedData, load
+from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
@@ -29,6 +30,7 @@ from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
 from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
+from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
 from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
 
@@ -118,7 +120,10 @@ class Deployment:
         evaluation = experiment.evaluation.make()
         self._by_clients = isinstance(evaluation, ByClients)
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else 0.5
-        self._signature = _signature_of(self._data) if self._data is not None else None
+        self._signature: Signature | None = None
+        if self._data is not None:
+            inputs, _ = self._data.read(self._data.clients[0])
+            self._signature = signature_of(inputs, self._data.number_of_classes() or 0, self._data.names)
 
     def accepts(self, joining: Joining) -> str | None:
         """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
@@ -127,16 +132,7 @@ class Deployment:
             return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
         if self._signature is None:
             self._signature = said
-        asked = self._signature
-        shape, dtype = tuple(asked.input_shape), asked.input_dtype
-        if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
-            return (
-                f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
-                f"{tuple(said.input_shape)[:8]}: check the node's data file"
-            )
-        if said.classes > asked.classes:
-            return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
-        return None
+        return refusal_of_signature(said, self._signature)
 
     def run(
         self,
@@ -275,14 +271,6 @@ def _free_memory(module: nn.Module) -> Callable[[], None]:
             storage.resize_(size_bytes)
 
     return restore_memory
-
-
-def _signature_of(data: FederatedData) -> Signature:
-    inputs, _ = data.read(data.clients[0])
-    classes = data.number_of_classes() or 0
-    return Signature(
-        input_shape=inputs.shape[1:], input_dtype=str(inputs.dtype).removeprefix("torch."), classes=classes
-    )
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:

@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from fed.server.client_state_versions import KeptStates
+from fed.server.client_state_versions import KeptStates, TaskName
 from fed.server.registry import Members
+from fed.server.validation import BEGAN_ANEW, checked
 from fed.storage.checkpoints import Tree
 from fed.wire.messages import Failure, GroupReply, Reply, Task
-from fed.wire.protocol_pb2 import Plan, Scores
+from fed.wire.protocol_pb2 import Answer as AnswerMessage
+from fed.wire.protocol_pb2 import Assignment, Payload, Plan, Scores, TaskId
 
 __all__ = ["Answer", "RealFleet"]
 
@@ -172,6 +174,55 @@ class RealFleet(ABC):
         task = self._open.pop(answer.tasks[0] if isinstance(answer, GroupReply) else answer.task)
         self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
 
+    def _assignment(self, task: Task, members: Sequence[int | str], payload: Payload) -> Assignment:
+        """A task as nodes are told it.
+
+        Args:
+            task: to be done.
+            members: all that take part, in their order.
+            payload: of the task's tensors.
+        """
+        return Assignment(
+            task=TaskId(start=self._start, number=task.id),
+            round=task.round,
+            repeats=task.repeats,
+            lr=task.lr,
+            steps=task.steps,
+            broadcast_count=len(task.broadcast),
+            population=len(members),
+            place=members.index(task.client) if self._asks_place else None,
+            payload=payload,
+            kept_after=self._kept_after(task.client),
+            durable_after=_task_id(self._kept.durable_after(task.client)),
+            deadline_s=task.deadline_s,
+            takes_parts=task.takes_parts,
+        )
+
+    def _kept_after(self, client: int | str) -> TaskId | None:
+        """The task whose state a client goes on from; None: the first state."""
+        return _task_id(self._kept.after(client))
+
+    def _checked(self, task: Task, header: AnswerMessage, tensors: tuple[Tensor, Tensor]) -> GroupReply | Reply | str:
+        """An answer as it is counted, or why it must not be.
+
+        Args:
+            task: that it answers.
+            header: what the node says of it.
+            tensors: message or model, and integers.
+        """
+        answer = checked(
+            task,
+            tensors,
+            samples=header.samples,
+            weight=header.weight,
+            train_loss=header.train_loss,
+            size_bytes=header.payload.size_bytes,
+            message_size=self._message_size,
+        )
+        if header.began_anew and not isinstance(answer, str):
+            _log.warning(BEGAN_ANEW, task.client)
+        return answer
+
     def _say_missing_scores(self, clients: Collection[int | str | None], limit_s: float) -> None:
         if clients:
             _log.warning(
@@ -204,6 +255,10 @@ class RealFleet(ABC):
     @abstractmethod
     def _pass_time(self, until: float) -> None:
         """Wait until the clock is there, or less: no longer than until a node comes, goes or answers."""
+
+
+def _task_id(found: TaskName | None) -> TaskId | None:
+    return None if found is None else TaskId(start=found[0], number=found[1])
 
 
 class _Saying:

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from fed.clients.data import ClientId
-from fed.clients.node.training import NodeTask
+from fed.clients.node.training import NodeTask, TaskDone
 from fed.clients.training.work_items import Train
 from fed.wire.protocol import name_of
-from fed.wire.protocol_pb2 import Assignment, TaskId
+from fed.wire.protocol_pb2 import Answer, Assignment, Payload, TaskId
 
-__all__ = ["kept_after", "node_task"]
+__all__ = ["answer_of", "kept_after", "node_task"]
 
 
 def node_task(assignment: Assignment, client: ClientId, path: Path, until_s: float | None = None) -> NodeTask:
@@ -33,6 +33,18 @@ def node_task(assignment: Assignment, client: ClientId, path: Path, until_s: flo
     )
     payload, after = assignment.payload.SerializeToString(), kept_after(assignment.kept_after)
     return NodeTask(name_of(assignment.task), train, payload, path, after, until_s)
+
+
+def answer_of(task: TaskId, done: TaskDone) -> Answer:
+    """Header of a task's answer."""
+    return Answer(
+        task=task,
+        payload=Payload.FromString(done.payload),
+        weight=done.weight,
+        samples=done.samples,
+        train_loss=done.train_loss,
+        began_anew=done.began_anew,
+    )
 
 
 def kept_after(task: TaskId) -> str | None:

@@ -12,28 +12,25 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from fed import __version__
 from fed.clients.data import ClientId
-from fed.clients.node.assignments import kept_after, node_task
+from fed.clients.node.assignments import answer_of, kept_after, node_task
+from fed.clients.node.own_data import Described, joining_of
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import BEGAN_ANEW, Described, TaskDone
+from fed.clients.node.training import BEGAN_ANEW, TaskDone
 from fed.clients.node.training_process import TrainingProcess
 from fed.errors import FedError, InvalidInput, RunFailed
 from fed.wire.dialling import Dialler, DialPatience, Outbox
 from fed.wire.messages import one_line
-from fed.wire.protocol import MOST_CLASSES, PROTOCOL, name_of
+from fed.wire.protocol import MOST_CLASSES, name_of
 from fed.wire.protocol_pb2 import (
-    Answer,
     Assignment,
     Examination,
     Failed,
     FromNode,
     Heartbeat,
-    Joining,
     Payload,
     Plan,
     Scores,
-    Signature,
     ToNode,
 )
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
@@ -144,21 +141,10 @@ class EdgeNode:
     def greet(self, outbox: Outbox[FromNode]) -> None:
         """Join, with the tasks that are held."""
         self._says_it_waits = True
-        described = self._described
-        assert described is not None
-        signature = Signature(
-            input_shape=described.input_shape, input_dtype=described.input_dtype, classes=described.classes
-        )
+        assert self._described is not None
         with self._lock:
-            joining = Joining(
-                protocol=PROTOCOL,
-                software=f"fed {__version__}",
-                name=self.name,
-                samples=described.samples,
-                signature=signature,
-                held=[item.assignment.task for item in self._held.values()],
-            )
-            outbox.put(FromNode(joining=joining))
+            held = [item.assignment.task for item in self._held.values()]
+            outbox.put(FromNode(joining=joining_of(self.name, self._described, held)))
             self._outbox = outbox
 
     def heartbeat(self) -> FromNode:
@@ -208,13 +194,11 @@ class EdgeNode:
             self._work.put(plan)
 
     def _prepare(self, plan: Plan) -> None:
-        described = self._described
-        assert described is not None
-        said = plan.signature
-        if (tuple(said.input_shape), said.input_dtype) != (
-            described.input_shape,
-            described.input_dtype,
-        ) or not described.classes <= said.classes <= MOST_CLASSES:
+        assert self._described is not None
+        said, own = plan.signature, self._described.signature
+        if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
+            own.classes <= said.classes <= MOST_CLASSES
+        ):
             raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
         self.training.prepare(as_experiment(plan.experiment, self.allowed), plan.signature)
 
@@ -309,14 +293,7 @@ class EdgeNode:
 
     def _deliver(self, held: _Held, done: TaskDone) -> None:
         """Send an answer, and hear what becomes of it."""
-        answer = Answer(
-            task=held.assignment.task,
-            payload=Payload.FromString(done.payload),
-            weight=done.weight,
-            samples=done.samples,
-            train_loss=done.train_loss,
-            began_anew=done.began_anew,
-        )
+        answer = answer_of(held.assignment.task, done)
         began_s = time.monotonic()
         receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
         if receipt is None:

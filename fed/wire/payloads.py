@@ -20,6 +20,7 @@ __all__ = [
     "SHA256",
     "Incoming",
     "chunks",
+    "hold_to_payload",
     "hold_to_spec",
     "joined",
     "read",
@@ -102,16 +103,20 @@ def read(path: Path, payload: Payload) -> list[Tensor]:
 
 
 def split(data: bytes, payload: Payload) -> list[Tensor]:
-    """Tensors of one piece, each one-dimensional, with memory of its own.
+    """Split one piece that has been checked into tensors, each one-dimensional, with memory of its own."""
+    return _filled(payload, BytesIO(data).readinto)
+
+
+def hold_to_payload(data: bytes, payload: Payload) -> None:
+    """Check bytes against what their sender says of them.
 
     Raises:
-        InvalidPayload: if the piece is not what the payload says.
+        InvalidPayload: if they are others.
     """
     if len(data) != payload.size_bytes:
         raise InvalidPayload(f"the tensors take {payload.size_bytes} bytes, got {len(data)}")
     if hashlib.sha256(data).hexdigest() != payload.sha256:
         raise InvalidPayload("the whole has another hash than was said")
-    return _filled(payload, BytesIO(data).readinto)
 
 
 def hold_to_spec(payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:

@@ -4,7 +4,7 @@ import re
 
 from fed.wire.protocol_pb2 import TaskId
 
-__all__ = ["MOST_CLASSES", "MOST_MESSAGE_BYTES", "NODE_NAME", "PROTOCOL", "TIMES_DAMAGED", "name_of"]
+__all__ = ["MOST_CLASSES", "MOST_HELD", "MOST_MESSAGE_BYTES", "NODE_NAME", "PROTOCOL", "TIMES_DAMAGED", "name_of"]
 
 PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
@@ -17,6 +17,9 @@ TIMES_DAMAGED = 3
 
 MOST_CLASSES = 1 << 24
 """That a model may be made for."""
+
+MOST_HELD = 1000
+"""Tasks that a node may hold."""
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """How a node may be called: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit."""

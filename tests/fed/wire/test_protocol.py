@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.own_data import Described
 from fed.clients.node.plans import part_of_nodes
-from fed.clients.node.training import Described
 from fed.config.experiment import Experiment
 from fed.errors import FedError
 from fed.server.grpc.service import NodeService
@@ -105,7 +105,7 @@ class Reader:
             spec = SPEC
 
             def describe(self) -> Described:
-                return Described(3, (4,), "float32", 3)
+                return Described(3, SIGNATURE)
 
         self._training: Any = Training()
         self._begin()
