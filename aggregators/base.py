@@ -5,7 +5,7 @@ message; N, simulated peers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from fed.config.experiment import Local
+from fed.config.compatibility import Feature, Term
+from fed.config.experiment import Experiment, Local
 from fed.config.hyperparameters import Hyperparameters
 
 __all__ = [
@@ -235,6 +236,23 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
             InvalidExperiment: for the others, with the reason and the way out.
         """
 
+    def needs(self) -> Sequence[Term]:
+        """What the flags say that it needs."""
+        if not self.needs_fixed_members:
+            return ()
+        return (Term(Feature.FIXED_MEMBERS, "choose an algorithm such as fedavg", "because it numbers them"),)
+
+    def lacks(self) -> Sequence[Term]:
+        """What the flags say that it does not offer."""
+        if not self.personal:
+            return ()
+        way_out = "choose an algorithm for a global model such as fedavg"
+        return (Term(Feature.GLOBAL_MODEL, way_out, "whose clients use models of their own, each on its own data"),)
+
+    def check_experiment(self, experiment: Experiment) -> None:
+        """Refuse local training for which its equation does not hold."""
+        self.check_local(experiment.local)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregator(Algorithm):
@@ -255,6 +273,8 @@ class Aggregator(Algorithm):
     """
     plain_report: ClassVar[bool] = True
     """Whether clients report their updates, weighted by samples: the class does not override :meth:`report`."""
+    update_alone: ClassVar[bool] = True
+    """Whether a report is the update alone, however weighted or shortened; a class with a report of its own says so."""
     plain_start: ClassVar[bool] = True
     """Whether local steps begin at the model that is sent: the class does not override :meth:`local_start`."""
     keeps_client_state: ClassVar[bool] = False
@@ -265,9 +285,41 @@ class Aggregator(Algorithm):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.plain_report = cls.report is Aggregator.report
+        if "report" in vars(cls):
+            cls.update_alone = vars(cls).get("update_alone", False)
         cls.plain_start = cls.local_start is Aggregator.local_start
         cls.keeps_client_state = cls.init_client is not Aggregator.init_client
         cls.keeps_private = cls.private is not Aggregator.private
+
+    def needs(self) -> Sequence[Term]:
+        """Single answers unless it is linear, and whole updates where client states cannot follow a discount."""
+        terms = [*super().needs()]
+        if not self.linear:
+            way_out = "choose an algorithm that needs only their mean such as fedavg"
+            terms.append(Term(Feature.SINGLE_ANSWERS, way_out))
+        if self.keeps_client_state and not self.linear_client_state:
+            way_out = "choose an algorithm whose clients keep nothing such as fedavg"
+            why = "because what a client keeps does not move linearly with its update"
+            terms.append(Term(Feature.WHOLE_UPDATES, way_out, why))
+        return terms
+
+    def lacks(self) -> Sequence[Term]:
+        """Neighbours; and what the flags say."""
+        terms = [*super().lacks(), Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd")]
+        if self.pools_data:
+            way_out = "choose a federated algorithm over mean such as fedavg"
+            terms.append(Term(Feature.REPORTS, way_out, "whose one client holds all data"))
+        if why := self._beside_updates():
+            terms.append(Term(Feature.PLAIN_UPDATES, "choose an algorithm such as fedavg", why))
+        return terms
+
+    def _beside_updates(self) -> str:
+        """What clients report or keep beside the update of the model that they were sent, as a clause."""
+        if not self.update_alone:
+            return "whose clients report more than their update"
+        if not self.plain_start:
+            return "whose clients' steps begin elsewhere than at the model that they are sent"
+        return "whose clients keep a state of the updates that they sent" if self.keeps_client_state else ""
 
     @abstractmethod
     def init(self, params_P: Tensor) -> Any:
@@ -347,6 +399,15 @@ class PeerRule(Algorithm):
     """
 
     primitive: ClassVar[Literal["mix"] | None] = "mix"
+
+    def lacks(self) -> Sequence[Term]:
+        """Whatever takes a coordinator; neighbours, too, where it has no primitive."""
+        why = "whose clients exchange models with neighbours" if self.primitive else "whose clients learn alone"
+        way_out = "choose an algorithm over mean such as fedavg"
+        terms = [Term(feature, way_out, why) for feature in (Feature.COORDINATOR, Feature.REPORTS)]
+        if self.primitive is None:
+            terms.append(Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd", why))
+        return [*super().lacks(), *terms]
 
     @abstractmethod
     def step(self, x_P: Tensor, descend: Descend, mix: Mix) -> Tensor:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -81,6 +81,8 @@ class Composed(Aggregator):
 
     A subclass says which with :meth:`pieces`, as a function of its hyper-parameters.
     """
+
+    update_alone: ClassVar[bool] = True
 
     @abstractmethod
     def pieces(self) -> Sequence[Piece]:

@@ -52,6 +52,7 @@ class FedDyn(Aggregator):
     """
 
     linear_client_state: ClassVar[bool] = True
+    update_alone: ClassVar[bool] = True
 
     alpha: PositiveFloat = 0.1
 

@@ -5,7 +5,7 @@ Shapes: K, clients of a group; P, the model's parameters; B, samples of a batch;
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
@@ -41,6 +41,8 @@ class MOON(FedAvg):
         mu: μ ≥ 0; the paper tunes it among 0.1, 1, 5 and 10.
         temperature: T > 0; 0.5 in the paper.
     """
+
+    update_alone: ClassVar[bool] = True
 
     mu: NonNegativeFloat = 1.0
     temperature: PositiveFloat = 0.5

@@ -5,7 +5,7 @@ Shapes: K, clients of a group; P, the model's parameters.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import NonNegativeInt
@@ -39,6 +39,8 @@ class PostLocalSGD(Aggregator):
             the section local says. The paper switches where it first lowers the learning rate. 0: local SGD from the
             first round.
     """
+
+    update_alone: ClassVar[bool] = True
 
     switch: NonNegativeInt = 10
 

@@ -1,1 +1,1 @@
-"""One client's work: its data, its local training, one task in and one update out."""
+"""Clients: their data, their local training, and the edge node; one task in and one update out."""

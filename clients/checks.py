@@ -1,4 +1,4 @@
-"""Whether algorithm, model, data and loss fit each other, found out before anything is trained."""
+"""Checks that algorithm, model, data and loss fit each other, made before any training."""
 
 import copy
 from typing import Any
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def own_copy(made: object) -> nn.Module:
-    """A copy of what a factory made, on the CPU: training changes it, and a factory may return one module every time.
+    """Copy a factory's module to the CPU: training changes it, and a factory may return one module every time.
 
     Raises:
         InvalidModel: if it is no module, or one that cannot be copied.
@@ -58,7 +58,7 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
         labelled: whether targets are labels of classes, as cross-entropy takes them.
 
     Returns:
-        How many classes the model's output has, where targets are labels; 0 otherwise.
+        Number of classes of the model's output, where targets are labels; 0 otherwise.
 
     Raises:
         InvalidModel: if the model cannot take the data, or the loss cannot take the model's output.
@@ -104,7 +104,7 @@ def _classes(output: object, targets: Tensor) -> int:
 
 
 def check_labels(data: FederatedData, classes: int) -> FederatedData:
-    """Hold every label to the model's classes.
+    """Check that every label is one of the model's classes.
 
     Args:
         data: whose labels.
@@ -140,7 +140,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
 
 
 def check_state(module: nn.Module, precision: str) -> None:
-    """Hold a model's first state to what can be averaged, and its type to the precision of training.
+    """Check that a model's first state can be averaged, and that its type fits the precision of training.
 
     Raises:
         InvalidModel: if a number is not finite, or a model of float64 should be trained in half precision.
@@ -165,7 +165,7 @@ def _is_floating(part: object) -> bool:
 
 
 def check_algorithm(algorithm: Any, kind: str) -> Any:
-    """Hold an algorithm, which may be the user's own, to one of the two contracts.
+    """Check that an algorithm, which may be the user's own, keeps one of the two contracts.
 
     Raises:
         InvalidExperiment: if it keeps neither; the message names what is missing.
@@ -194,7 +194,12 @@ def check_codec(section: Component) -> Codec:
 
 
 def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:
-    """Hold clients, of those on demand the first, and batches to the two samples that BatchNorm normalises over.
+    """Check that clients (on demand: the first one) and batches have the two samples that BatchNorm needs.
+
+    Args:
+        module: the model.
+        data: the clients' data.
+        batch_size: samples in a batch.
 
     Raises:
         InvalidData: if a client has one; the message names it.

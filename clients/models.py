@@ -1,6 +1,6 @@
-"""The built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules where nothing is said.
+"""Built-in models: factories of ``torch.nn.Module``, initialised by PyTorch's own rules unless stated.
 
-Shapes: B, samples of a batch; T, positions of a sequence; H, width of a state; C, classes; V, vocabulary of characters.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
@@ -100,9 +100,9 @@ class _CharGRU(nn.Module):
         self.read = nn.Linear(hidden, classes)
 
     def forward(self, characters_BT: Tensor) -> Tensor:
-        states_BTH, _ = self.recurrent(self.embed(characters_BT))
-        scores_BVT: Tensor = self.read(states_BTH).transpose(1, 2)
-        return scores_BVT
+        states_BTD, _ = self.recurrent(self.embed(characters_BT))
+        scores_BCT: Tensor = self.read(states_BTD).transpose(1, 2)
+        return scores_BCT
 
 
 def char_gru(
@@ -117,7 +117,7 @@ def char_gru(
         layers: how many are stacked.
 
     Returns:
-        A module [B, T] (int64) → [B, V, T].
+        A module [B, T] (int64) → [B, C, T].
     """
     return _CharGRU(classes, embedding, hidden, layers)
 
@@ -139,10 +139,10 @@ class _CharTransformer(nn.Module):
 
     def forward(self, characters_BT: Tensor) -> Tensor:
         length = characters_BT.shape[1]
-        states_BTH = self.embed(characters_BT) + self.position[:length]
+        states_BTD = self.embed(characters_BT) + self.position[:length]
         later_TT = self.get_buffer("later")[:length, :length]
-        scores_BVT: Tensor = self.read(self.blocks(states_BTH, mask=later_TT, is_causal=True)).transpose(1, 2)
-        return scores_BVT
+        scores_BCT: Tensor = self.read(self.blocks(states_BTD, mask=later_TT, is_causal=True)).transpose(1, 2)
+        return scores_BCT
 
 
 def char_transformer(
@@ -162,7 +162,7 @@ def char_transformer(
         layers: how many blocks.
 
     Returns:
-        A module [B, T] (int64) → [B, V, T].
+        A module [B, T] (int64) → [B, C, T].
 
     Raises:
         InvalidModel: if the heads do not divide the width, or the input is no sequence.

@@ -67,7 +67,7 @@ class InvalidModel(InvalidInput):
 
 
 class InvalidCheckpoint(InvalidInput):
-    """A state cannot be kept, or there are checkpoints and none can be read."""
+    """A state cannot be kept, or there is no checkpoint that a run can be resumed from."""
 
 
 class InvalidCredentials(InvalidInput):

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.base import Aggregator
 from fed.clients.data import FederatedData, load
-from fed.clients.node.plans import NODE_KEYS
+from fed.clients.node.own_data import signature_of
+from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
+from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.html import run_report
-from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
-from fed.server.federation import Coordinated, Federation, State
+from fed.server.federation import Federation, State, coordinate
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
-from fed.server.resume import begun_as, last_kept
+from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
+from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
 from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
-_SIMULATED = ("adversaries", "hierarchy", "topology")
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
@@ -57,7 +56,7 @@ def serve(
     resume: bool = False,
     patience: Patience | None = None,
     on_listen: Callable[[int], None] | None = None,
-    on_round: Callable[[Mapping[str, Any]], None] | None = None,
+    after_round: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Run:
     """Coordinate an experiment over nodes that dial in.
 
@@ -72,7 +71,7 @@ def serve(
         resume: go on with the run that the folder holds, from its last checkpoint.
         patience: how long to wait for nodes.
         on_listen: is told the port.
-        on_round: is called after each round, with its line of the metrics.
+        after_round: is called after each round, with its line of the metrics.
 
     Returns:
         The run.
@@ -95,7 +94,7 @@ def serve(
         try:
             if on_listen is not None:
                 on_listen(fleet.port)
-            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, on_round=on_round)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, after_round=after_round)
         except BaseException:
             fleet.close("the server stops for now", is_final=False)
             raise
@@ -114,22 +113,16 @@ class Deployment:
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        algorithm = experiment.algorithm.make()
-        if not isinstance(algorithm, Aggregator) or algorithm.pools_data:
-            raise InvalidExperiment(
-                f"algorithm: a server needs one over mean, got {experiment.algorithm.kind}: choose one such as fedavg"
-            )
-        for name in _SIMULATED:
-            if (section := getattr(experiment, name)) is not None:
-                raise InvalidExperiment(f"{name}: is for simulations alone, got {section}: set it to null")
-        if experiment.model is None:
-            raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
+        check_deployment(experiment)
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
         evaluation = experiment.evaluation.make()
         self._by_clients = isinstance(evaluation, ByClients)
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else 0.5
-        self._signature = _signature_of(self._data) if self._data is not None else None
+        self._signature: Signature | None = None
+        if self._data is not None:
+            inputs, _ = self._data.read(self._data.clients[0])
+            self._signature = signature_of(inputs, self._data.number_of_classes() or 0, self._data.names)
 
     def accepts(self, joining: Joining) -> str | None:
         """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
@@ -138,16 +131,7 @@ class Deployment:
             return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
         if self._signature is None:
             self._signature = said
-        asked = self._signature
-        shape, dtype = tuple(asked.input_shape), asked.input_dtype
-        if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
-            return (
-                f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
-                f"{tuple(said.input_shape)[:8]}: check the node's data file"
-            )
-        if said.classes > asked.classes:
-            return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
-        return None
+        return refusal_of_signature(said, self._signature)
 
     def run(
         self,
@@ -157,19 +141,17 @@ class Deployment:
         *,
         resume: bool,
         patience: Patience | None,
-        on_round: Callable[[Mapping[str, Any]], None] | None,
+        after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> Run:
         """All rounds."""
         if self._signature is None:
             fleet.await_nodes(1)
         assert self._signature is not None
         prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out))
-        shared, algorithm = prepared.layout.shared, prepared.algorithm
-        begun = begun_as(self.experiment, prepared.layout, None)
-        kept = last_kept(begun, self.experiment.checkpoints.keep, folder) if resume else None
+        algorithm = prepared.algorithm
+        fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
+        kept = newest_checkpoint(fingerprint, folder) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
-        message = prepared.message_format(1)
-        policy.check_algorithm(algorithm, len(message.parts))
         if kept is None:
             folder.begin(self.experiment)
         else:
@@ -179,16 +161,13 @@ class Deployment:
             min_nodes = min(min_nodes, len(fleet.registered()))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
-        if asks_place:  # a message is as long as there are clients
+        if asks_place:  # how long a message is depends on how many they are
             fleet.fix_registered()
-            message = prepared.message_format(len(fleet.registered()))
-        model = shared.pack(prepared.module)
-        coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, self._lr_in)
-        del model
-        states = prepared.client_states()
+        message, states = prepared.message_format(len(fleet.registered())), prepared.client_states()
+        federation = coordinate(self.experiment, prepared, policy, fleet, message, states)
         plan = Plan(
             run=secrets.token_hex(8),
-            experiment=json.dumps(_part_of_nodes(self.experiment)),
+            experiment=json.dumps(part_of_nodes(self.experiment)),
             signature=self._signature,
             heartbeat_s=(patience or Patience()).heartbeat_s,
         )
@@ -200,24 +179,23 @@ class Deployment:
             keeps_states=bool(states.names),
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
-        federation = Coordinated(policy, coordinator, states, sends=True, occupation=dict)
-        recording = self._recording(prepared, policy, federation, fleet, begun, folder, on_round)
+        loop = self._loop(prepared, policy, federation, fleet, fingerprint, folder, after_round)
         if kept is not None:
-            recording.restore(*kept)
+            loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
         del kept  # its tensors are large
-        fleet.dispatch(list(coordinator.open.values()))
-        return recording.run()
+        fleet.dispatch(list(federation.coordinator.open.values()))
+        return loop.run()
 
-    def _recording(
+    def _loop(
         self,
         prepared: Preparation,
         policy: Any,
         federation: Federation,
         fleet: RealFleet,
-        begun: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
         folder: RunFolder,
-        on_round: Callable[[Mapping[str, Any]], None] | None,
+        after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
         recipe = prepared.recipe(prepared.data, None, is_batched=False)
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
@@ -228,10 +206,10 @@ class Deployment:
                 return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
             return ScoringByCoordinator(recipe, federation, executor)
 
-        take_back = _let_go(prepared.module)
+        restore_memory = _free_memory(prepared.module)
 
-        def module_of(state: State) -> nn.Module:
-            take_back()
+        def load_module(state: State) -> nn.Module:
+            restore_memory()
             prepared.layout.unpack(*state, prepared.module)
             return prepared.module.eval()
 
@@ -242,20 +220,17 @@ class Deployment:
             begin_scoring=begin_scoring,
             has_scores=self._by_clients or recipe.test is not None,
             scores_meanwhile=False,
-            module_of=module_of,
+            load_module=load_module,
             facts=lambda: {
                 "clients": len(fleet.registered()),
                 "parameters": prepared.layout.parameters,
                 "refused": fleet.refused,
             },
             report=lambda run: run_report(run, None),
-            begun=begun,
+            fingerprint=fingerprint,
             folder=folder,
-            on_round=on_round,
+            after_round=after_round,
         )
-
-    def _lr_in(self, number: int, clients: int) -> float:
-        return self.experiment.local.lr_in(number, self.experiment.rounds.make().count, clients)
 
 
 class _ScoringByNodes:
@@ -279,8 +254,8 @@ def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequenc
     return lambda content, tensors: (None, ())
 
 
-def _let_go(module: nn.Module) -> Callable[[], None]:
-    """Free the memory of a module's state, which the coordinator keeps; what is returned asks for it again."""
+def _free_memory(module: nn.Module) -> Callable[[], None]:
+    """Free the memory of a module's state, which the coordinator keeps; the function returned allocates it again."""
     saved = module.state_dict(keep_vars=True).keys()
     tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
@@ -288,19 +263,11 @@ def _let_go(module: nn.Module) -> Callable[[], None]:
     for storage, _ in sizes:
         storage.resize_(0)
 
-    def take_back() -> None:
+    def restore_memory() -> None:
         for storage, size_bytes in sizes:
             storage.resize_(size_bytes)
 
-    return take_back
-
-
-def _signature_of(data: FederatedData) -> Signature:
-    inputs, _ = data.read(data.clients[0])
-    classes = data.number_of_classes() or 0
-    return Signature(
-        input_shape=inputs.shape[1:], input_dtype=str(inputs.dtype).removeprefix("torch."), classes=classes
-    )
+    return restore_memory
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:
@@ -308,8 +275,3 @@ def _stand_in(signature: Signature, held_out: float) -> FederatedData:
     samples = math.ceil(2 / min(held_out, 1 - held_out))
     inputs = torch.zeros(samples, *signature.input_shape, dtype=_INPUTS[signature.input_dtype])
     return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
-
-
-def _part_of_nodes(experiment: Experiment) -> dict[str, Any]:
-    """The part of an experiment that nodes need."""
-    return {**{key: value for key, value in experiment.dump().items() if key in NODE_KEYS}, "data": None}

@@ -1,4 +1,4 @@
-"""What a run sees of its clients, with a coordinator or without one.
+"""Federation of a run's clients, with a coordinator or without one.
 
 Shapes: V, a model's floating-point state; I, its integers.
 """
@@ -8,12 +8,17 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
+from fed.aggregators.base import Aggregator
+from fed.clients.setup import Preparation
+from fed.config.experiment import Experiment
 from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
+from fed.server.fleet import Fleet
 from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Tree
+from fed.wire.format import Format
 
-__all__ = ["Coordinated", "Federation", "Kept", "State"]
+__all__ = ["Coordinated", "Federation", "Kept", "State", "coordinate", "step_sizes"]
 
 State: TypeAlias = tuple[Tensor, Tensor]
 """A model as (vector [V], integers [I])."""
@@ -86,36 +91,71 @@ class Coordinated:
         self.occupation = occupation
         self._policy = policy
         self._policy_state = policy.init()
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._states = states
         self._sends = sends
 
     @property
     def clock(self) -> float:
         """Seconds since the run began."""
-        return self._coordinator.fleet.clock
+        return self.coordinator.fleet.clock
 
     def round(self, number: int) -> RoundStats:
         """One round of the policy."""
-        exchange = self._policy.round(self._coordinator, number, self._policy_state)
-        return exchange if self._sends else exchange._replace(bytes_up=0, bytes_down=0)
+        stats = self._policy.round(self.coordinator, number, self._policy_state)
+        return stats if self._sends else stats._replace(bytes_up=0, bytes_down=0)
 
     def state(self) -> Tree:
         """The coordinator's, the fleet's and the policy's."""
         policy = self._policy.saved(self._policy_state)
-        return {"coordinator": self._coordinator.state(), "fleet": self._coordinator.fleet.state(), "policy": policy}
+        return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said."""
-        self._coordinator.restore(state["coordinator"])
-        self._coordinator.fleet.restore(state["fleet"])
+        self.coordinator.restore(state["coordinator"])
+        self.coordinator.fleet.restore(state["fleet"])
         if state["policy"] is not None:
             self._policy_state = self._policy.restored(state["policy"])
 
     def model(self) -> State:
         """The coordinator's model, with the first model's private parts where there are any."""
-        return self._states.whole(self._coordinator.model())
+        return self._states.whole(self.coordinator.model())
 
     def models(self) -> Mapping[int | str, State]:
         """Each client's own, where it has private parts of a model, or a whole one."""
-        return self._states.models(self._coordinator.model())
+        return self._states.models(self.coordinator.model())
+
+
+def coordinate(
+    experiment: Experiment,
+    prepared: Preparation,
+    policy: Rounds,
+    fleet: Fleet,
+    message: Format,
+    states: Kept,
+    *,
+    sends: bool = True,
+    occupation: Callable[[], dict[str, Any]] = dict,
+) -> Coordinated:
+    """The federation of an experiment's clients under a coordinator, before the first round.
+
+    Args:
+        experiment: what is run.
+        prepared: the experiment's algorithm, first model and random streams.
+        policy: of its rounds.
+        fleet: the clients, simulated or real.
+        message: the format of the run's messages.
+        states: what the clients keep.
+        sends: True where models travel.
+        occupation: what clients have done with their time.
+    """
+    shared, algorithm = prepared.layout.shared, prepared.algorithm
+    assert isinstance(algorithm, Aggregator)
+    model, lr_in = shared.pack(prepared.module), step_sizes(experiment, policy)
+    coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, lr_in)
+    return Coordinated(policy, coordinator, states, sends, occupation)
+
+
+def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:
+    """(round, clients asked) → the step size of their local steps."""
+    return lambda number, clients: experiment.local.lr_in(number, policy.count, clients)

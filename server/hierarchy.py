@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.reduction import WeightedMean
 from fed.server.fleet import Fleet
@@ -39,6 +40,15 @@ class Hierarchy(Hyperparameters):
     fan_out: PositiveInt = 32
     latency_s: NonNegativeFloat = 0.01
     bytes_per_s: PositiveFloat = 1.25e8
+
+    def needs(self) -> Sequence[Term]:
+        """Clients that report in cohorts, in a simulation."""
+        features = (Feature.REPORTS, Feature.COHORTS, Feature.SIMULATION)
+        return [Term(feature, "set hierarchy to null") for feature in features]
+
+    def lacks(self) -> Sequence[Term]:
+        """Single answers."""
+        return (Term(Feature.SINGLE_ANSWERS, "set hierarchy to null", "whose edges send sums"),)
 
     def exchange_s(self, size_bytes: int) -> float:
         """Seconds that a message takes between an edge and the coordinator."""

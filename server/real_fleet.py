@@ -9,16 +9,20 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from fed.randomness import Streams
 from fed.server.client_state_versions import ClientStateVersions, CountedTask
+from fed.server.incoming import received
 from fed.server.registry import Members
+from fed.server.validation import BEGAN_ANEW
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
-from fed.wire.protocol_pb2 import Plan, Scores
+from fed.wire.protocol_pb2 import Answer as AnswerMessage
+from fed.wire.protocol_pb2 import Assignment, Payload, Plan, Scores, TaskId
 
 __all__ = ["RealFleet"]
 
@@ -180,6 +184,50 @@ class RealFleet(ABC):
         self._members.restore(state["members"])
         self._kept.restore(state["kept"])
 
+    def _assignment(self, task: Task, members: Sequence[int | str], payload: Payload) -> Assignment:
+        """A task as nodes are told it.
+
+        Args:
+            task: to be done.
+            members: all that take part, in their order.
+            payload: of the task's tensors.
+        """
+        return Assignment(
+            task=TaskId(start=self._start, number=task.id),
+            round=task.round,
+            repeats=task.repeats,
+            lr=task.lr,
+            steps=task.steps,
+            broadcast_count=len(task.model.broadcast),
+            population=len(members),
+            place=members.index(task.client) if self._asks_place else None,
+            payload=payload,
+            **self._kept_state(task.client),
+            durable_after=_task_id(self._kept.durable_after(task.client)),
+            deadline_s=task.deadline_s,
+            takes_parts=task.takes_parts,
+        )
+
+    def _kept_state(self, client: int | str) -> dict[str, Any]:
+        """The task whose state a client goes on from, and its discount; none for the first state."""
+        kept = self._kept.after(client)
+        return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
+
+    def _received(self, task: Task, header: AnswerMessage, tensors: Sequence[Tensor]) -> Answer | str:
+        """An answer as it is counted, or the reason why it must not be.
+
+        Args:
+            task: that it answers.
+            header: what the node says of it.
+            tensors: the payload.
+        """
+        assert self._message is not None
+        assert self._streams is not None
+        answer = received(task, header, tensors, self._message, self._streams)
+        if header.began_anew and not isinstance(answer, str):
+            _log.warning(BEGAN_ANEW, task.client)
+        return answer
+
     def _say_missing_scores(self, clients: Collection[int | str | None], limit_s: float) -> None:
         if clients:
             _log.warning(
@@ -212,6 +260,10 @@ class RealFleet(ABC):
     @abstractmethod
     def _pass_time(self, until: float) -> None:
         """Wait until the clock is there, or less: no longer than until a node comes, goes or answers."""
+
+
+def _task_id(found: CountedTask | None) -> TaskId | None:
+    return None if found is None else TaskId(start=found[0], number=found[1])
 
 
 class _Saying:

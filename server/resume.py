@@ -1,20 +1,23 @@
-"""What a run that is gone on with must share with the one that was begun, held to before anything is changed."""
+"""Checks that a run to resume is the one that was begun, and finds the newest checkpoint that fits it."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment, InvalidInput
+from fed.errors import InvalidCheckpoint, InvalidExperiment, InvalidInput
 from fed.layout import Layout
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import RunFolder
+from fed.storage.run_reader import summary_of
 
-__all__ = ["begun_as", "hold_given", "last_kept"]
+__all__ = ["check_given_parts", "newest_checkpoint", "run_fingerprint"]
 
 _MAY_DIFFER = {"name", "checkpoints", "simulation.workers"}
+_log = logging.getLogger(__name__)
 
 
-def hold_given(given: Sequence[str], folder: RunFolder) -> None:
+def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
     """Hold what is given in Python beside the experiment to what the run was begun with.
 
     Args:
@@ -34,31 +37,53 @@ def hold_given(given: Sequence[str], folder: RunFolder) -> None:
         )
 
 
-def last_kept(begun: Mapping[str, Any], keep: int, folder: RunFolder) -> tuple[int, Tree] | None:
-    """The last whole checkpoint of a run; None if it has none.
+def newest_checkpoint(fingerprint: Mapping[str, Any], folder: RunFolder) -> tuple[int, Tree] | None:
+    """The newest whole checkpoint whose rounds all have metrics; None where the run begins again.
+
+    A run begins again only where it may have ended before its first checkpoint. Damaged files that are newer are named
+    in a warning, with the rounds that are repeated.
 
     Args:
-        begun: what :func:`begun_as` says of the run as it is to go on.
-        keep: how many checkpoints it keeps.
+        fingerprint: of the run to resume.
         folder: the run's.
 
     Raises:
         InvalidExperiment: if another experiment was begun, or one on other clients or with another model.
-        InvalidInput: if it was begun on nodes and is to be simulated, or the other way round.
-        InvalidCheckpoint: if there are checkpoints, and none is whole.
+        InvalidInput: if it was begun on nodes and is to be simulated, or the other way round, or its metrics cannot be
+            read.
+        InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
-    _hold_alike(begun["experiment"], folder.experiment().dump(), str(folder.path / "experiment.yaml"))
-    kept = Checkpoints(folder.checkpoints, keep).newest()
-    if kept is not None:
-        _hold_to_place(begun["shapes"]["clients"], kept[1]["begun"]["shapes"]["clients"], folder)
-        where = f"the checkpoint of round {kept[0]}"
-        _hold_alike(begun["experiment"], kept[1]["begun"]["experiment"], where)
-        _hold_alike(begun["shapes"], kept[1]["begun"]["shapes"], where)
+    begun = folder.experiment()
+    _check_alike(fingerprint["experiment"], begun.dump(), str(folder.path / "experiment.yaml"))
+    rounds = folder.recorded_rounds()
+    kept = Checkpoints(folder.checkpoints, 1).newest(rounds)
+    if kept is None:
+        _check_may_begin_again(begun.checkpoints.every, rounds, folder)
+        return None
+    written_by, where = kept[1]["fingerprint"], f"the checkpoint of round {kept[0]}"
+    _check_place(fingerprint["shapes"]["clients"], written_by["shapes"]["clients"], folder)
+    _check_alike(fingerprint["experiment"], written_by["experiment"], where)
+    _check_alike(fingerprint["shapes"], written_by["shapes"], where)
     return kept
 
 
-def begun_as(experiment: Experiment, layout: Layout, clients: int | None) -> dict[str, Any]:
-    """What tells a run from others, for its checkpoints.
+def _check_may_begin_again(every: int | None, rounds: int, folder: RunFolder) -> None:
+    """Refuse where a checkpoint is missing; before the first one nothing is."""
+    summarised = (summary_of(folder.path) or {}).get("rounds")
+    rounds = max(rounds, summarised) if isinstance(summarised, int) else rounds
+    # A line of metrics is written before the checkpoint of its round.
+    if rounds > (every or 0):
+        why = "checkpoints.every is null" if every is None else f"{folder.checkpoints} holds none"
+        raise InvalidCheckpoint(
+            f"a run with metrics of {rounds} rounds needs a checkpoint to be resumed, but {why}: restore it, or run "
+            "the experiment again with --overwrite or in another folder"
+        )
+    if rounds:
+        _log.warning("%s ended before its first checkpoint: rounds 1 to %d are repeated", folder.path, rounds)
+
+
+def run_fingerprint(experiment: Experiment, layout: Layout, clients: int | None) -> dict[str, Any]:
+    """The experiment and the shapes that a run shares with its checkpoints.
 
     Args:
         experiment: what is run.
@@ -69,15 +94,15 @@ def begun_as(experiment: Experiment, layout: Layout, clients: int | None) -> dic
     return {"experiment": experiment.dump(), "shapes": {"clients": clients, "model": parts}}
 
 
-def _hold_to_place(clients: int | None, clients_begun: int | None, folder: RunFolder) -> None:
-    """Whether clients are simulated, which is to say counted, or nodes, stays as it was."""
+def _check_place(clients: int | None, clients_begun: int | None, folder: RunFolder) -> None:
+    """Refuse to simulate a run on real nodes, whose clients are not counted, and the other way round."""
     if clients_begun is None and clients is not None:
         raise InvalidInput(f"{folder.path} is a run on real nodes: go on with it by fed server --resume {folder.path}")
     if clients_begun is not None and clients is None:
         raise InvalidInput(f"{folder.path} is a simulation: go on with it by fed simulate --resume {folder.path}")
 
 
-def _hold_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:
+def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:
     flat_now, flat_begun = _flat(now), _flat(begun)
     for key in {**flat_begun, **flat_now}:
         is_free = any(key == name or key.startswith(f"{name}.") for name in _MAY_DIFFER)

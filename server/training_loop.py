@@ -49,12 +49,12 @@ class TrainingLoop:
         begin_scoring: scores the federation's models as they are now.
         has_scores: whether there are samples to score them on.
         scores_meanwhile: whether that goes on while the next round trains.
-        module_of: a model's state → a module.
+        load_module: a model's state → a module.
         facts: what the summary says beside what was measured; asked for at the end.
         report: draws the run.
-        begun: what tells it from others, of :func:`fed.server.resume.begun_as`.
+        fingerprint: the experiment and the shapes that its checkpoints belong to.
         folder: where it is kept, if it is.
-        on_round: is called after each round, with its line of the metrics.
+        after_round: is called after each round, with its line of the metrics.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class TrainingLoop:
         begin_scoring: Callable[[], Scoring],
         has_scores: bool,
         scores_meanwhile: bool,
-        module_of: Callable[[State], nn.Module],
+        load_module: Callable[[State], nn.Module],
         facts: Callable[[], Mapping[str, Any]],
         report: Callable[[Run], str],
-        begun: Mapping[str, Any],
+        fingerprint: Mapping[str, Any],
         folder: RunFolder | None = None,
-        on_round: Callable[[Mapping[str, Any]], None] | None = None,
+        after_round: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._experiment = experiment
         self._policy = policy
@@ -79,11 +79,11 @@ class TrainingLoop:
         self._begin_scoring = begin_scoring
         self._has_scores = has_scores
         self._scores_meanwhile = scores_meanwhile
-        self._module_of = module_of
+        self._load_module = load_module
         self._facts = facts
         self._report = report
         self._folder = folder
-        self._on_round = on_round
+        self._after_round = after_round
         self._metrics: list[dict[str, Any]] = []
         self._states = federation.model(), federation.models()
         self._pending: _Round | None = None
@@ -93,7 +93,7 @@ class TrainingLoop:
         section = experiment.checkpoints
         self._every = section.every
         self._checkpoints = Checkpoints(folder.checkpoints, section.keep) if folder and section.every else None
-        self._begun = begun
+        self._fingerprint = fingerprint
 
     def restore(self, number: int, state: Tree) -> None:
         """Go on after a round, with the state of its checkpoint."""
@@ -147,7 +147,7 @@ class TrainingLoop:
     def _round(self, number: int) -> None:
         """Train; then record the round before, which was scored meanwhile, or this one, if nobody else scores it."""
         exchange = self._federation.round(number)
-        self._say_unanswered(number, exchange)
+        self._warn_unanswered(number, exchange)
         line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
         self._record_pending()
         scoring = self._begin_scoring() if self._policy.evaluates(number) else None
@@ -155,7 +155,7 @@ class TrainingLoop:
         if not self._scores_meanwhile:
             self._record_pending()
 
-    def _say_unanswered(self, number: int, exchange: RoundStats) -> None:
+    def _warn_unanswered(self, number: int, exchange: RoundStats) -> None:
         """Of rounds in a row in which no answer counts, the first."""
         is_unanswered = exchange.selected > 0 and not exchange.replied
         if is_unanswered and not self._is_unanswered:
@@ -177,7 +177,7 @@ class TrainingLoop:
         self._record_pending()
         self._folder.sync()
         wall_s = time.perf_counter() - self._began
-        state = {"begun": self._begun, "wall_s": wall_s, "federation": self._federation.state()}
+        state = {"fingerprint": self._fingerprint, "wall_s": wall_s, "federation": self._federation.state()}
         self._checkpoints.write(number, state)
 
     def _record_pending(self) -> None:
@@ -191,12 +191,12 @@ class TrainingLoop:
         self._metrics.append(line)
         if self._folder is not None:
             self._folder.append(line)
-        if self._on_round is not None:
-            self._on_round(line)
+        if self._after_round is not None:
+            self._after_round(line)
 
     def _finish(self, status: str, reason: str | None) -> Run:
-        model = self._module_of(self._states[0])
-        models = {client: self._module_of(state) for client, state in self._states[1].items()}
+        model = self._load_module(self._states[0])
+        models = {client: self._load_module(state) for client, state in self._states[1].items()}
         directory = self._folder.path if self._folder else None
         run = Run(self._experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self._folder is not None:

@@ -1,12 +1,14 @@
 """What real nodes say, checked before anything is done with it. Shapes: see :mod:`fed.wire.messages`."""
 
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
 
-from fed.wire.messages import LARGEST, MOST_SAMPLES, Answer, Task
-from fed.wire.protocol import MOST_CLASSES
-from fed.wire.protocol_pb2 import Joining, Scores
+from fed.wire.messages import LARGEST, MOST_SAMPLES, Answer, Task, one_line
+from fed.wire.protocol import MOST_CLASSES, MOST_HELD, PROTOCOL
+from fed.wire.protocol_pb2 import Joining, Scores, Signature
 
-__all__ = ["BEGAN_ANEW", "failure_of", "refusal_of_joining", "refusal_of_scores"]
+__all__ = ["BEGAN_ANEW", "failure_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
 BEGAN_ANEW = (
     "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
@@ -16,6 +18,8 @@ BEGAN_ANEW = (
 
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
+_MOST_SIGNATURE_BYTES = 1 << 16
+_MOST_LETTERS = 60  # of a name, in a refusal
 
 
 def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Answer:
@@ -24,7 +28,11 @@ def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Answe
 
 
 def refusal_of_joining(joining: Joining) -> str | None:
-    """Why nobody has such samples; a model is made for them before it is known that somebody does."""
+    """Why nobody can join like this; a model is made for such samples before it is known that somebody has them."""
+    if joining.protocol != PROTOCOL:
+        return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
+    if len(joining.held) > MOST_HELD:
+        return f"a node may hold {MOST_HELD} tasks at most, got {len(joining.held)}"
     if joining.samples < 1:
         return "a node must have samples to train on, got none"
     if joining.samples > MOST_SAMPLES:
@@ -37,6 +45,44 @@ def refusal_of_joining(joining: Joining) -> str | None:
         )
     if classes > MOST_CLASSES:
         return f"there may be {MOST_CLASSES} classes at most, got {classes}"
+    if (size_bytes := joining.signature.ByteSize()) > _MOST_SIGNATURE_BYTES:  # other engines have no limit of their own
+        return f"a signature must have at most {_MOST_SIGNATURE_BYTES} bytes, got {size_bytes}"
+    return None
+
+
+def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
+    """Why a node's samples are not those that the model is made for; names are compared where both have some.
+
+    Args:
+        said: the node's.
+        asked: what the model is made for.
+    """
+    shape, dtype = tuple(asked.input_shape), asked.input_dtype
+    if (tuple(said.input_shape), said.input_dtype) != (shape, dtype):
+        return (
+            f"the model is made for {dtype} inputs of shape {shape}, got {said.input_dtype[:20]} of shape "
+            f"{tuple(said.input_shape)[:8]}: check the node's data file"
+        )
+    for kind, theirs, ours in (("column", said.columns, asked.columns), ("class", said.labels, asked.labels)):
+        if reason := _first_difference(kind, theirs, ours):
+            return reason
+    if said.names_sha256 and asked.names_sha256 and said.names_sha256 != asked.names_sha256:
+        return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
+    if said.classes > asked.classes:
+        return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
+    return None
+
+
+def _first_difference(kind: str, said: Sequence[str], asked: Sequence[str]) -> str | None:
+    if not said or not asked:
+        return None
+    for number, pair in enumerate(zip_longest(asked, said), start=1):
+        if pair[0] != pair[1]:
+            expected, got = ["none" if name is None else repr(one_line(name[:_MOST_LETTERS])) for name in pair]
+            return (
+                f"{kind} {number} of what the model is made for is {expected}, got {got}: give the node the "
+                "same names in the same order"
+            )
     return None
 
 

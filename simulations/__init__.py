@@ -1,1 +1,1 @@
-"""Simulated fleets, peers, devices and time; comparisons and reports."""
+"""Simulations: fleets and peers with virtual time, devices, attacks, and comparisons."""

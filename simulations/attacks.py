@@ -17,6 +17,7 @@ from torch import Tensor
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.samples import is_real
 from fed.compression.codec import Draw
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData, InvalidExperiment
@@ -69,6 +70,10 @@ class Attack(Hyperparameters):
         super().__init_subclass__()
         cls.poisons = cls.poison is not Attack.poison
         cls.forges = cls.forge is not Attack.forge
+
+    def needs(self) -> Sequence[Term]:
+        """Clients that report, in a simulation."""
+        return [Term(feature, "set adversaries to null") for feature in (Feature.REPORTS, Feature.SIMULATION)]
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """What an attacker learns in place of its own labels.

@@ -1,4 +1,4 @@
-"""When a simulated client can be asked: spells of time, each client's from a stream or a file of its own.
+"""Availability of simulated clients over time: spells drawn from each client's own stream, or read from a file.
 
 Times are seconds since the run began, which is midnight.
 """
@@ -21,39 +21,49 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidData
 from fed.randomness import Streams
 
-__all__ = ["Always", "Availability", "Daily", "Membership", "OnOff", "Spell", "Spells", "Traced", "read_table"]
+__all__ = [
+    "Always",
+    "Availability",
+    "Daily",
+    "Membership",
+    "OnOff",
+    "Spell",
+    "Spells",
+    "TraceAvailability",
+    "read_table",
+]
 
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 
 
 class Spell(NamedTuple):
-    """Whether a client is there, and until when that stays so."""
+    """State of a client, available or not, and the time at which it changes."""
 
     is_there: bool
     until_s: float
 
 
 class Spells(ABC):
-    """One client's comings and goings."""
+    """Availability of one client over time."""
 
     @abstractmethod
     def at(self, time_s: float) -> Spell:
-        """How it is at a time ≥ 0; at the end of a spell, as in the next one."""
+        """Spell at a time ≥ 0; the end of a spell belongs to the next one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Hyperparameters, ABC):
-    """When clients are there."""
+    """Availability of all clients."""
 
     @abstractmethod
     def of(self, client: ClientId, streams: Streams) -> Spells | None:
-        """A client's spells; None: it is always there."""
+        """Spells of a client; None: it is always available."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Availability):
-    """Every client can be asked at any time."""
+    """Every client is always available."""
 
     def of(self, client: ClientId, streams: Streams) -> None:  # noqa: D102
         return None
@@ -61,7 +71,7 @@ class Always(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Daily(Availability):
-    """Every client is there for some hours of each day, as phones that train while they charge at night.
+    """Every client is available for some hours of each day, as phones that train while they charge at night.
 
     Args:
         hours: of a day.
@@ -81,9 +91,9 @@ class Daily(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class OnOff(Availability):
-    """Clients come and go at random: both kinds of spells last as long as an exponential distribution says.
+    """Clients alternate at random: available and unavailable spells both have exponentially distributed lengths.
 
-    At the beginning of a run each client is there with the share of time that it is there in the long run.
+    At the beginning of a run each client is available with its long-run probability.
 
     Args:
         on_s: mean length of a spell in which it is there.
@@ -98,8 +108,8 @@ class OnOff(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Availability):
-    """Clients are there as a file says: a table with the columns client, begins_s and ends_s, a row for each spell.
+class TraceAvailability(Availability):
+    """Clients are available as a file says: a table with the columns client, begins_s and ends_s, a row for each spell.
 
     A client that the file names has its own spells; any other draws those of one that it names.
 
@@ -184,7 +194,7 @@ def _is_finite(text: str) -> bool:
 
 
 class Membership(Spells):
-    """The spells of a client that registers during a run, and may leave it.
+    """Spells of a client that registers during a run, and may leave it.
 
     Args:
         joins_s: when it registers.
@@ -198,11 +208,11 @@ class Membership(Spells):
         self._within = within
 
     def is_member(self, time_s: float) -> bool:
-        """Whether it takes part."""
+        """True if the client has registered and has not left."""
         return self._joins_s <= time_s < self._leaves_s
 
     def at(self, time_s: float) -> Spell:
-        """Not there before it registers and after it has left."""
+        """Spell at a time; before it registers and after it has left the client is not available."""
         if not self.is_member(time_s):
             return Spell(False, self._joins_s if time_s < self._joins_s else math.inf)
         is_there, until_s = self._within.at(time_s) if self._within else (True, math.inf)
@@ -210,7 +220,7 @@ class Membership(Spells):
 
 
 class _Pattern(Spells):
-    """The same spells in each period; they may run over its end."""
+    """Same spells in each period; they may run over its end."""
 
     def __init__(self, spells: Sequence[tuple[float, float]], period_s: float) -> None:
         self._changes_s = [time_s for spell in spells for time_s in spell]
@@ -229,7 +239,7 @@ class _Pattern(Spells):
 
 
 class _Alternating(Spells):
-    """Spells that are drawn as far as they are asked for."""
+    """Random spells, drawn only as far as they are asked for."""
 
     def __init__(self, lengths: OnOff, generator: np.random.Generator) -> None:
         self._generator = generator

@@ -1,6 +1,6 @@
-"""Whether groups of clients train as one computation, and how large a group is.
+"""Choice between batched and single training: tries a few steps both ways, and sets the size of groups.
 
-Shapes: V, a model's floating-point state; I, its integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from fed.config.experiment import Execution, Local
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import seeded_torch
-from fed.simulations.forward_changes import changed_by_forward
+from fed.simulations.side_effects import changed_by_forward
 
 __all__ = ["Batching", "LocalTraining", "choose"]
 
@@ -49,7 +49,7 @@ _PROBE_SCALES = 0.1, 1.0, 5.0  # an untrained model's scores are all alike
 
 @dataclass(frozen=True)
 class Batching:
-    """How clients train.
+    """Choice of how clients train.
 
     Args:
         is_batched: in groups, each one computation; else one by one.
@@ -64,7 +64,7 @@ class Batching:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """Local training as clients will do it, and a client's samples to try it on.
+    """Local training of an experiment, and a client's samples to try it on.
 
     Args:
         module: the model; it is only read.
@@ -90,26 +90,26 @@ class LocalTraining:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of the parameters that a client trains."""
+        """Size in bytes of the parameters that a client trains."""
         return sum(part.numel() * part.element_size() for part in self.module.parameters() if part.requires_grad)
 
     def probe(self) -> Pair:
-        """A few samples."""
+        """First samples, for a trial."""
         inputs, targets = (part[:_PROBE_SAMPLES] for part in self.samples)
         return inputs, targets
 
 
 def choose(execution: Execution, training: LocalTraining, trainees: int) -> Batching:
-    """Decide from the experiment, the model and the kind of device, so that the same choice is made everywhere.
+    """Choose from the experiment, the model and the kind of device, so that the same choice is made everywhere.
 
     Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
-    step takes many floating-point operations, or where the parameters of two clients do not fit into the cache. What
-    can be batched is found by trying: a few steps of a few clients, in a group and one by one, must agree.
+    step takes many floating-point operations, or where the parameters of two clients do not fit into the cache. A trial
+    decides whether a model can be batched: a few steps of a few clients, in a group and one by one, must agree.
 
     Args:
         execution: the experiment's section ``simulation``.
-        training: what clients will do.
-        trainees: how many of them train in a round.
+        training: local training as clients will do it.
+        trainees: the number of clients that train in a round.
 
     Raises:
         InvalidExperiment: if batching is asked for and cannot be.
@@ -139,7 +139,7 @@ def choose(execution: Execution, training: LocalTraining, trainees: int) -> Batc
 
 
 def _no_gain(training: LocalTraining, group: int, asked: int, trainees: int) -> str | None:
-    """Why batching would save nothing, in groups of so many clients where so many were asked for; None if it may."""
+    """Reason why batching in groups of ``group``, where ``asked`` are configured, saves no time; None if it may."""
     if trainees == 1:
         return "a round trains one client"
     if training.device.type != "cpu":
@@ -153,7 +153,7 @@ def _no_gain(training: LocalTraining, group: int, asked: int, trainees: int) -> 
 
 
 def _obstacle(training: LocalTraining) -> tuple[str | None, float]:
-    """Why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
+    """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
     if any(phase.rule is not None and phase.rule.contrasts for phase in training.phases):
         return "its algorithm compares three models' representations", 0.0
     if training.may_ignore:
@@ -176,7 +176,7 @@ def _operations(training: LocalTraining) -> int:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
-    """Adds up what PyTorch's own FlopCounterMode does, which imports its compiler for that."""
+    """Counts operations like PyTorch's own FlopCounterMode, which imports its compiler for that."""
 
     operations = 0
 
@@ -194,7 +194,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
 
 def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
-    """Why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
+    """Reason why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
     module, loss, local, device = training.module, training.loss, training.local, training.device
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
@@ -227,7 +227,7 @@ def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
 
 
 def _not_scored(training: LocalTraining) -> str | None:
-    """Why models cannot be evaluated together; None where they can."""
+    """Reason why models cannot be evaluated together; None where they can."""
     module, loss, device, samples = training.module, training.loss, training.device, training.probe()
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
@@ -241,7 +241,7 @@ def _not_scored(training: LocalTraining) -> str | None:
 
 @contextlib.contextmanager
 def _memory(device: torch.device) -> Iterator[list[int]]:
-    """How many bytes of a GPU are used at most while the context lasts; 0 on a CPU."""
+    """Peak bytes of a GPU's memory while the context lasts; 0 on a CPU."""
     used_bytes = [0]
     if device.type != "cuda":
         yield used_bytes
@@ -260,7 +260,7 @@ _NO_MEAN = "its loss is no mean over samples"
 
 
 def _is_no_mean(training: LocalTraining) -> bool:
-    """Whether a loss of a batch is another number than the mean over its samples, for outputs of any size.
+    """True if a batch's loss differs from the mean over its samples, for outputs of any size.
 
     Labels take every class in turn, for a client with one class does not show whether they are weighed.
     """
@@ -284,7 +284,7 @@ def _is_no_mean(training: LocalTraining) -> bool:
 
 
 def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:
-    """How far some clients come in one group: [K, V], and their losses [K]."""
+    """Movement [K, V] of some clients in one group, and their losses [K]."""
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
     kept = each_part(given.client_state, lambda part: part.expand(len(pairs), -1))
     trained = trainer.train(*state, pairs, orders, given._replace(client_state=kept))
@@ -301,7 +301,7 @@ def _probed_one_by_one(trainer: Trainer, state: _State, pairs: list[Pair], given
 
 
 def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
-    """Equal but for rounding."""
+    """True if both are equal but for rounding."""
     for got, expected in zip(ours, others, strict=True):
         largest = float(expected.nan_to_num(0, 0, 0).abs().max())
         if not torch.allclose(got, expected, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
@@ -310,7 +310,7 @@ def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
 
 
 def _plainly(error: Exception) -> str:
-    """What an obstacle to batching is, in words of the field."""
+    """Obstacle to batching, in plain words."""
     text = str(error)
     for sign, meaning in _OBSTACLES.items():
         if sign in text:

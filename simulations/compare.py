@@ -33,10 +33,11 @@ def compare(
     jobs: int = 1,
     observer: ComparisonObserver | None = None,
 ) -> ComparisonResult:
-    """Run every variant with every seed, and set what they come to side by side.
+    """Run every variant with every seed, and summarise them side by side.
 
-    A run's results depend on neither ``jobs`` nor the order of the runs, to the bit, but for its wall time. A run that
-    fails is a row that says why; the others go on.
+    A run's results depend on neither ``jobs`` nor the order of the runs, to the bit, but for its wall time. A failed
+    run
+    is a row that says why; the others continue.
 
     Args:
         comparison: what to compare.
@@ -106,7 +107,7 @@ def _planned(comparison: Comparison, folder: ComparisonFolder | None) -> Iterato
 
 
 def _longest_first(planned: list[PlannedRun]) -> list[PlannedRun]:
-    """In the order of the work expected, so that no long run begins last and leaves the other processes idle."""
+    """Runs in descending order of expected work, so that no long run begins last and keeps others waiting."""
     return sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
 
 

@@ -1,4 +1,4 @@
-"""The folder of a comparison: tables, a picture and a report, and beneath them each run's own folder."""
+"""Folder of a comparison: tables, a chart and a report, and beneath them each run's own folder."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ _PARTITIONS = 4
 
 
 class ComparisonFolder:
-    """Where a comparison is kept.
+    """Folder of a comparison.
 
     Args:
         path: the folder; it is made where it does not exist.
@@ -47,7 +47,7 @@ class ComparisonFolder:
             refuse_taken(path, overwrite=overwrite and is_ours)
 
     def begin(self) -> None:
-        """Make the folder; an earlier comparison's files go."""
+        """Make the folder, and remove an earlier comparison's files."""
         with written_to(self.path):
             self._clear()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class ComparisonFolder:
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
 
     def _partitions(self, data: FederatedData | None) -> dict[str, Partition | None]:
-        """Heading → who holds what, one for each section ``data`` that differs, with the first seed."""
+        """Heading → samples by client, one for each section ``data`` that differs, with the first seed."""
         if data is not None:
             return {"Who holds what": partition_of(data)}
         sections: dict[str, tuple[str, Experiment]] = {}

@@ -1,10 +1,11 @@
-"""What simulated clients run on: how long a task takes them, when they can be asked, and how often they fail.
+"""Simulated devices: compute speed, bandwidth, availability and failures of clients.
 
 Time comes from the work that is done and the bytes that are moved. Nothing sleeps.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -12,6 +13,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from fed.clients.data import ClientId
+from fed.config.compatibility import Feature, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AVAILABILITIES
@@ -19,7 +21,7 @@ from fed.errors import InvalidData
 from fed.randomness import Streams
 from fed.simulations.availability import Availability, Membership, Spells, read_table
 
-__all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "Traced", "Uniform"]
+__all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "TraceDevices", "UniformDevices"]
 
 _Chance = Annotated[float, Field(ge=0, lt=1)]
 
@@ -47,28 +49,40 @@ class Device:
     latency_s: float = 0.05
 
     def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
-        """Seconds from a task's dispatch to its answer's arrival."""
+        """Seconds from a task's dispatch to its answer's arrival.
+
+        Args:
+            bytes_down: of the task.
+            samples: trained on, each as often as it is seen.
+            bytes_up: of the answer.
+        """
         down_s = self.latency_s + bytes_down / self.down_bytes_per_s
         up_s = self.latency_s + bytes_up / self.up_bytes_per_s
         return down_s + samples / self.samples_per_s + up_s
 
     def gossip_s(self, *, samples: int, bytes_each_way: int) -> float:
-        """Seconds of a round among peers: the work, then models to and from all neighbours at once."""
+        """Seconds of a round among peers: local training, then models to and from all neighbours at once."""
         slower_bytes_per_s = min(self.down_bytes_per_s, self.up_bytes_per_s)
         moved_s = self.latency_s + bytes_each_way / slower_bytes_per_s if bytes_each_way else 0.0
         return samples / self.samples_per_s + moved_s
 
     def samples_in(self, time_s: float, *, bytes_down: int, bytes_up: int) -> float:
-        """How many samples it can train on, and yet have answered so long after the dispatch; below 0: none."""
+        """Number of samples that it can train on and still answer in time; below 0: none.
+
+        Args:
+            time_s: from the dispatch to the answer's arrival.
+            bytes_down: of the task.
+            bytes_up: of the answer.
+        """
         return (time_s - self.exchange_s(bytes_down=bytes_down, samples=0, bytes_up=bytes_up)) * self.samples_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices(Hyperparameters, ABC):
-    """Every client's device.
+    """Devices of all clients.
 
     Args:
-        availability: when clients can be asked; who goes away in a task has failed it.
+        availability: when clients are available; one that becomes unavailable during a task has failed it.
         failure: the chance that a task fails, at a time that is uniform over its length.
         interruption: the chance that a client is cut off in its local steps, after a part of them that is uniform.
         joining_s: over how long a time clients register, each at an instant that is uniform; 0: all at the beginning.
@@ -82,29 +96,45 @@ class Devices(Hyperparameters, ABC):
     joining_s: NonNegativeFloat = 0.0
     staying_s: PositiveFloat | None = None
 
+    def needs(self) -> Sequence[Term]:
+        """A coordinator, where clients are not always there or fail."""
+        availability = AVAILABILITIES.validate(self.availability).kind
+        fallible = {"availability": (availability, "always"), "failure": (self.failure, 0.0)}
+        fallible |= {"interruption": (self.interruption, 0.0)} | self._comings_and_goings
+        return [_term(Feature.COORDINATOR, key, *values) for key, values in fallible.items() if values[0] != values[1]]
+
+    def lacks(self) -> Sequence[Term]:
+        """Fixed members, where clients register or leave during a run."""
+        changing = self._comings_and_goings.items()
+        return [_term(Feature.FIXED_MEMBERS, key, *values) for key, values in changing if values[0] != values[1]]
+
+    @property
+    def _comings_and_goings(self) -> dict[str, tuple[object, object]]:
+        return {"joining_s": (self.joining_s, 0.0), "staying_s": (self.staying_s, None)}
+
     @abstractmethod
     def device(self, client: ClientId, streams: Streams) -> Device:
-        """A client's; the same whenever it is asked for."""
+        """Device of a client; the same whenever it is asked for."""
 
     def spells(self, client: ClientId, streams: Streams) -> Spells | None:
-        """When a client is there; None: always."""
+        """Availability of a client over time; None: always available."""
         spells = self._availability.of(client, streams)
         return spells if self.are_members_for_ever else Membership(*self.membership(client, streams), spells)
 
     def membership(self, client: ClientId, streams: Streams) -> tuple[float, float]:
-        """When a client registers, and when it leaves for good."""
+        """Times at which a client registers, and at which it leaves for good."""
         joins, stays, *_ = streams.uniforms("membership", client)
         leaves_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
         return joins * self.joining_s, joins * self.joining_s + leaves_s
 
     @property
     def are_members_for_ever(self) -> bool:
-        """Whether nobody registers or leaves during a run."""
+        """True if no client registers or leaves during a run."""
         return self.joining_s == 0 and self.staying_s is None
 
     @property
     def are_always_there(self) -> bool:
-        """Whether every client can be asked at any time."""
+        """True if every client is always available."""
         return self.are_members_for_ever and AVAILABILITIES.validate(self.availability).kind == "always"
 
     @cached_property
@@ -113,8 +143,14 @@ class Devices(Hyperparameters, ABC):
         return availability
 
 
+def _term(feature: Feature, key: str, value: object, plain: object) -> Term:
+    """The term of a key whose value is not the plain one."""
+    written = "null" if plain is None else plain
+    return Term(feature, f"write devices.{key}: {written}", subject=f"devices.{key} {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Devices):
+class UniformDevices(Devices):
     """All devices are alike.
 
     Args:
@@ -151,7 +187,7 @@ class OnSite(Devices):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lognormal(Uniform):
+class Lognormal(UniformDevices):
     r"""Devices differ by factors whose logarithm is normal; what is said of all is the median.
 
     .. math:: speed_i = speed \cdot e^{σ z_i}, \qquad down_i / down = up_i / up = e^{σ_b w_i}, \qquad z_i, w_i ∼ N(0, 1)
@@ -178,7 +214,7 @@ class Lognormal(Uniform):
 
 @dataclass(frozen=True, kw_only=True)
 class Mobile(Lognormal):
-    """Phones: devices and connections that differ by a factor of ten and more, there by night, and unreliable.
+    """Phones: devices and connections that differ by a factor of ten and more, available by night, and unreliable.
 
     The chance to fail is in the middle of the 6 to 10 % of phones that drop out of a round in Google's system, which
     also sees them come by night (Bonawitz et al. 2019, 1902.01046). Speeds and bandwidths are assumptions, of the width
@@ -198,8 +234,8 @@ class Mobile(Lognormal):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced(Devices):
-    """Devices as a file says: client, samples_per_s, down_bytes_per_s, up_bytes_per_s and latency_s are its columns.
+class TraceDevices(Devices):
+    """Devices from a file with the columns client, samples_per_s, down_bytes_per_s, up_bytes_per_s and latency_s.
 
     A client that the file names has its own device; any other draws one of those that it has.
 

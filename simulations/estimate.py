@@ -1,4 +1,4 @@
-"""How long a run will take and how much it will send, found from a few steps before it begins."""
+"""Estimate of a run's time and bytes, made from a few steps before the run begins."""
 
 import itertools
 import statistics
@@ -23,7 +23,7 @@ _PROBE_STEPS = 3
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a run is expected to take.
+    """Expected time and bytes of a run.
 
     Args:
         rounds: how many there are.
@@ -40,7 +40,7 @@ class Expectation:
     proviso: str = ""
 
     def after(self, rounds_done: int) -> "Expectation":
-        """What is still to come after so many rounds, each of which takes its part.
+        """Expectation of the rounds that are left, each of which takes its part.
 
         Example:
             >>> Expectation(10, 60.0, 1000, 2000).after(8)
@@ -76,7 +76,7 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
 
 
 def _tasks(simulation: Simulation) -> tuple[int, int]:
-    """How many tasks are sent out in a run, and how many of them are answered, where nobody fails."""
+    """Numbers of tasks dispatched and answered in a run without failures."""
     policy, trainees = simulation.policy, simulation.trainees
     moving = trainees if simulation.has_peers else policy.cohort_of(simulation.population)
     beyond = (trainees - moving) * (1 if policy.keeps_late else policy.count)
@@ -84,7 +84,7 @@ def _tasks(simulation: Simulation) -> tuple[int, int]:
 
 
 def _proviso(simulation: Simulation) -> str:
-    """Under which as much travels as is expected."""
+    """Condition under which the expected bytes are sent."""
     policy, experiment = simulation.policy, simulation.experiment
     if simulation.has_peers or simulation.algorithm.pools_data:
         return ""
@@ -120,7 +120,7 @@ def _task_s(simulation: Simulation) -> float:
 
 
 def _sizes(data: FederatedData) -> dict[ClientId, int]:
-    """How many samples clients hold, of those of whom it is known without reading them; of the first in any case."""
+    """Numbers of samples that clients hold, where they are known without reading; of the first client in any case."""
     first = data.clients[0]
     says_sizes = isinstance(data.train, ClientsOnDemand) and data.train.size_of(first) is not None
     return {
@@ -139,7 +139,7 @@ def _evaluation_s(simulation: Simulation) -> float:
 
 
 def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:
-    """That of some clients, times how many more there are; on demand of the first, as for a task."""
+    """Seconds of evaluation by clients: that of some, times the number of all; on demand of the first."""
     some = tuple(itertools.islice(held_out, CLIENTS_AT_ONCE if isinstance(held_out, dict) else 1))
     work = Work(simulation.recipe, worker=0)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Which of many clients can take a task, so that one of them is found in the time of the logarithm of their number."""
+"""Index of available clients: counts, removes, adds and finds the i-th in logarithmic time."""
 
 from collections.abc import Iterator, Sequence
 from itertools import compress
@@ -10,13 +10,14 @@ __all__ = ["Presence"]
 
 
 class Presence(Sequence[ClientId]):
-    """The clients that are present, in the order of all, as a sequence that changes.
+    """Available clients, in the order of all, as a sequence that changes.
 
-    A Fenwick tree (Fenwick 1994) over all clients' places counts those that are present: finding the i-th, letting one
-    come or go take log₂ N steps.
+    A Fenwick tree (Fenwick 1994) over all clients' places counts the available ones: finding the i-th, removing or
+    adding
+    one takes log₂ N steps.
 
     Args:
-        clients: all of them, who are present at first.
+        clients: all of them, available at first.
 
     Example:
         >>> present = Presence("abcd")
@@ -33,7 +34,7 @@ class Presence(Sequence[ClientId]):
         self._counts: list[int] | None = None  # present clients by node of the tree; made when first somebody leaves
 
     def leave(self, client: ClientId) -> None:
-        """It is not present any more."""
+        """Make a client unavailable."""
         place = self._place_of(client)
         if self._there[place]:
             self._there[place] = 0
@@ -41,7 +42,7 @@ class Presence(Sequence[ClientId]):
             self._change(place, -1)
 
     def come(self, client: ClientId) -> None:
-        """It is present again."""
+        """Make a client available again."""
         place = self._place_of(client)
         if not self._there[place]:
             self._there[place] = 1
@@ -80,7 +81,7 @@ class Presence(Sequence[ClientId]):
             node += node & -node
 
     def _select(self, index: int) -> int:
-        """The place of the present client before which there are so many."""
+        """Place of the available client with ``index`` others before it."""
         assert self._counts is not None
         counts, size = self._counts, len(self._counts)
         place, step = 0, 1 << (size.bit_length() - 1)

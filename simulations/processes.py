@@ -1,4 +1,4 @@
-"""Runs of a comparison, one after the other or side by side in processes; the bits are the same either way."""
+"""Processes of a comparison: its runs one after the other or side by side, with the same bits either way."""
 
 import contextlib
 import multiprocessing
@@ -29,24 +29,42 @@ Ended: TypeAlias = Generator[tuple["PlannedRun", Record]]
 
 
 class ComparisonObserver(Protocol):
-    """Told of a comparison while it goes on. Runs are named by variant and seed, and may overlap."""
+    """Observer of a comparison. Runs are named by variant and seed, and may overlap."""
 
     def begin(self, runs: Sequence[tuple[str, int]]) -> None:
-        """All the runs that there will be."""
+        """Take note of all the runs that there will be."""
 
     def expect(self, name: str, seed: int, expectation: Expectation) -> None:
-        """A run begins, and this is what it is expected to take."""
+        """Take note that a run begins.
+
+        Args:
+            name: the variant's.
+            seed: the run's.
+            expectation: its time and bytes.
+        """
 
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
-        """A run finished a round."""
+        """Take note that a run has finished a round.
+
+        Args:
+            name: the variant's.
+            seed: the run's.
+            line: the round's metrics.
+        """
 
     def end(self, name: str, seed: int, summary: Mapping[str, Any]) -> None:
-        """A run has finished, or failed."""
+        """Take note that a run has finished, or failed.
+
+        Args:
+            name: the variant's.
+            seed: the run's.
+            summary: the run's.
+        """
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run: a variant with one of the seeds, and its folder."""
+    """Planned run: a variant with one of the seeds, and its folder."""
 
     name: str
     seed: int
@@ -56,14 +74,14 @@ class PlannedRun:
 
 
 class _Channel(Protocol):
-    """Where what happens in a run is reported to: ("begin", expectation) or ("round", line)."""
+    """Receiver of a run's events: ("begin", expectation) or ("round", line)."""
 
     def __call__(self, event: tuple[str, Any], /) -> None: ...
 
 
 @dataclass(frozen=True)
 class _Reporter:
-    """A run's observer, which also keeps its lines: a run that fails has no others."""
+    """Observer of a run that also keeps its lines: a run that fails has no others."""
 
     channel: _Channel
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -94,7 +112,7 @@ def _tell(observer: ComparisonObserver | None, run: PlannedRun, event: tuple[str
 
 
 def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | None = None, **given: Any) -> Ended:
-    """Each run's record, in this process.
+    """Record of each run, made in this process.
 
     Args:
         planned: what to run, in this order.
@@ -153,9 +171,9 @@ _NO_START = (
 
 
 def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonObserver | None = None) -> Ended:
-    """Each run's record as it ends, up to ``jobs`` at a time, in processes that are gone when the iterator is closed.
+    """Record of each run as it ends, up to ``jobs`` at a time, in processes that are gone when the iterator is closed.
 
-    A process that dies takes its own run with it, which has failed; another takes its place.
+    A process that dies fails its own run alone; another process takes its place.
 
     Args:
         planned: what to run; begun in this order.
@@ -209,5 +227,5 @@ def _work(connection: Connection) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """What can go from one process to another: an error of ours, or else one that holds the traceback as text."""
+    """Error that can be sent between processes: an error of ours, or else one that holds the traceback as text."""
     return error if isinstance(error, FedError) else RuntimeError("".join(traceback.format_exception(error)))

@@ -16,7 +16,7 @@ from fed.clients.training.losses import Loss
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.reports.html import run_report
-from fed.server.resume import begun_as, hold_given, last_kept
+from fed.server.resume import check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.estimate import Expectation, expect
 from fed.simulations.executors.choice import hired, leave_rerun
@@ -66,9 +66,9 @@ def simulate(
             values are averaged.
         output: the run's folder; nothing is written without one.
         overwrite: take the place of a run that the folder holds.
-        resume: go on with the run that the folder holds, from its last checkpoint, or from the beginning where it has
-            none: it ends with the same bits as if it had never been interrupted. Data, model, loss and metric that were
-            given to it must be given again.
+        resume: continue the run that the folder holds, from its newest whole checkpoint, or from the beginning where it
+            ended before its first one. It ends with the same bits as a run that was never interrupted. Data, model,
+            loss and metric that were given to it must be given again.
         observer: is told how the run goes on.
 
     Returns:
@@ -103,21 +103,20 @@ def simulate(
         parts = {"data": data, "model": model, "loss": loss, "metric": metric}
         given = [name for name, part in parts.items() if part is not None]
         if folder is not None and resume:
-            hold_given(given, folder)
+            check_given_parts(given, folder)
         simulation = Simulation(experiment, data, model, loss, metric)
-        begun = begun_as(simulation.experiment, simulation.layout, simulation.population)
-        keep = simulation.experiment.checkpoints.keep
-        kept = last_kept(begun, keep, folder) if folder is not None and resume else None
+        fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
+        kept = newest_checkpoint(fingerprint, folder) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
         with folder.held() if folder is not None else nullcontext(), hired(simulation, expectation) as executor:
-            recording = _recording(simulation, executor, begun, folder, observer)
+            loop = _loop(simulation, executor, fingerprint, folder, observer)
             if folder is not None and kept is None:
                 folder.begin(simulation.experiment, given)
             elif folder is not None and kept is not None:
-                recording.restore(*kept)
+                loop.restore(*kept)
             if observer is not None and expectation is not None:
                 observer.begin(expectation)
-            return recording.run()
+            return loop.run()
 
 
 def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFolder | None:
@@ -128,10 +127,10 @@ def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFold
     return RunFolder.existing(Path(output)) if resume else RunFolder(Path(output), overwrite=overwrite)
 
 
-def _recording(
+def _loop(
     simulation: Simulation,
     executor: Executor,
-    begun: Mapping[str, Any],
+    fingerprint: Mapping[str, Any],
     folder: RunFolder | None,
     observer: Observer | None,
 ) -> TrainingLoop:
@@ -149,12 +148,12 @@ def _recording(
         begin_scoring=lambda: begin_scoring(simulation, federation, executor),
         has_scores=simulation.held_out is not None or simulation.data.test is not None,
         scores_meanwhile=executor.is_parallel,
-        module_of=simulation.module_of,
+        load_module=simulation.load_module,
         facts=facts,
         report=lambda run: run_report(run, partition_of(simulation.data)),
-        begun=begun,
+        fingerprint=fingerprint,
         folder=folder,
-        on_round=None if observer is None else observer.round,
+        after_round=None if observer is None else observer.round,
     )
 
 

@@ -1,4 +1,4 @@
-"""Simulated clients, and what does their work."""
+"""Simulated clients: their data, training, groups, executor and devices."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +14,7 @@ __all__ = ["SimulatedClients"]
 
 @dataclass(frozen=True)
 class SimulatedClients:
-    """Who there is to train, on what, in which groups, by whom, and how fast.
+    """Simulated clients, with all that their tasks need.
 
     Args:
         data: by client.
@@ -39,9 +39,9 @@ class SimulatedClients:
 
     @cached_property
     def sizes(self) -> list[int]:
-        """How many samples each client holds, in their order."""
+        """Number of samples of each client, in their order."""
         return [self.data.size_of(client) for client in self.data.clients]
 
     def device_of(self, client: ClientId) -> Device:
-        """What a client runs on."""
+        """Device of a client."""
         return self.devices.device(client, self.streams)

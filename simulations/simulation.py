@@ -22,9 +22,8 @@ from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
-from fed.server.federation import Coordinated, Federation
+from fed.server.federation import Federation, coordinate, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attack, Attackers, poisoned, recruited
@@ -90,8 +89,6 @@ class Simulation:
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
         self.recipe = self.prepared.recipe(self.data, self.message, is_batched=self.batching.is_batched)
         self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
-        if self.message is not None:
-            self.policy.check_algorithm(self.algorithm, len(self.message.parts))
 
     @property
     def has_peers(self) -> bool:
@@ -126,8 +123,7 @@ class Simulation:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self.prepared.given().broadcast
         places = (0,) * len(clients) if self.algorithm.needs_fixed_members else ()
-        states = self.prepared.client_states()
-        of_all = len(broadcast), self.population
+        states, of_all = self.prepared.client_states(), (len(broadcast), self.population)
         train = Train(tuple(clients), 1, "mean", None, (), *of_all, places, state_names=states.names)
         return train, (*first, *broadcast, *states.stacked(clients, [first] * len(clients)))
 
@@ -142,8 +138,9 @@ class Simulation:
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
-            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, self._lr_in)
-        states, shared = self.prepared.client_states(), self.layout.shared
+            lr_in = step_sizes(self.experiment, self.policy)
+            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, lr_in)
+        states = self.prepared.client_states()
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(
             clients,
@@ -155,9 +152,8 @@ class Simulation:
             attackers=self._attackers(),
         )
         fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
-        first = shared.pack(self.recipe.module)
-        coordinator = Coordinator(self.algorithm, fleet, shared, self.message, *first, self.streams, self._lr_in)
-        return Coordinated(self.policy, coordinator, states, sends=not pools_data, occupation=simulated.occupation)
+        parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
+        return coordinate(*parts, sends=not pools_data, occupation=simulated.occupation)
 
     def _attackers(self) -> Attackers | None:
         """The clients that attack on the way out, if the attack forges updates."""
@@ -172,10 +168,7 @@ class Simulation:
             return None
         return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
 
-    def _lr_in(self, number: int, clients: int) -> float:
-        return self.experiment.local.lr_in(number, self.policy.count, clients)
-
-    def module_of(self, state: tuple[Tensor, Tensor]) -> nn.Module:
+    def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)

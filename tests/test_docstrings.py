@@ -29,11 +29,13 @@ LEGEND = "Shapes: see :mod:`fed.layout`."
 OF_EVERY_PAGE = {"State", "ClientState"}
 # Still to be put into plain words; these lists only shrink.
 TO_DO = (
-    *("fed.aggregators", "fed.clients.checks", "fed.clients.client_states", "fed.clients.evaluation"),
-    *("fed.clients.models", "fed.clients.node", "fed.clients.setup", "fed.clients.training", "fed.config"),
-    *("fed.server", "fed.simulations", "fed.storage", "fed.wire"),
+    *(f"fed.{package}" for package in ("aggregators", "config", "server", "storage", "wire")),
+    *(f"fed.clients.{module}" for module in ("client_states", "evaluation", "node", "setup")),
+    *(f"fed.clients.training.{module}" for module in ("group_trainer", "work_items", "worker")),
+    *(f"fed.simulations.{module}" for module in ("attacks", "fleet", "groups", "in_flight", "occupation", "peers")),
+    *(f"fed.simulations.{module}" for module in ("simulate", "simulation", "traffic")),
 )
-DOUBLES = {"Adam", "Answer", "BEGAN_ANEW", "Constant", "Local", "Traced", "Trained", "Uniform"}
+DOUBLES = {"Adam", "BEGAN_ANEW", "Constant", "Local"}
 LONG_NAMES = {"aggregators", "benchmarks", "clients", "fed", "server", "simulations", "."}
 
 
@@ -85,7 +87,7 @@ def test_two_things_never_share_a_name() -> None:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
                 homes[node.targets[0].id].add(path)
     doubles = {name for name, paths in homes.items() if len(paths) > 1 and not name.startswith("_")}
-    assert doubles - OF_EVERY_PAGE == DOUBLES
+    assert doubles - OF_EVERY_PAGE <= DOUBLES
 
 
 @pytest.mark.parametrize("room", ["aggregators", "benchmarks", "clients", "fed", "server", "simulations", "."])

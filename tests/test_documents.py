@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,21 @@ def test_the_readme_runs_fedavg_and_has_at_most_7000_bytes(tmp_path: Path, monke
     exec(compile(programs[0], "README.md", "exec"), namespace)
     assert namespace["run"].experiment.algorithm.kind == "fedavg"  # type: ignore[attr-defined]
     assert namespace["run"].summary["final_test_accuracy"] > 0.9  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", ["experiments.md", "your-own-algorithm.md"])
+def test_files_that_a_page_shows_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that begins with ``# name.yaml`` or ``# name.py`` is that file; tests in it are called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    blocks = re.findall(r"^```\w+\n(# ([\w-]+\.(?:py|yaml))\n.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    for text, name in blocks:
+        monkeypatch.delitem(sys.modules, Path(name).stem, raising=False)
+        (tmp_path / name).write_text(text)
+    assert len(blocks) >= 5
+    for _, name in blocks:
+        if name.endswith(".yaml"):
+            assert main(["show", name]) == 0, name
+        else:
+            made = runpy.run_path(name)
+            [made[test]() for test in made if test.startswith("test_")]

@@ -14,14 +14,15 @@ import torch
 
 from fed.clients.data import FederatedData
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.training import Described, NodeTask, TaskDone
+from fed.clients.node.own_data import Described
+from fed.clients.node.training import NodeTask, TaskDone
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
 from fed.wire.dialling import DialPatience
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import read, spec_of, written
-from fed.wire.protocol_pb2 import Payload
+from fed.wire.protocol_pb2 import Payload, Signature
 
 SAMPLES = 20
 SHRINKS = 0.999
@@ -36,7 +37,7 @@ class AtOnce:
     """
 
     def __init__(self, inputs: int, classes: int) -> None:
-        self._described = Described(SAMPLES, (inputs,), "float32", classes)
+        self._described = Described(SAMPLES, Signature(input_shape=[inputs], input_dtype="float32", classes=classes))
 
     def describe(self) -> Described:
         """What the model is made for."""
@@ -44,8 +45,8 @@ class AtOnce:
 
     def prepare(self, experiment: Experiment, _: Any) -> None:
         """Learn what a model is made of."""
-        inputs = torch.zeros(2, *self._described.input_shape), torch.zeros(2, dtype=torch.int64)
-        data = FederatedData({0: inputs}, None, self._described.classes)
+        inputs = torch.zeros(2, *self._described.signature.input_shape), torch.zeros(2, dtype=torch.int64)
+        data = FederatedData({0: inputs}, None, self._described.signature.classes)
         layout = Preparation(experiment, data).layout.shared
         self.spec = spec_of([torch.zeros(layout.size), torch.zeros(layout.integer_count, dtype=torch.int64)])
 

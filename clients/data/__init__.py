@@ -3,6 +3,6 @@
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.load import load
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.samples import ClientId, Pair, Samples
+from fed.clients.data.samples import ClientId, Names, Pair, Samples
 
-__all__ = ["ClientId", "ClientsOnDemand", "FederatedData", "Pair", "Samples", "load"]
+__all__ = ["ClientId", "ClientsOnDemand", "FederatedData", "Names", "Pair", "Samples", "load"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fed.clients.data.on_demand import ClientsOnDemand
-from fed.clients.data.samples import ClientId, Pair, check_alike, check_classes, check_id, check_pair, is_real
+from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_id, check_pair, is_real
 from fed.errors import InvalidData
 
 __all__ = ["FederatedData"]
@@ -23,6 +23,7 @@ class FederatedData:
             demand: its first client is read and checked now, every other when it is read.
         test: (inputs [m, ...], targets [m, ...]), m ≥ 1, or None: then nothing is evaluated.
         classes: how many classes there are; where it is None, one more than the largest integer label in memory.
+        names: what features and classes are called; nodes that join are held to them.
 
     Raises:
         InvalidData: if a client has no samples, its id is no integer or text, inputs and targets differ in number,
@@ -43,6 +44,7 @@ class FederatedData:
     train: Mapping[Any, Pair]  # keys are ClientId: a Mapping[int, …] would be no Mapping[int | str, …]
     test: Pair | None = None
     classes: int | None = None
+    names: Names = field(default_factory=Names)
     clients: Sequence[ClientId] = field(init=False, repr=False, compare=False)
     """The ids of all clients, in order."""
     _are_labels: bool = field(default=False, repr=False, kw_only=True)
@@ -133,7 +135,7 @@ class FederatedData:
     def pooled(self) -> "FederatedData":
         """All training data in one place: one client, named ``all``, holds every sample."""
         inputs, targets = zip(*(self.read(client) for client in self.clients), strict=True)
-        return FederatedData({"all": (torch.cat(inputs), torch.cat(targets))}, self.test, self.classes)
+        return FederatedData({"all": (torch.cat(inputs), torch.cat(targets))}, self.test, self.classes, self.names)
 
     def _said_size_of(self, client: ClientId) -> int | None:
         return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None

@@ -58,7 +58,8 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
     test = samples.test or (_pair(samples, test_indices) if len(test_indices) else None)
-    return FederatedData({client: _pair(samples, held) for client, held in holdings.items()}, test, samples.classes)
+    train = {client: _pair(samples, held) for client, held in holdings.items()}
+    return FederatedData(train, test, samples.classes, samples.names)
 
 
 def _takes_clients(partition: PartitionSection) -> bool:
@@ -140,7 +141,9 @@ def _samples(source: object, kind: str) -> Samples:
     if isinstance(source, FederatedData):
         inputs, targets = zip(*map(source.read, source.clients), strict=True)
         holders = np.repeat(np.array(source.clients, dtype=object), list(map(len, targets)))
-        return Samples(torch.cat(inputs), torch.cat(targets), source.test, {"client": holders}, source.classes)
+        return Samples(
+            torch.cat(inputs), torch.cat(targets), source.test, {"client": holders}, source.classes, source.names
+        )
     if isinstance(source, tuple | list) and len(source) == 2:
         inputs, targets = source
         return Samples(torch.as_tensor(inputs), torch.as_tensor(targets))

@@ -5,7 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,10 +14,33 @@ from torch import Tensor
 
 from fed.errors import InvalidData
 
-__all__ = ["ClientId", "Pair", "Samples", "check_alike", "check_classes", "check_id", "check_pair", "dense", "is_real"]
+__all__ = [
+    "ClientId",
+    "Names",
+    "Pair",
+    "Samples",
+    "check_alike",
+    "check_classes",
+    "check_id",
+    "check_pair",
+    "dense",
+    "is_real",
+]
 
 ClientId: TypeAlias = int | str
 Pair: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Names(NamedTuple):
+    """Names that a source gives to what samples hold, so that those of several places can be compared.
+
+    Args:
+        columns: of the features in their order, then of the target; none where inputs are no table.
+        labels: of the classes in their order; none where classes are mere numbers.
+    """
+
+    columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,7 @@ class Samples:
         columns: further values of each sample, [E] each, by name. ``client`` names its holder, for the partition
             ``natural``; ``file`` the file it came from, for ``file``; any other serves ``hash`` and ``rank``.
         classes: how many classes there are, where the labels seen may not show it.
+        names: what features and classes are called.
 
     Raises:
         InvalidData: if inputs, targets and columns differ in their number of samples.
@@ -47,6 +71,7 @@ class Samples:
     test: Pair | None = None
     columns: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     classes: int | None = None
+    names: Names = field(default_factory=Names)
 
     def __post_init__(self) -> None:
         shapes = {"targets": tuple(self.targets.shape[:1])}

@@ -12,29 +12,25 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from fed import __version__
 from fed.clients.data import ClientId
+from fed.clients.node.assignments import answer_of, kept_state, node_task
+from fed.clients.node.own_data import Described, joining_of
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import BEGAN_ANEW, Described, NodeTask, TaskDone
+from fed.clients.node.training import BEGAN_ANEW, TaskDone
 from fed.clients.node.training_process import TrainingProcess
-from fed.clients.training.work_items import Train
 from fed.errors import FedError, InvalidInput, RunFailed
 from fed.wire.dialling import Dialler, DialPatience, Outbox
 from fed.wire.messages import one_line
-from fed.wire.protocol import MOST_CLASSES, PROTOCOL
+from fed.wire.protocol import MOST_CLASSES, name_of
 from fed.wire.protocol_pb2 import (
-    Answer,
     Assignment,
     Examination,
     Failed,
     FromNode,
     Heartbeat,
-    Joining,
     Payload,
     Plan,
     Scores,
-    Signature,
-    TaskId,
     ToNode,
 )
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
@@ -58,8 +54,8 @@ class _Held:
     due_s: float
 
     @property
-    def key(self) -> tuple[int, int]:
-        return _key_of(self.assignment.task)
+    def name(self) -> str:
+        return name_of(self.assignment.task)
 
 
 class _Asked(NamedTuple):
@@ -96,7 +92,7 @@ class EdgeNode:
     tasks_done: int = 0
 
     def __post_init__(self) -> None:
-        self._held: dict[tuple[int, int], _Held] = {}
+        self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Held | Plan | _Asked] = queue.Queue()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._dialler: Dialler[FromNode, ToNode] = Dialler(self.server, self.credentials, self.patience, self)
@@ -145,21 +141,10 @@ class EdgeNode:
     def greet(self, outbox: Outbox[FromNode]) -> None:
         """Join, with the tasks that are held."""
         self._says_it_waits = True
-        described = self._described
-        assert described is not None
-        signature = Signature(
-            input_shape=described.input_shape, input_dtype=described.input_dtype, classes=described.classes
-        )
+        assert self._described is not None
         with self._lock:
-            joining = Joining(
-                protocol=PROTOCOL,
-                software=f"fed {__version__}",
-                name=self.name,
-                samples=described.samples,
-                signature=signature,
-                held=[item.assignment.task for item in self._held.values()],
-            )
-            outbox.put(FromNode(joining=joining))
+            held = [item.assignment.task for item in self._held.values()]
+            outbox.put(FromNode(joining=joining_of(self.name, self._described, held)))
             self._outbox = outbox
 
     def heartbeat(self) -> FromNode:
@@ -184,7 +169,7 @@ class EdgeNode:
             self._accept(message.assignment)
         elif message.HasField("withdrawal"):
             with self._lock:
-                self._held.pop(_key_of(message.withdrawal.task), None)
+                self._held.pop(name_of(message.withdrawal.task), None)
         elif message.HasField("examination"):
             self._work.put(_Asked(message.examination, self._outbox))
         elif message.HasField("farewell"):
@@ -209,23 +194,21 @@ class EdgeNode:
             self._work.put(plan)
 
     def _prepare(self, plan: Plan) -> None:
-        described = self._described
-        assert described is not None
-        said = plan.signature
-        if (tuple(said.input_shape), said.input_dtype) != (
-            described.input_shape,
-            described.input_dtype,
-        ) or not described.classes <= said.classes <= MOST_CLASSES:
+        assert self._described is not None
+        said, own = plan.signature, self._described.signature
+        if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
+            own.classes <= said.classes <= MOST_CLASSES
+        ):
             raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
         self.training.prepare(as_experiment(plan.experiment, self.allowed), plan)
 
     def _accept(self, assignment: Assignment) -> None:
-        key = _key_of(assignment.task)
+        name = name_of(assignment.task)
         due_s = time.monotonic() + assignment.deadline_s
         with self._lock:
-            if key not in self._held:
-                self._held[key] = _Held(assignment, self.folder / f"{self._mark}-{key[0]}-{key[1]}", due_s)
-                self._work.put(self._held[key])
+            if name not in self._held:
+                self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
+                self._work.put(self._held[name])
         self._outbox.put(FromNode(accepted=assignment.task))
 
     def _work_on(self) -> None:
@@ -279,24 +262,8 @@ class EdgeNode:
         if assignment.HasField("deadline_s") and assignment.takes_parts:  # the way back may be as long as the way here
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         if assignment.durable_after.start:
-            self.training.forget_before(_name_of(assignment.durable_after))
-        kept_after = _name_of(assignment.kept_after) if assignment.kept_after.start else None
-        name, train, content = _name_of(assignment.task), self._train_of(assignment), payload.SerializeToString()
-        discount = assignment.kept_discount if assignment.HasField("kept_discount") else 1.0
-        return self.training.train(NodeTask(name, train, content, held.path, kept_after, discount, until_s))
-
-    def _train_of(self, assignment: Assignment) -> Train:
-        return Train(
-            (self.client,),
-            assignment.round,
-            "payload",
-            assignment.lr if assignment.HasField("lr") else None,
-            (assignment.steps if assignment.HasField("steps") else None,),
-            assignment.broadcast_count,
-            assignment.population,
-            (assignment.place,) if assignment.HasField("place") else (),
-            ((assignment.round, *filter(None, [assignment.repeats])),),
-        )
+            self.training.forget_before(name_of(assignment.durable_after))
+        return self.training.train(node_task(assignment, self.client, held.path, until_s))
 
     def _score(self, asked: _Asked) -> None:
         examination, outbox = asked
@@ -305,9 +272,8 @@ class EdgeNode:
         try:
             spec = self.training.spec[:2]
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
-                kept_after = _name_of(examination.kept_after) if examination.kept_after.start else None
-                discount = examination.kept_discount if examination.HasField("kept_discount") else 1.0
-                found = self.training.score(examination.payload.SerializeToString(), path, kept_after, discount)
+                after = kept_state(examination)
+                found = self.training.score(examination.payload.SerializeToString(), path, *after)
                 scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
         except (FedError, RuntimeError, OSError) as error:
             problem = str(error) if isinstance(error, RuntimeError) else _sentence(error, self.folder)
@@ -327,14 +293,7 @@ class EdgeNode:
 
     def _deliver(self, held: _Held, done: TaskDone) -> None:
         """Send an answer, and hear what becomes of it."""
-        answer = Answer(
-            task=held.assignment.task,
-            payload=Payload.FromString(done.payload),
-            weight=done.weight,
-            samples=done.samples,
-            train_loss=done.train_loss,
-            began_anew=done.began_anew,
-        )
+        answer = answer_of(held.assignment.task, done)
         began_s = time.monotonic()
         receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
         if receipt is None:
@@ -355,26 +314,18 @@ class EdgeNode:
         _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
         held.path.unlink(missing_ok=True)
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
-            if self._held.get(held.key) is held:
-                del self._held[held.key]
+            if self._held.get(held.name) is held:
+                del self._held[held.name]
                 self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:
-            return self._held.get(held.key) is held
+            return self._held.get(held.name) is held
 
     def _let_go(self, held: _Held) -> None:
         with self._lock:
-            self._held.pop(held.key, None)
+            self._held.pop(held.name, None)
         held.path.unlink(missing_ok=True)
-
-
-def _key_of(task: TaskId) -> tuple[int, int]:
-    return task.start, task.number
-
-
-def _name_of(task: TaskId) -> str:
-    return f"{task.start}-{task.number}"
 
 
 def _sentence(error: FedError | OSError, folder: Path) -> str:

@@ -11,23 +11,27 @@ and with ``folder="…"`` where to keep what algorithms such as SCAFFOLD have a 
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fed.clients.data import ClientId, Pair, load
-from fed.clients.node.training import BEGAN_ANEW, NodeTask, NodeTraining, described, forget_before, samples_of
-from fed.clients.training.work_items import Train
+from fed.clients.data import ClientId, Names, Pair, load
+from fed.clients.node.assignments import answer_of, kept_state, node_task
+from fed.clients.node.own_data import described, joining_of, samples_of
+from fed.clients.node.training import BEGAN_ANEW, NodeTraining, forget_before
+from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
 from fed.randomness import Streams
-from fed.wire.flower_records import field, flower, packed, unpacked
-from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Payload, Plan, Signature
+from fed.wire.flower_records import array_of, flower, packed, unpacked
+from fed.wire.messages import client_id_of
+from fed.wire.payloads import hold_to_payload, hold_to_spec
+from fed.wire.protocol import name_of
+from fed.wire.protocol_pb2 import Failed, Payload, Plan, Request, Response, Scores
 
 __all__ = ["FlowerNode", "client_app"]
 
@@ -50,21 +54,23 @@ def client_app(experiment: Path) -> Any:
     return app
 
 
-def _answering(path: Path, work: Callable[["FlowerNode", Any], tuple[Sequence[Tensor], dict[str, Any]]]) -> Any:
+def _answering(path: Path, work: Callable[["FlowerNode", Request, bytes], tuple[Response, bytes | None]]) -> Any:
     def answer(message: Any, context: Any) -> Any:
         torch.set_num_threads(1)  # as in a simulation: the same bits
         try:
-            node = FlowerNode(Experiment.load(path), context.node_config)
-            tensors, fields = work(node, message.content)
+            check_deployment(experiment := Experiment.load(path))
+            node = FlowerNode(experiment, context.node_config)
+            response, data = work(node, *unpacked(message.content, Request))
         except FedError as error:
-            tensors, fields = (), {"problem": str(error)}
-        return flower("app").Message(packed(tensors, **fields), reply_to=message)
+            response, data = Response(failed=Failed(reason=str(error))), None
+        content = packed(response, None if data is None else array_of(data))
+        return flower("app").Message(content, reply_to=message)
 
     return answer
 
 
 class FlowerNode:
-    """What a node does with a message; its answers are tensors and fields.
+    """What a node does with a message; each answer is a header, and bytes where it has a payload.
 
     Args:
         experiment: the app's.
@@ -77,88 +83,56 @@ class FlowerNode:
     def __init__(self, experiment: Experiment, config: Mapping[str, Any]) -> None:
         self._experiment = experiment
         self._config = config
-        self.client, self._pair = self._own()
+        client, self._pair, self._names = self._own()
+        self.client = client_id_of(str(client))
 
-    def describe(self, content: Mapping[str, Any]) -> tuple[Sequence[Tensor], dict[str, Any]]:
-        """Who this is, and what there is to say of its data."""
-        found = described(self._pair)._asdict()
-        found["input_shape"] = list(found["input_shape"])
-        if "folder" not in self._config and self._made_ready(found, Path()).keeps_states:
+    def describe(self, request: Request, data: bytes) -> tuple[Response, None]:
+        """Say who this is, and what data it has."""
+        found = described(self._pair, self._names)
+        if "folder" not in self._config and self._made_ready(Plan(signature=found.signature), Path()).keeps_states:
             raise InvalidInput(
                 f"clients of {self._experiment.algorithm.kind} keep something between tasks: say where with "
                 "--node-config 'folder=\"/var/lib/fed\"'"
             )
-        return (), {"client": self.client, **found}
+        return Response(joining=joining_of(str(self.client), found)), None
 
-    def train(self, content: Mapping[str, Any]) -> tuple[Sequence[Tensor], dict[str, Any]]:
+    def train(self, request: Request, data: bytes) -> tuple[Response, bytes | None]:
         """Do a task."""
-        fields, tensors = unpacked(content)
-        training, folder = self._training(fields)
-        if "durable_after" in fields:
-            forget_before(folder, field(fields, "durable_after", str))
-        with tempfile.TemporaryDirectory() as spool:
-            path = Path(spool) / "task"
-            payload = written(path, tensors).SerializeToString()
-            name, kept_after = field(fields, "name", str), fields.get("kept_after")
-            discount = fields.get("kept_discount", 1.0)
-            done = training.train(NodeTask(name, self._task(fields), payload, path, kept_after, discount))
+        assignment, (training, folder) = request.assignment, self._training(request.plan)
+        if assignment.durable_after.start:
+            forget_before(folder, name_of(assignment.durable_after))
+        with _spooled(assignment.payload, data) as path:
+            order = node_task(assignment, self.client, path)
+            done = training.train(order)
             if done.problem:
-                return (), {"problem": done.problem, "diverged": done.diverged}
-            answer = read(path, Payload.FromString(done.payload))
-        if done.began_anew:
-            _log.warning("task %s: %s", name, BEGAN_ANEW)
-        counts = {"weight": done.weight, "samples": done.samples, "train_loss": done.train_loss}
-        return answer, {**counts, "began_anew": done.began_anew}
+                failed = Failed(task=assignment.task, reason=done.problem, diverged=done.diverged)
+                return Response(failed=failed), None
+            if done.began_anew:
+                _log.warning("task %s: %s", order.name, BEGAN_ANEW)
+            return Response(answer=answer_of(assignment.task, done)), path.read_bytes()
 
-    def score(self, content: Mapping[str, Any]) -> tuple[Sequence[Tensor], dict[str, Any]]:
+    def score(self, request: Request, data: bytes) -> tuple[Response, None]:
         """Score a model on what the node holds out."""
-        fields, tensors = unpacked(content)
-        training, _ = self._training(fields)
-        with tempfile.TemporaryDirectory() as spool:
-            path = Path(spool) / "model"
-            payload = written(path, tensors).SerializeToString()
-            samples, loss, metric = training.score(
-                payload, path, fields.get("kept_after"), fields.get("kept_discount", 1.0)
-            )
-        return (), {"samples": samples, "loss": loss, "metric": metric}
+        examination, (training, _) = request.examination, self._training(request.plan)
+        with _spooled(examination.payload, data) as path:
+            payload, after = examination.payload.SerializeToString(), kept_state(examination)
+            samples, loss, metric = training.score(payload, path, *after)
+        return Response(scores=Scores(id=examination.id, samples=samples, loss=loss, metric=metric)), None
 
-    def _task(self, fields: Mapping[str, Any]) -> Train:
-        number, repeats = field(fields, "round", int), field(fields, "repeats", int)
-        return Train(
-            (self.client,),
-            number,
-            "payload",
-            fields.get("lr"),
-            (fields.get("steps"),),
-            field(fields, "broadcast_count", int),
-            field(fields, "population", int),
-            (fields["place"],) if "place" in fields else (),
-            ((number, *filter(None, [repeats])),),
-        )
-
-    def _training(self, fields: Mapping[str, Any]) -> tuple[NodeTraining, Path]:
+    def _training(self, plan: Plan) -> tuple[NodeTraining, Path]:
         """Made ready for the experiment, and the folder where the client's states are."""
-        run = field(fields, "run", str)
-        if not run.isalnum():
-            raise InvalidInput(f"a run's name must be letters and digits, got {run[:40]!r}")
+        if not plan.run.isalnum():
+            raise InvalidInput(f"a run's name must be letters and digits, got {plan.run[:40]!r}")
         base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
-        folder = base / run / str(self.client)
-        return self._made_ready(fields, folder), folder
+        folder = base / plan.run / str(self.client)
+        return self._made_ready(plan, folder), folder
 
-    def _made_ready(self, fields: Mapping[str, Any], folder: Path) -> NodeTraining:
+    def _made_ready(self, plan: Plan, folder: Path) -> NodeTraining:
         """For a model that is made for such data."""
-        signature = Signature(
-            input_shape=field(fields, "input_shape", list),
-            input_dtype=field(fields, "input_dtype", str),
-            classes=field(fields, "classes", int),
-        )
-        plan = Plan(signature=signature)
-        if "format" in fields:
-            plan.format.ParseFromString(field(fields, "format", bytes))
         return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
 
-    def _own(self) -> tuple[ClientId, Pair]:
-        """The node's id and samples."""
+    def _own(self) -> tuple[ClientId, Pair, Names]:
+        """The node's id, its samples, and what they are called."""
         if "data" in self._config:
             description = NodeData.load(str(self._config["data"]))
             client = self._config.get("client", description.client)
@@ -166,7 +140,7 @@ class FlowerNode:
                 raise InvalidInput(
                     "the node's data file names no client: give the node a name with --node-config 'client=\"ann\"'"
                 )
-            return client, samples_of(description)
+            return client, *samples_of(description)
         if "partition-id" in self._config and self._experiment.data is not None:
             return self._partition(self._config["partition-id"], self._config.get("num-partitions"))
         raise InvalidInput(
@@ -174,7 +148,7 @@ class FlowerNode:
             "'partition-id=0 num-partitions=3' to hold a client's part of the experiment's own data"
         )
 
-    def _partition(self, number: Any, partitions: Any) -> tuple[ClientId, Pair]:
+    def _partition(self, number: Any, partitions: Any) -> tuple[ClientId, Pair, Names]:
         assert self._experiment.data is not None
         data = load(self._experiment.data, Streams(self._experiment.seed))
         count = len(data.clients)
@@ -184,4 +158,15 @@ class FlowerNode:
                 f"num-partitions={partitions}: set data.clients to the number of nodes"
             )
         client = data.clients[number]
-        return client, data.read(client)
+        return client, data.read(client), data.names
+
+
+@contextmanager
+def _spooled(payload: Payload, data: bytes) -> Iterator[Path]:
+    """A file of the bytes that came with a request, once they are what its header says."""
+    hold_to_spec(payload)
+    hold_to_payload(data, payload)
+    with tempfile.TemporaryDirectory() as spool:
+        path = Path(spool) / "payload"
+        path.write_bytes(data)
+        yield path

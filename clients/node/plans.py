@@ -4,21 +4,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 
-__all__ = ["NODE_KEYS", "as_experiment", "hold_to_allowed"]
+__all__ = ["as_experiment", "hold_to_allowed", "part_of_nodes"]
 
 _MOST_LETTERS = 1 << 20
-NODE_KEYS = {"name", "seed", "model", "local", "algorithm", "evaluation", "uplink"}
-"""The sections of an experiment that concern nodes."""
+_OF_NODES = ("name", "seed", "model", "local", "algorithm", "evaluation", "uplink")
+
+
+def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
+    """Sections of an experiment that nodes need to know."""
+    keys = experiment.dump()
+    return {**{key: keys[key] for key in _OF_NODES}, "data": None}
 
 
 def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
     """A plan's experiment, once it is known to name no code that is not accepted.
 
     Raises:
-        InvalidExperiment: if it does, or is no experiment.
+        InvalidExperiment: if it does, is no experiment, or is one that nodes cannot run.
     """
     if len(plan) > _MOST_LETTERS:
         raise InvalidExperiment(f"the server's plan must have at most {_MOST_LETTERS} letters, got {len(plan)}")
@@ -28,13 +34,15 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment(f"the server's plan must be JSON: {type(error).__name__}: {error}") from None
     if not isinstance(keys, dict):
         raise InvalidExperiment("the server's plan must be a mapping")
-    if others := sorted(keys.keys() - NODE_KEYS - {"data"}) or (["data"] if keys.get("data") is not None else []):
+    if others := sorted(keys.keys() - {*_OF_NODES, "data"}) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
     hold_to_allowed(keys, allowed)
     try:
-        return Experiment(**keys)
+        experiment = Experiment(**keys)
     except RecursionError:
         raise InvalidExperiment("the server's plan has too many levels") from None
+    check_deployment(experiment)
+    return experiment
 
 
 def hold_to_allowed(experiment: Mapping[str, Any], allowed: Sequence[str]) -> None:

@@ -11,15 +11,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fed.clients.client_states import ClientState, ClientStates, at_discount
-from fed.clients.data import ClientId, FederatedData, Pair, load
+from fed.clients.data import ClientId, FederatedData, Pair
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.config.node_data import NodeData
-from fed.errors import InvalidCheckpoint, InvalidData, RunFailed
-from fed.randomness import Streams
+from fed.errors import InvalidCheckpoint, RunFailed
 from fed.storage.checkpoints import Checkpoints
 from fed.wire.format import Format
 from fed.wire.payloads import read, tensor_messages, written
@@ -27,13 +25,10 @@ from fed.wire.protocol_pb2 import Payload, Plan
 
 __all__ = [
     "BEGAN_ANEW",
-    "Described",
     "NodeTask",
     "NodeTraining",
     "TaskDone",
-    "described",
     "forget_before",
-    "samples_of",
 ]
 
 BEGAN_ANEW = (
@@ -43,15 +38,6 @@ BEGAN_ANEW = (
 """What a node logs then."""
 
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
-
-
-class Described(NamedTuple):
-    """What a node says of its data when it joins."""
-
-    samples: int
-    input_shape: tuple[int, ...]
-    input_dtype: str
-    classes: int
 
 
 @dataclass(frozen=True)
@@ -88,25 +74,6 @@ class TaskDone(NamedTuple):
     diverged: bool = False
     died: bool = False
     began_anew: bool = False  # because what the client kept is lost
-
-
-def samples_of(description: NodeData) -> Pair:
-    """The node's own samples.
-
-    Raises:
-        InvalidData: if the source has no such client.
-    """
-    streams = Streams(description.seed)
-    if description.client is None:
-        alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
-        section = description.data
-        data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
-        return data.read(data.clients[0])
-    data = load(description.data, streams)
-    if description.client not in data.clients:
-        some = ", ".join(map(repr, list(data.clients)[:3]))
-        raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")
-    return data.read(description.client)
 
 
 class NodeTraining:
@@ -234,13 +201,6 @@ class NodeTraining:
         if newest is not None:
             states.commit(self._client, at_discount(newest[1]["before"], newest[1]["after"], discount))
         return states, newest is None
-
-
-def described(pair: Pair) -> Described:
-    """What there is to say of a node's samples."""
-    inputs, targets = pair
-    classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
-    return Described(len(targets), tuple(inputs.shape[1:]), str(inputs.dtype).removeprefix("torch."), classes)
 
 
 def forget_before(folder: Path, name: str) -> None:

@@ -12,15 +12,8 @@ import torch
 
 from fed.child_processes import start_deaf, stop
 from fed.clients.data import ClientId, Pair
-from fed.clients.node.training import (
-    Described,
-    NodeTask,
-    NodeTraining,
-    TaskDone,
-    described,
-    forget_before,
-    samples_of,
-)
+from fed.clients.node.own_data import Described, described, samples_of
+from fed.clients.node.training import NodeTask, NodeTraining, TaskDone, forget_before
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
@@ -142,8 +135,8 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             return
         try:
             if what == "describe":
-                pair = samples_of(description)
-                answer: Any = described(pair)
+                pair, names = samples_of(description)
+                answer: Any = described(pair, names)
             elif what == "prepare":
                 assert pair is not None
                 experiment, plan = arguments

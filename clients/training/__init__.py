@@ -1,1 +1,1 @@
-"""Local training: one client at a time or a group as one computation."""
+"""Local training: one client at a time, or a group as one computation."""

@@ -1,8 +1,6 @@
-"""Local training of a group of clients as one computation, each with parameters, samples and steps of its own.
+"""Batched trainer: local training of a group of clients as one computation, each with its own parameters and samples.
 
-Shapes: K, clients of a group; Q, a client's trainable parameters as they are computed with, P of them and gaps; V, a
-client's whole floating-point state; I, its integers; N, samples of all clients; S, optimizer steps; B, places for
-samples in a batch, n = K · B in those of all clients.
+Shapes: see :mod:`fed.layout`.
 """
 
 import itertools
@@ -39,7 +37,7 @@ _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach
 
 @dataclass(frozen=True)
 class TrainedGroup:
-    """What training leaves of each client of a group: its state, mean loss, and the samples it has seen.
+    """Result of training a group: each client's state, mean loss, and number of samples seen.
 
     Args:
         params_KV: the trained states.
@@ -142,7 +140,7 @@ class BatchedTrainer:
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         stack = self._stack(len(rows))
         stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
-        inputs_N, targets_N = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
+        inputs_E, targets_E = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
         if back is not None:
             anchor_P = given.anchor_P
@@ -151,7 +149,7 @@ class BatchedTrainer:
             given = given._replace(client_state=kept, anchor_P=anchor_P)
         self._set_lr(self._local.lr if given.lr is None else given.lr)
         with torch.no_grad():
-            sums_K = self._run(stack, (inputs_N, targets_N), blocks, given).cpu()
+            sums_K = self._run(stack, (inputs_E, targets_E), blocks, given).cpu()
         vectors_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
             sums_K, vectors_KV, integers_KI = sums_K[back], vectors_KV[back], integers_KI[back]
@@ -160,7 +158,7 @@ class BatchedTrainer:
         return TrainedGroup(vectors_KV, integers_KI, losses, seen)
 
     def _set_lr(self, lr: float) -> None:
-        """Take steps of this size from here on."""
+        """Set the step size of all later steps."""
         self._lr = lr
         for program in self._programs.values() if self._moves_in_place else ():
             program.step = cast(Any, -lr)  # a plain attribute, whatever modules are said to have
@@ -202,9 +200,9 @@ class BatchedTrainer:
                         optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
                     losses.append(losses_K)
                     running = active
-                sizes_SK = block.sizes_SK[step : (step := step + len(losses)), :rows]
-                losses_SK = torch.stack(losses) * sizes_SK
-                sums_K[:rows].add_((losses_SK if running == rows else losses_SK.where(sizes_SK > 0, 0)).sum(0))
+                sizes_LK = block.sizes_LK[step : (step := step + len(losses)), :rows]
+                losses_LK = torch.stack(losses) * sizes_LK
+                sums_K[:rows].add_((losses_LK if running == rows else losses_LK.where(sizes_LK > 0, 0)).sum(0))
         return sums_K
 
     def _gradient(
@@ -218,8 +216,8 @@ class BatchedTrainer:
         *gradients, losses_K = results
         return stack.joined(gradients), losses_K
 
-    def _replay(self, tensors: list[Tensor], group: Pair, index_n: Tensor, weights_KB: Tensor) -> tuple[Tensor, ...]:
-        inputs, targets = (part.index_select(0, index_n).view(*weights_KB.shape, *part.shape[1:]) for part in group)
+    def _replay(self, tensors: list[Tensor], group: Pair, index_E: Tensor, weights_KB: Tensor) -> tuple[Tensor, ...]:
+        inputs, targets = (part.index_select(0, index_E).view(*weights_KB.shape, *part.shape[1:]) for part in group)
         key = inputs.shape, targets.shape, inputs.dtype, targets.dtype
         program = self._programs.get(key)
         if program is None:
@@ -244,7 +242,7 @@ class BatchedTrainer:
         return move_in_place(program, trained, -self._lr) if self._moves_in_place else program
 
     def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> None:
-        """Refuse a model that mixes the samples of a batch, and a loss that is not the mean of theirs."""
+        """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""
         half = -(-inputs.shape[1] // 2)
         with self._precision():
             outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
@@ -257,7 +255,7 @@ class BatchedTrainer:
             raise _unfit("a loss must be the mean of its samples' losses")
 
     def _agree(self, one: Tensor, other: Tensor, allowance: float = 0.0) -> bool:
-        """Whether numbers are equal but for rounding."""
+        """True if numbers are equal but for rounding."""
         tolerance = 1e-3 if self._local.precision == "float32" else 5e-2
         limits = {"rtol": tolerance, "atol": tolerance * _largest(one) + allowance}
         return torch.allclose(one.double(), other.double(), **limits, equal_nan=True)

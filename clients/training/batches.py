@@ -1,7 +1,4 @@
-"""How a client's samples are cut into optimizer steps, and a step into the batches that it accumulates.
-
-Shapes: N, a client's samples.
-"""
+"""Batches: a client's samples cut into optimizer steps, and a step into the batches that it accumulates."""
 
 from collections.abc import Iterator
 
@@ -49,7 +46,7 @@ class Batches:
         self.keeps_order = len(self.sizes) == 1 and (local.accumulate == 1 or samples <= local.batch_size)
 
     def orders(self, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """The order [N] in which each epoch takes the samples; of the last epoch, as many as there are steps left.
+        """Order [E] in which each epoch takes the samples; in the last epoch, for as many steps as are left.
 
         Args:
             generator: the stream that shuffles them; one permutation an epoch, drawn when its order is asked for.
@@ -58,12 +55,12 @@ class Batches:
             yield np.arange(self.samples) if self.keeps_order else generator.permutation(self.samples)
 
     def within(self, step: int) -> list[int]:
-        """The samples of each batch of a step of so many."""
+        """Number of samples in each batch of a step."""
         return _cut(step, self._size, self._never_single)
 
 
 def normalises_batches(module: nn.Module) -> bool:
-    """Whether a model has batch normalisation, which a single sample has no variance for.
+    """True if a model has batch normalisation, for which a single sample has no variance.
 
     Example:
         >>> normalises_batches(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
@@ -73,7 +70,7 @@ def normalises_batches(module: nn.Module) -> bool:
 
 
 def _cut(samples: int, size: int, never_single: bool) -> list[int]:
-    """So many samples cut into parts: all of one size but the last; a last single sample joins the part before it."""
+    """Sizes of parts: all equal but the last; a last single sample joins the part before it."""
     whole, rest = divmod(samples, size)
     sizes = [size] * whole + [rest] * bool(rest)
     if never_single and len(sizes) > 1 and sizes[-1] == 1:

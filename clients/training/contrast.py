@@ -1,6 +1,6 @@
-"""The representations of three models on one batch, for rules that compare them.
+"""Contrast: the representations of three models on one batch, for rules that compare them.
 
-Shapes: B, samples of a batch; F, features of a representation.
+Shapes: see :mod:`fed.layout`.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["Contrast"]
 
 
 class Contrast:
-    """Sees what a module's last linear layer gets, and what it would get with other parameters.
+    """Captures the input of a module's last linear layer, with its own parameters and with others.
 
     Args:
         module: the model that is trained.
@@ -40,17 +40,17 @@ class Contrast:
         layers[-1].register_forward_pre_hook(self._see)
 
     def hold(self, server: dict[str, Tensor], previous: dict[str, Tensor]) -> None:
-        """Compare with these parameters, by name, and the module's present buffers, until others are given."""
+        """Set the two models to compare with: parameters by name, and the module's present buffers."""
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         self._others = {**buffers, **server}, {**buffers, **previous}
 
-    def penalty(self, inputs_b: Tensor) -> Tensor:
-        """The rule's term for the batch that the module has just been called with."""
+    def penalty(self, inputs_B: Tensor) -> Tensor:
+        """Term of the rule for the batch that the module was last called with."""
         features_BF, self._seen = self._seen[-1].flatten(1), []
         self._module.eval()  # what normalises batches keeps its statistics
         with torch.no_grad():
             for parameters in self._others:
-                functional_call(self._module, parameters, (inputs_b.clone(),))
+                functional_call(self._module, parameters, (inputs_B.clone(),))
         self._module.train()
         server_BF, previous_BF = (seen.flatten(1) for seen in self._seen)
         self._seen = []

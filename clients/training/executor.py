@@ -1,4 +1,4 @@
-"""Pure work: items to be done, and executors that do them. Results have the same bits whichever executor it is.
+"""Executors of pure work: items are done here or in other processes, with the same bits.
 
 An item is a small picklable content with tensors. Here this process does it; in :mod:`fed.simulations.executors.pool`
 others do.
@@ -25,7 +25,7 @@ Make: TypeAlias = Callable[[int], Work]
 
 @dataclass(frozen=True)
 class Item:
-    """Something to be done.
+    """Unit of work.
 
     Args:
         content: small and picklable; a copy of it reaches another process.
@@ -42,12 +42,12 @@ class Item:
     priority: int = 0
 
     def rank(self, ticket: int) -> tuple[int, float, int]:
-        """Its place among others by its ticket; the lowest rank comes first."""
+        """Place among others by its ticket; the lowest rank comes first."""
         return self.priority, -self.cost, ticket
 
 
 class Result(NamedTuple):
-    """What became of the item of a ticket. The tensors are the caller's."""
+    """Result of the item of a ticket. The tensors are the caller's."""
 
     ticket: int
     content: Any

@@ -1,7 +1,6 @@
-"""A module's trainable parameters as one flat vector to compute with.
+"""Flat parameters: a module's trainable parameters as one vector to compute with.
 
-Shapes: P, trainable parameters; Q ≥ P, the same with gaps between them; O, I, H, W, a convolution's weight: channels
-out and in, height and width.
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import replace
@@ -59,13 +58,13 @@ class FlatParameters:
 
     @property
     def has_convolutions(self) -> bool:
-        """Whether there are weights to arrange."""
+        """True if there are weights of 2-D convolutions."""
         return any(self._convolves)
 
     def arrange(self, *, channels_last: bool) -> None:
-        """Keep the weights of 2-D convolutions as [O, H, W, I] in ``x_Q``, or in their own order; values stay.
+        """Store the weights of 2-D convolutions as [out, height, width, in], or in their own order; values stay.
 
-        With channels last, what such a convolution returns has its channels last, too.
+        With channels last, such a convolution also returns channels last.
         """
         arranged = [channels_last and convolves for convolves in self._convolves]
         if arranged != self._channels_last:
@@ -75,7 +74,7 @@ class FlatParameters:
             self._bind()
 
     def bind_again(self) -> None:
-        """Take in parameters whose ``data`` a forward pass put elsewhere, as max-norm layers and cuDNN's RNNs do."""
+        """Copy in parameters whose ``data`` a forward pass moved elsewhere, as max-norm layers and cuDNN's RNNs do."""
         if [parameter.data_ptr() for parameter in self._parameters] == self._addresses:
             return
         for parameter, view in zip(self._parameters, self._views, strict=True):
@@ -84,7 +83,7 @@ class FlatParameters:
                 parameter.data = view
 
     def gradient(self, loss: Tensor, *, keep_graph: bool = False) -> Tensor:
-        """The gradient [Q] of a scalar; zero for parameters that it does not depend on."""
+        """Gradient [Q] of a scalar; zero for parameters that it does not depend on."""
         return self._joined(
             [
                 torch.zeros_like(view) if part is None else part
@@ -93,7 +92,7 @@ class FlatParameters:
         )
 
     def descend(self, loss: Tensor, lr: float) -> None:
-        """A step of plain gradient descent, x ← x − η ∇loss with η = ``lr``, without a gradient [Q] in between."""
+        """Step of plain gradient descent, x ← x − η ∇loss with η = ``lr``, which stores no gradient [Q]."""
         gradients = self._gradients(loss, keep_graph=False)
         self.bind_again()
         for view, part in zip(self._views, gradients, strict=True):
@@ -101,18 +100,18 @@ class FlatParameters:
                 view.add_(part, alpha=-lr)
 
     def spread(self, vector_P: Tensor) -> Tensor:
-        """A vector of all parameters, or of the shared ones, with the gaps between them."""
+        """Vector of all parameters, or of the shared ones, with alignment gaps."""
         parts = [part for part in self._parts if part.offset < self.shared or len(vector_P) == self._size]
         pieces = vector_P.split_with_sizes([part.size for part in parts])
         return self._joined([piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
 
     def gathered(self, vector_Q: Tensor) -> Tensor:
-        """The reverse of :meth:`spread`: [P]."""
+        """Reverse of :meth:`spread`: [P]."""
         places = zip(self._parts, self._channels_last, strict=True)
         return torch.cat([_view(part, vector_Q, channels_last).reshape(-1) for part, channels_last in places])
 
     def named(self, vector_Q: Tensor) -> dict[str, Tensor]:
-        """The trainable parameters that another vector [Q] holds, or the first numbers of one, by name."""
+        """Trainable parameters, by name, that another vector [Q] holds, or its first numbers."""
         places = zip(self._parts, self._channels_last, strict=True)
         held = [(part, channels_last) for part, channels_last in places if part.offset < len(vector_Q)]
         return {part.name: _view(part, vector_Q, channels_last) for part, channels_last in held}
@@ -151,7 +150,7 @@ def _view(part: Part, x_Q: Tensor, channels_last: bool) -> Tensor:
 
 
 def _weights_of_convolutions(module: nn.Module) -> set[int]:
-    """The identities of those parameters: [O, I, H, W]."""
+    """Identities of the weights [out, in, height, width] of 2-D convolutions."""
     convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     own = [parameter for part in convolutions for parameter in part.parameters(recurse=False)]
     return {id(parameter) for parameter in own if parameter.ndim == 4}

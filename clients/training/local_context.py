@@ -1,6 +1,6 @@
-"""What a client is given with a task beside the model, and how a rule uses it.
+"""Context of a client's local training: what a task brings beside the model, and its use by a rule.
 
-Shapes: P, the parameters that clients share; Q, a client's parameters as they are computed with; K clients.
+Shapes: see :mod:`fed.layout`.
 """
 
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ __all__ = ["Given"]
 
 
 class Given(NamedTuple):
-    """What local training goes by, of one client or of a group.
+    """Context of local training, of one client or of a group.
 
     Args:
         client_state: what the client keeps for the rule: a named tuple of tensors, of a group [K, ·] each; or None.
         broadcast: what the rule sent along.
         anchor_P: the model that the rule calls x, of a group one or [K, P], if it is not where training starts.
         lr: the step size, if it is not the section's.
-        steps: how many each client takes, None where it is as the section or the phase says; all are where empty.
+        steps: number of steps of each client, None where it is as the section or the phase says; all are where empty.
     """
 
     client_state: Any = None
@@ -31,13 +31,20 @@ class Given(NamedTuple):
     steps: tuple[int | None, ...] = ()
 
     def of_row(self, row: int) -> "Given":
-        """What one client of the group is given."""
+        """Context of one client of the group."""
         state = self.client_state and type(self.client_state)(*(part[row] for part in self.client_state))
         anchor_P = self.anchor_P if self.anchor_P is None or self.anchor_P.ndim == 1 else self.anchor_P[row]
         return self._replace(client_state=state, anchor_P=anchor_P, steps=self.steps[row : row + 1])
 
     def corrected(self, rule: LocalRule, gradient_Q: Tensor, x_Q: Tensor, shared: int) -> Tensor:
-        """The gradient [Q] or [K, Q] that the optimizer gets; of what is not shared, the last numbers, as it is."""
+        """Gradient [Q] or [K, Q] as the rule corrects it; its last numbers, of parameters that are not shared, stay.
+
+        Args:
+            rule: the algorithm's.
+            gradient_Q: of the loss.
+            x_Q: the parameters.
+            shared: the number of first parameters that the rule corrects.
+        """
         assert self.anchor_P is not None
         beside = self.anchor_P, self.client_state, self.broadcast
         if gradient_Q.shape[-1] == shared:

@@ -1,6 +1,6 @@
-"""Losses: of a batch, and of each of its samples alone.
+"""Losses of a batch, and of each of its samples alone.
 
-Shapes: B, samples of a batch; C, classes; T, positions of a sample.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ cross_entropy.mean_over_samples = True  # type: ignore[attr-defined]  # mypy kno
 
 
 def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
-    """A loss as if each sample were a batch of its own: [B].
+    """Losses [B] of samples, each as if it were a batch of its own.
 
     Args:
         loss: (output, target) → a scalar.
@@ -36,6 +36,6 @@ def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
         losses_B: Tensor = vmap(lambda one, its: loss(one.unsqueeze(0), its.unsqueeze(0)))(output, target)
         return losses_B
     # Classes first, because PyTorch's softmax over the last of few numbers takes eight times as long.
-    log_p_Cn = output.movedim(1, 0).flatten(1).contiguous().log_softmax(0)
-    losses_n = log_p_Cn.gather(0, target.long().flatten().unsqueeze(0)).neg()
-    return losses_n.view(target.shape).flatten(1).mean(1) if target.ndim > 1 else losses_n.squeeze(0)
+    log_p_CE = output.movedim(1, 0).flatten(1).contiguous().log_softmax(0)
+    losses_E = log_p_CE.gather(0, target.long().flatten().unsqueeze(0)).neg()
+    return losses_E.view(target.shape).flatten(1).mean(1) if target.ndim > 1 else losses_E.squeeze(0)

@@ -1,7 +1,7 @@
-"""Functions of tensors, recorded once for given shapes as a list of operations, simplified, and replayed.
+"""Operation graphs: functions of tensors, recorded once for given shapes, simplified, and replayed.
 
-A replay runs neither the user's Python nor PyTorch's dispatch to autograd and vmap: what costs a millisecond where a
-model is small. PyTorch's own ``make_fx`` makes the same list, but imports its compiler first, which takes seconds.
+A replay runs neither the user's Python nor PyTorch's dispatch to autograd and vmap, which cost a millisecond for a
+small model. PyTorch's own ``make_fx`` makes the same list, but imports its compiler first, which takes seconds.
 """
 
 import operator
@@ -51,7 +51,7 @@ _BINDINGS: dict[Any, Callable[..., Any]] = {
 
 
 def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]) -> fx.GraphModule:
-    """What a function of tensors does, as a graph without operations that do nothing.
+    """Record a function of tensors as a graph without operations that do nothing.
 
     Args:
         function: it may take gradients; what it does must not depend on the tensors' numbers. Tensors that it does not
@@ -73,13 +73,13 @@ def record(function: Callable[..., Sequence[Tensor]], examples: Sequence[Tensor]
 
 
 def keeps(program: fx.GraphModule, inputs: int) -> bool:
-    """Whether a program of :func:`record` leaves its first inputs, and its constants, as they are."""
+    """True if a program of :func:`record` leaves its first inputs, and its constants, as they are."""
     constants = [node for node in program.graph.nodes if node.op == "get_attr"]
     return not _memory(*_inputs(program)[:inputs], *constants) & program.meta["written"]
 
 
 def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.GraphModule:
-    """The same program, which adds ``step`` times its first outputs to its first inputs in place of returning them.
+    """Program that adds ``step`` times its first outputs to its first inputs instead of returning them.
 
     .. math:: x_i ← x_i + step · g_i
 
@@ -111,10 +111,10 @@ def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.Grap
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
-    """Notes every operation as it runs.
+    """Records every operation as it runs.
 
-    A tensor is known by where it lies and what it looks like, for autograd and vmap pass on copies of the object. Of a
-    node, ``meta["form"]`` is what its result looks like, and ``meta["memory"]`` where that lies.
+    A tensor is identified by its memory and its form, for autograd and vmap pass on copies of the object. Of a
+    node, ``meta["form"]`` is the form of its result, and ``meta["memory"]`` its memory.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         return inputs
 
     def program(self, results: Sequence[Tensor]) -> fx.GraphModule:
-        """What was noted, simplified, with these results."""
+        """Simplified graph of the recorded operations, with these results."""
         self._graph.output(tuple(self._node_of(result) for result in results))
         _drop_what_does_nothing(self._graph, self._written)
         _join_products_and_sums(self._graph, self._written)
@@ -150,7 +150,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: else PyTorch imports its compiler, only to tell it not to compile this."""
+        """False: otherwise PyTorch imports its compiler, only to tell it not to compile this."""
         return False
 
     def __torch_dispatch__(
@@ -197,7 +197,7 @@ def _key(tensor: Tensor) -> Hashable:
 
 
 def _place(tensor: Tensor) -> int:
-    """Where a tensor's memory begins; 0 if it needs none."""
+    """Address of a tensor's memory; 0 if it needs none."""
     return tensor.untyped_storage().data_ptr()
 
 
@@ -210,7 +210,7 @@ def _inputs(program: fx.GraphModule) -> list[fx.Node]:
 
 
 def _written_by(node: fx.Node) -> list[fx.Node]:
-    """What an operation writes into."""
+    """Nodes that an operation writes into."""
     values = []
     for place, argument in enumerate(cast(Any, node.target)._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -228,7 +228,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _drop_what_does_nothing(graph: fx.Graph, written: set[int]) -> None:
-    """Let uses of a node that only names another tensor use that tensor."""
+    """Replace each node that only renames another tensor by that tensor."""
     for node in list(graph.nodes):
         source = _same_tensor(node)
         if source is not None and not _memory(node, *node.all_input_nodes) & written:
@@ -240,7 +240,7 @@ def _drop_what_does_nothing(graph: fx.Graph, written: set[int]) -> None:
 
 
 def _same_tensor(node: fx.Node) -> fx.Node | None:
-    """The node whose result this node's is, in everything but identity."""
+    """Node whose result is the same tensor as this node's, in everything but identity."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     source, rest = node.args[0], node.args[1:]
@@ -259,7 +259,7 @@ def _same_tensor(node: fx.Node) -> fx.Node | None:
 
 
 def _is_one(value: Any) -> bool:
-    """Whether all of this is the number 1."""
+    """True if all of this is the number 1."""
     if not isinstance(value, fx.Node):
         return bool(value == 1)
     if value.target in (_ATEN.expand.default, _ATEN.view.default, _ATEN.unsqueeze.default):
@@ -268,7 +268,7 @@ def _is_one(value: Any) -> bool:
 
 
 def _join_products_and_sums(graph: fx.Graph, written: set[int]) -> None:
-    """A b + c as one operation, which adds where it stores the product."""
+    """Replace A b + c by one operation, which adds where it stores the product."""
     for node in list(graph.nodes):
         if node.target is not _ATEN.add.Tensor or node.kwargs:
             continue
@@ -283,7 +283,7 @@ def _join_products_and_sums(graph: fx.Graph, written: set[int]) -> None:
 
 
 def _is_product_to_add_to(product: Any, summand: Any) -> bool:
-    """Whether this is a batched matrix product that nobody else needs, of one type with what is added to it."""
+    """True for a batched matrix product with no other use, of one type with the summand."""
     if not (isinstance(product, fx.Node) and isinstance(summand, fx.Node)) or product is summand:
         return False
     return (
@@ -306,7 +306,7 @@ def _dtype(node: fx.Node) -> torch.dtype:
 
 
 def _factors_of(graph: fx.Graph, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Of a batched matrix product, or of the transpose of one, that nobody else needs: the factors."""
+    """Factors of a batched matrix product, or of the transpose of one, that has no other use."""
     is_transposed = _is_transpose(node)
     product = cast(fx.Node, node.args[0]) if is_transposed else node
     if product.target is not torch.bmm or len(product.users) > 1 or len(node.users) > 1:

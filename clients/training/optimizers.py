@@ -1,9 +1,9 @@
-"""Optimizers as algebra on flat vectors, elementwise, so that one client [P] and many [clients, P] use the same code.
+"""Optimizers as algebra on flat vectors, elementwise, so that one client [P] and many [K, P] use the same code.
 
 Each step equals ``torch.optim``'s of the same name. A state lasts for one task. Of many clients the last may drop out
 from one step to the next.
 
-Shapes: P, trainable parameters.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
@@ -102,7 +102,7 @@ class Adam:
 
 
 def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:
-    """A fresh optimizer for one task, with another step size where one is given."""
+    """New optimizer for one task, with another step size where one is given."""
     lr = local.lr if lr is None else lr
     if local.optimizer == "sgd":
         return SGD(lr, local.momentum, local.nesterov, local.weight_decay)
@@ -110,5 +110,5 @@ def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:
 
 
 def is_plain_descent(local: Local) -> bool:
-    """Whether a step is x ← x − η g and no more, so that it can be taken where the gradient is computed."""
+    """True if a step is x ← x − η g and no more, so that it can be taken where the gradient is computed."""
     return local.optimizer == "sgd" and not local.momentum and not local.weight_decay

@@ -1,7 +1,6 @@
-"""How the samples of a group of clients are cut into steps that all of them take at once.
+"""Padded batches: the samples of a group of clients, cut into steps that all clients take at once.
 
-Shapes: K, clients of a group; S, optimizer steps; T, batches of all steps; W, places for samples in a step; B, those in
-each batch of it, n = K · B in those of all clients.
+Shapes: see :mod:`fed.layout`.
 """
 
 import itertools
@@ -24,26 +23,26 @@ _Order: TypeAlias = Callable[[], np.random.Generator]
 
 
 class Block(NamedTuple):
-    """Some steps of a group, clients in descending order of their steps.
+    """Consecutive steps of a group, clients in descending order of their steps.
 
     Args:
-        index_n: for each batch, which of all samples stands in each place.
+        index_E: for each batch, which of all samples stands in each place, K · B of them.
         weights_KB: for each batch, what its losses count in their client's mean; 0 where a place is filled up.
-        sizes_SK: the samples that each client has in each step, in float64; 0 once it has finished.
-        active: how many clients take part in each step.
+        sizes_LK: the samples that each client has in each step, in float64; 0 once it has finished.
+        active: the number of clients that take part in each step.
     """
 
-    index_n: tuple[Tensor, ...]
+    index_E: tuple[Tensor, ...]
     weights_KB: tuple[Tensor, ...]
-    sizes_SK: Tensor
+    sizes_LK: Tensor
     active: list[int]
 
     def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor]]:
-        """The batches of a step of the first rows: indices [rows · B] and weights [rows, B] each."""
-        batches = len(self.index_n) // len(self.active)
+        """Batches of a step for the first rows: indices [rows · B] and weights [rows, B] each."""
+        batches = len(self.index_E) // len(self.active)
         its = slice(step * batches, (step + 1) * batches)
-        pairs = zip(self.index_n[its], self.weights_KB[its], strict=True)
-        return [(index_n[: rows * weights_KB.shape[1]], weights_KB[:rows]) for index_n, weights_KB in pairs]
+        pairs = zip(self.index_E[its], self.weights_KB[its], strict=True)
+        return [(index_E[: rows * weights_KB.shape[1]], weights_KB[:rows]) for index_E, weights_KB in pairs]
 
 
 class _Client(NamedTuple):
@@ -66,7 +65,7 @@ class GroupSteps:
         >>> steps = GroupSteps(Local(batch_size=4, epochs=1), torch.device("cpu"), torch.float32)
         >>> orders = [lambda: np.random.default_rng(0)] * 2
         >>> (block,) = steps.blocks([steps.plan(6), steps.plan(3)], orders, [0, 1])
-        >>> block.sizes_SK.tolist(), block.active
+        >>> block.sizes_LK.tolist(), block.active
         ([[4.0, 3.0], [2.0, 0.0]], [2, 1])
     """
 
@@ -78,13 +77,13 @@ class GroupSteps:
         self._ordered: tuple[list[Batches], list[Block]] | None = None
 
     def plan(self, samples: int, steps: int | None = None) -> Batches:
-        """How a client with so many samples takes them; the same object for the same number."""
+        """Cut of a number of samples into steps; the same object for the same number."""
         if (samples, steps) not in self._plans:
             self._plans[samples, steps] = Batches(self._local, samples, steps=steps)
         return self._plans[samples, steps]
 
     def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
-        """A group's steps; the same as the last group's, if it had as many samples and all keep their order.
+        """Blocks of a group's steps; those of the last group are used again if sizes agree and all keep their order.
 
         Args:
             plans: each client's :meth:`plan`.
@@ -102,43 +101,43 @@ class GroupSteps:
         return self._ordered[1]
 
     def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
-        """Some steps at a time."""
+        """Blocks of at most 512 steps."""
         plans = [client.plan for client in clients]
         largest = max(plan.sizes[0] for plan in plans)
         batch = min(self._local.batch_size, 1 << (largest - 1).bit_length())  # few shapes, for each of them is recorded
         places_W = np.arange(-(-largest // batch) * batch)
         places = [_places(client, places_W) for client in clients]
         for first in range(0, plans[0].steps, _STEPS_AT_ONCE):
-            steps_S = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
-            index_SKW = np.zeros((len(steps_S), len(plans), len(places_W)), dtype=np.int64)
-            sizes_SK = np.zeros(index_SKW.shape[:2], dtype=np.int64)
+            steps_L = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
+            index_LKW = np.zeros((len(steps_L), len(plans), len(places_W)), dtype=np.int64)
+            sizes_LK = np.zeros(index_LKW.shape[:2], dtype=np.int64)
             for row, (plan, its_places) in enumerate(zip(plans, places, strict=True)):
-                own_S = steps_S[steps_S < plan.steps]
-                if len(own_S):
-                    index_SKW[: len(own_S), row] = next(its_places)
-                    sizes_SK[: len(own_S), row] = np.take(plan.sizes, own_S, mode="wrap")
-            weights_SKW = (places_W < sizes_SK[..., None]) / np.maximum(sizes_SK, 1)[..., None]
-            index_TKB, weights_TKB = (
-                part.reshape(*sizes_SK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)
-                for part in (index_SKW, weights_SKW)
+                own_L = steps_L[steps_L < plan.steps]
+                if len(own_L):
+                    index_LKW[: len(own_L), row] = next(its_places)
+                    sizes_LK[: len(own_L), row] = np.take(plan.sizes, own_L, mode="wrap")
+            weights_LKW = (places_W < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
+            index_UKB, weights_UKB = (
+                part.reshape(*sizes_LK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)
+                for part in (index_LKW, weights_LKW)
             )
             yield Block(
-                torch.from_numpy(index_TKB).to(self._device).flatten(1).unbind(),
-                torch.from_numpy(weights_TKB).to(self._device, self._dtype).unbind(),
-                torch.from_numpy(sizes_SK).to(self._device, torch.float64),
-                (sizes_SK > 0).sum(1).tolist(),
+                torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
+                torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+                torch.from_numpy(sizes_LK).to(self._device, torch.float64),
+                (sizes_LK > 0).sum(1).tolist(),
             )
 
 
 def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Which samples stand in a client's places [S, W], some steps at a time; in those left over, a step's last one."""
+    """Samples in a client's places [L, W], a block at a time; places left over hold the step's last sample."""
     plan = client.plan
     orders = itertools.repeat(np.arange(plan.samples)) if plan.keeps_order else plan.orders(client.order())
     taken: list[NDArray[np.int64]] = []
     for first in range(0, plan.steps, _STEPS_AT_ONCE):
-        epochs_S, steps_S = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
-        epochs_S -= epochs_S[0]
-        taken = taken[-1:] if steps_S[0] else []
-        taken += itertools.islice(orders, int(epochs_S[-1]) + 1 - len(taken))
-        places_SW = np.minimum(places_W, np.take(plan.sizes, steps_S)[:, None] - 1) + plan.sizes[0] * steps_S[:, None]
-        yield client.begin + np.stack(taken)[epochs_S[:, None], places_SW]
+        epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
+        epochs_L -= epochs_L[0]
+        taken = taken[-1:] if steps_L[0] else []
+        taken += itertools.islice(orders, int(epochs_L[-1]) + 1 - len(taken))
+        places_LW = np.minimum(places_W, np.take(plan.sizes, steps_L)[:, None] - 1) + plan.sizes[0] * steps_L[:, None]
+        yield client.begin + np.stack(taken)[epochs_L[:, None], places_LW]

@@ -1,7 +1,6 @@
-"""The states of a group of clients in tensors that have a row for each of them, to be computed with at once.
+"""Stacked states: the states of a group of clients as tensors with a row for each client.
 
-Shapes: K, clients of a group; Q, a client's trainable parameters as they are computed with, P of them and gaps; V, a
-client's whole floating-point state; I, its integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ _ALIGNMENT_BYTES = 64
 
 
 class StackedStates:
-    """The states of some clients: each of the model's tensors is one tensor with a row for every client.
+    """States of a group of clients: each of the model's tensors is one tensor with a row for every client.
 
     Args:
         layout: of one client's state.
@@ -87,7 +86,7 @@ class StackedStates:
         return self._tensors[rows]
 
     def finish(self, rows: slice) -> None:
-        """Leave these rows as they are now, whatever is added to them: 0 times what is no number."""
+        """Freeze these rows: whatever is added to them is multiplied by 0, or replaced where it is no number."""
         self._finished.append((rows, [flat[rows].clone() for flat in self._flat]))
 
     def joined(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -97,7 +96,7 @@ class StackedStates:
         return torch.cat([part for gradient, gap in pairs for part in (gradient.reshape(rows, -1), gap[:rows])], 1)
 
     def spread(self, vectors: Tensor) -> Tensor:
-        """Vectors of the shared parameters, one or one a client, as they stand in a row; any other tensor as it is."""
+        """Vectors of the shared parameters, one or one a client, with a row's gaps; any other tensor as it is."""
         vectors = vectors.to(self.x_KQ.device, self.x_KQ.dtype)
         shared = self._layout.shared
         if vectors.shape[-1:] != (shared.parameters,):

@@ -1,8 +1,6 @@
-"""One client's local training: a model, the client's samples, and so many steps of an optimizer on a flat vector.
+"""Trainer: one client's local training, optimizer steps on its samples and the model as a flat vector.
 
-Shapes: Q, trainable parameters as they are computed with (see :mod:`fed.clients.training.flat`); V, the whole
-floating-point state; I, integers; N, a client's samples; B, those of an optimizer step; b, those of a batch, of which
-a step accumulates one or more.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
@@ -29,7 +27,7 @@ from fed.config.experiment import Local
 from fed.layout import Layout
 from fed.randomness import seeded_torch
 
-__all__ = ["Trained", "Trainer"]
+__all__ = ["LocalResult", "Trainer"]
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOSSES_AT_ONCE = 1024
@@ -38,8 +36,8 @@ _NOTHING = Given()
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What training leaves: the state, the mean loss over the samples trained on, and how many those were."""
+class LocalResult:
+    """Result of local training: the state, the mean loss over the samples seen, and their number."""
 
     vector_V: Tensor
     integers_I: Tensor
@@ -102,14 +100,14 @@ class Trainer:
         self._in_usual_order: set[torch.Size] = set()  # the shapes of clients' inputs with which it has failed
 
     def steps_of(self, samples: int, steps: int | None = None) -> int:
-        """How many optimizer steps a client with so many samples takes of a task that says so many, or nothing."""
+        """Number of optimizer steps for a client's samples; ``steps`` is the task's own number, if it says one."""
         if (samples, steps) not in self._step_counts:
             batches = Batches(self._local, samples, self._normalises_batches, self._phase.steps(steps))
             self._step_counts[samples, steps] = batches.steps
         return self._step_counts[samples, steps]
 
     def load(self, vector_V: Tensor, integers_I: Tensor) -> nn.Module:
-        """The module in a given state; buffers that are none, for they are not saved, are what they were at first."""
+        """Module in a given state; buffers that are not saved are reset to their first values."""
         return self._load(vector_V, integers_I, channels_last=False)
 
     def _load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool) -> nn.Module:
@@ -130,7 +128,7 @@ class Trainer:
         order: np.random.Generator,
         seed: int,
         given: Given = _NOTHING,
-    ) -> Trained:
+    ) -> LocalResult:
         """Train from a state on a client's samples.
 
         Args:
@@ -158,7 +156,7 @@ class Trainer:
         self._load(vector_V, integers_I, channels_last=False)
         return self._train(samples, order, seed, given)
 
-    def _train(self, samples: Pair, order: np.random.Generator, seed: int, given: Given) -> Trained:
+    def _train(self, samples: Pair, order: np.random.Generator, seed: int, given: Given) -> LocalResult:
         """Train from the state that is loaded."""
         self.module.train()
         x_Q, shared = self._flat.x_Q, self._flat.shared
@@ -182,10 +180,10 @@ class Trainer:
                     gradient_Q = given.corrected(self._rule, gradient_Q, x_Q, shared)
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)
-        return Trained(vector_V.cpu(), integers_I.cpu(), losses.mean(), batches.seen)
+        return LocalResult(vector_V.cpu(), integers_I.cpu(), losses.mean(), batches.seen)
 
     def _spread(self, given: Given) -> Given:
-        """With vectors of the shared parameters as they are computed with, the anchor among them."""
+        """Context whose vectors of shared parameters, the anchor among them, have alignment gaps."""
 
         def spread(part: Tensor) -> Tensor:
             part = part.to(self.device, self._flat.x_Q.dtype)
@@ -199,74 +197,82 @@ class Trainer:
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool
     ) -> tuple[float, Tensor]:
-        """The mean loss over a client's samples in a state, and if wanted its gradient [P], both on the CPU."""
+        """Mean loss over a client's samples in a state, and if wanted its gradient [P], both on the CPU.
+
+        Args:
+            vector_V: the floating-point state.
+            integers_I: the integers.
+            samples: the client's.
+            seed: of the stream for a model that draws random numbers.
+            gradient: whether the gradient is wanted.
+        """
         self.load(vector_V, integers_I).train()
         gradient_Q, losses = torch.zeros_like(self._flat.x_Q), _MeanLoss()
-        inputs_N, targets_N = (part.to(self.device) for part in samples)
-        chunks = max(len(targets_N) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
+        inputs_E, targets_E = (part.to(self.device) for part in samples)
+        chunks = max(len(targets_E) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
         with seeded_torch(seed, self.device):
-            for inputs_b, targets_b in zip(inputs_N.tensor_split(chunks), targets_N.tensor_split(chunks), strict=True):
+            for inputs_B, targets_B in zip(inputs_E.tensor_split(chunks), targets_E.tensor_split(chunks), strict=True):
                 with torch.set_grad_enabled(gradient):
-                    loss = self._loss_of(inputs_b.clone(), targets_b.clone(), losses)
+                    loss = self._loss_of(inputs_B.clone(), targets_B.clone(), losses)
                 if gradient:
                     part_Q = _LossScale().gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
-                    gradient_Q.add_(part_Q, alpha=len(inputs_b) / len(inputs_N))
+                    gradient_Q.add_(part_Q, alpha=len(inputs_B) / len(inputs_E))
                 self._flat.bind_again()
         return losses.mean(), self._flat.gathered(gradient_Q).cpu()
 
     def _steps(self, samples: Pair, batches: Batches, order: np.random.Generator) -> Iterator[list[Pair]]:
         """The batches of each optimizer step."""
-        inputs_N, targets_N = (part.to(self.device, non_blocking=True) for part in samples)
+        inputs_E, targets_E = (part.to(self.device, non_blocking=True) for part in samples)
         within = [batches.within(size) for size in batches.sizes]
         sizes, left = list(chain.from_iterable(within)), batches.steps
-        for order_N in batches.orders(order):
+        for order_E in batches.orders(order):
             if batches.keeps_order:  # copies, for a model may change its inputs in place
-                yield [(inputs_N.clone(), targets_N.clone())]
+                yield [(inputs_E.clone(), targets_E.clone())]
                 continue
             # Batch by batch, for a slice of all would begin anywhere, and what MKL computes depends on the alignment.
-            parts = iter(torch.from_numpy(order_N).to(self.device).split_with_sizes(sizes))
+            parts = iter(torch.from_numpy(order_E).to(self.device).split_with_sizes(sizes))
             for step in islice(within, left):
-                yield [(_take(inputs_N, of_b), _take(targets_N, of_b)) for of_b in islice(parts, len(step))]
+                yield [(_take(inputs_E, of_B), _take(targets_E, of_B)) for of_B in islice(parts, len(step))]
             left -= len(within)
 
     def _gradient(self, step: list[Pair], losses: "_MeanLoss", scaler: "_LossScale") -> Tensor:
         """The gradient [Q] of the mean loss over a step's samples, batch by batch."""
         if len(step) == 1:
             return self._gradient_of_batch(*step[0], losses, scaler)
-        gradient_Q, samples = torch.zeros_like(self._flat.x_Q), sum(len(inputs_b) for inputs_b, _ in step)
-        for inputs_b, targets_b in step:
-            part_Q = self._gradient_of_batch(inputs_b, targets_b, losses, scaler)
-            gradient_Q.add_(part_Q, alpha=len(inputs_b) / samples)
+        gradient_Q, samples = torch.zeros_like(self._flat.x_Q), sum(len(inputs_B) for inputs_B, _ in step)
+        for inputs_B, targets_B in step:
+            part_Q = self._gradient_of_batch(inputs_B, targets_B, losses, scaler)
+            gradient_Q.add_(part_Q, alpha=len(inputs_B) / samples)
         return gradient_Q
 
     def _gradient_of_batch(
-        self, inputs_b: Tensor, targets_b: Tensor, losses: "_MeanLoss", scaler: "_LossScale"
+        self, inputs_B: Tensor, targets_B: Tensor, losses: "_MeanLoss", scaler: "_LossScale"
     ) -> Tensor:
-        loss = self._loss_of(inputs_b, targets_b, losses)
+        loss = self._loss_of(inputs_B, targets_B, losses)
         return scaler.gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
 
-    def _loss_of(self, inputs_b: Tensor, targets_b: Tensor, losses: "_MeanLoss") -> Tensor:
+    def _loss_of(self, inputs_B: Tensor, targets_B: Tensor, losses: "_MeanLoss") -> Tensor:
         with self._precision:
-            loss = self._loss(self.module(inputs_b), targets_b)
-            losses.add(loss.detach(), len(inputs_b))
-            return loss if self._contrast is None else loss + self._contrast.penalty(inputs_b)
+            loss = self._loss(self.module(inputs_B), targets_B)
+            losses.add(loss.detach(), len(inputs_B))
+            return loss if self._contrast is None else loss + self._contrast.penalty(inputs_B)
 
 
 def _normalises_channels(module: nn.Module) -> bool:
-    """Whether each channel is normalised by itself, which takes up to twice as long with channels last."""
+    """True if each channel is normalised by itself, which takes up to twice as long with channels last."""
     return any(
         isinstance(part, nn.InstanceNorm2d) or (isinstance(part, nn.GroupNorm) and part.num_groups == part.num_channels)
         for part in module.modules()
     )
 
 
-def _take(part_N: Tensor, of_b: Tensor) -> Tensor:
-    """The samples of a batch; ``index_select`` is the faster, and does not take single numbers of every type."""
-    return part_N[of_b] if part_N.ndim == 1 else part_N.index_select(0, of_b)
+def _take(part_E: Tensor, of_B: Tensor) -> Tensor:
+    """Samples of a batch; ``index_select`` is faster, but does not take single numbers of every type."""
+    return part_E[of_B] if part_E.ndim == 1 else part_E.index_select(0, of_B)
 
 
 class _MeanLoss:
-    """The mean of batches' losses over their samples, in float64; no step waits for it."""
+    """Mean of batches' losses over their samples, in float64; no step waits for it."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []
@@ -291,10 +297,11 @@ class _MeanLoss:
 
 
 class _LossScale:
-    """Scales a float16 loss so that small gradients do not vanish, and halves the scale where large ones overflow.
+    """Scale of a float16 loss, so that small gradients do not vanish; it halves where large ones overflow.
 
     No batch is skipped: an overflow repeats the backward pass. A gradient that is not finite at scale 1 is returned as
-    it is.
+    it
+    is.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ def server(
                 resume=resume,
                 patience=_patience(Patience(), patience),
                 on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
-                on_round=_Shown(shown, experiment.rounds.make().count).round,
+                after_round=_Shown(shown, experiment.rounds.make().count).round,
             )
         except KeyboardInterrupt:
             shown.say(f"stopped; fed server --resume {directory} goes on")
@@ -172,12 +172,13 @@ def client(
 
 
 def _say_what_would_leave(training: Any, name: str) -> None:
-    described = training.describe()
+    samples, signature = training.describe()
     training.close()
-    shape = " × ".join(map(str, described.input_shape)) or "a number"
+    shape = " × ".join(map(str, signature.input_shape)) or "a number"
     typer.echo(
-        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {described.samples} "
-        f"samples of {shape} ({described.input_dtype}), and that its labels go up to {described.classes} classes.\n"
+        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} samples of "
+        f"{shape} ({signature.input_dtype}), that its labels go up to {signature.classes} classes, and the names of "
+        f"columns and classes, {len(signature.columns)} and {len(signature.labels)} (of very many, only the hash).\n"
         "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
         "was trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by "
         "clients: how many samples it holds out, their mean loss and accuracy. All the while: the ids of the tasks "

@@ -1,10 +1,12 @@
 """Who scores models, and on which samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 
 __all__ = ["ByClients", "ByCoordinator"]
@@ -13,6 +15,10 @@ __all__ = ["ByClients", "ByCoordinator"]
 @dataclass(frozen=True, kw_only=True)
 class ByCoordinator(Hyperparameters):
     """The model is scored on the test set of the data, which nobody trains on."""
+
+    def needs(self) -> Sequence[Term]:
+        """A global model."""
+        return (Term(Feature.GLOBAL_MODEL, "write evaluation: clients"),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from fed.config.compatibility import Feature, check_combination, lacks
 from fed.config.components import Component
 from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
@@ -136,20 +137,12 @@ class Checkpointing(Section):
     """How many stay."""
 
 
-def _mixes(algorithm: Component) -> bool:
-    return getattr(algorithm.target, "primitive", None) == "mix"
-
-
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
-    return TOPOLOGIES.validate({}) if _mixes(values["algorithm"]) else None
-
-
-def _is_personal(algorithm: Component) -> bool:
-    return bool(getattr(algorithm.target, "personal", False))
+    return None if lacks(values["algorithm"].make(), Feature.NEIGHBOURS) else TOPOLOGIES.validate({})
 
 
 def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
-    return EVALUATIONS.make("clients" if _is_personal(values["algorithm"]) else "coordinator")
+    return EVALUATIONS.make("clients" if lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL) else "coordinator")
 
 
 def _default(key: str) -> Any:
@@ -209,79 +202,11 @@ class Experiment(Document):
         def __init__(self, **keys: Any) -> None: ...
 
     @model_validator(mode="after")
-    def _refuse_what_has_no_meaning(self) -> Self:
-        if self.topology is not None and not _mixes(self.algorithm):
-            raise ValueError(
-                f"topology has no meaning for {self.algorithm.kind}, whose clients do not exchange models with "
-                f"neighbours, got {self.topology.kind}: remove it, or choose an algorithm over mix such as dpsgd"
-            )
-        if self.evaluation.kind == "coordinator" and _is_personal(self.algorithm):
-            raise ValueError(
-                f"evaluation by the coordinator has no meaning for {self.algorithm.kind}, whose clients use models of "
-                f"their own, each on its own data, got {self.evaluation.kind}: remove it, or write clients"
-            )
-        algorithm = self.algorithm.make()
-        if self.adversaries is not None:
-            if getattr(algorithm, "primitive", "mean") != "mean" or getattr(algorithm, "pools_data", False):
-                raise ValueError(
-                    f"adversaries have no meaning for {self.algorithm.kind}, whose clients report to no coordinator, "
-                    f"got {self.adversaries.kind}: set adversaries to null, or choose an algorithm over mean such as "
-                    "median"
-                )
-            if isinstance(clients := getattr(self.data, "clients", None), int):
-                self.adversaries.attackers_among(clients)
-        if self.hierarchy is not None:
-            self._refuse_edges(algorithm)
-        if getattr(algorithm, "primitive", "mean") != "mean":
-            self._refuse_time_that_peers_do_not_take()
-        if "place" in getattr(algorithm, "asks", ()):
-            self._refuse_members_that_change()
-        if hasattr(algorithm, "check_local"):  # a user's own may be anything, until it is run
-            algorithm.check_local(self.local)
+    def _hold_sections_to_each_other(self) -> Self:
+        check_combination(self)
+        if self.adversaries is not None and self.data is not None and isinstance(self.data.clients, int):
+            self.adversaries.attackers_among(self.data.clients)
         return self
-
-    def _refuse_edges(self, algorithm: object) -> None:
-        if getattr(algorithm, "primitive", "mean") != "mean" or getattr(algorithm, "pools_data", False):
-            raise ValueError(
-                f"hierarchy has no meaning for {self.algorithm.kind}, whose clients report to no coordinator, got "
-                f"{self.hierarchy}: set hierarchy to null, or choose an algorithm over mean such as fedavg"
-            )
-        if not getattr(algorithm, "linear", True):
-            raise ValueError(
-                f"hierarchy has no meaning for {self.algorithm.kind}, which needs each client's message where edges "
-                f"send sums, got {self.hierarchy}: set it to null, or choose an algorithm that needs only the mean"
-            )
-        if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
-            raise ValueError(
-                f"hierarchy has no meaning for {self.rounds.kind} rounds, which wait for nobody, where edges wait for "
-                f"their clients, got {self.hierarchy}: set hierarchy to null, or rounds to synchronous"
-            )
-
-    def _refuse_time_that_peers_do_not_take(self) -> None:
-        if self.rounds.kind in ("buffered", "asynchronous", "bounded_staleness"):
-            raise ValueError(
-                f"rounds: {self.rounds.kind} have no meaning for {self.algorithm.kind}, which has no coordinator to "
-                "answer to: choose synchronous, or an algorithm over mean such as fedavg"
-            )
-        devices = self.devices.model_dump()
-        plain = {"availability": {"kind": "always"}, "failure": 0.0, "interruption": 0.0}
-        plain |= {"joining_s": 0.0, "staying_s": None}
-        for key, value in plain.items():
-            if devices.get(key, value) != value:
-                raise ValueError(
-                    f"devices.{key} has no meaning for {self.algorithm.kind}, whose clients are always there, got "
-                    f"{devices[key]}: write {value}, or choose an algorithm over mean such as fedavg"
-                )
-
-    def _refuse_members_that_change(self) -> None:
-        devices = self.devices.model_dump()
-        for key, value in {"joining_s": 0.0, "staying_s": None}.items():
-            if devices.get(key, value) != value:
-                raise ValueError(
-                    f"devices.{key} has no meaning for {self.algorithm.kind}, which numbers all clients from the "
-                    f"beginning to the end, got {devices[key]}: write {value or 'null'}, or choose an algorithm such "
-                    "as fedavg"
-                )
 
     def override(self, values: dict[str, Any]) -> Self:
         """The same experiment with other values.

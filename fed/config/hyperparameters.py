@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeAlias, cast
 
 from pydantic import Field, ValidationError
 
+from fed.config.compatibility import Combinable
 from fed.config.components import keys_of
 from fed.config.validation import sentences
 from fed.errors import ValueRange
@@ -16,7 +17,7 @@ DecayRate: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hyperparameters:
+class Hyperparameters(Combinable):
     """A frozen dataclass whose annotations are held on construction: ``rate: Annotated[float, Gt(0)] = 0.1``.
 
     Raises:

@@ -261,7 +261,7 @@ AVAILABILITIES = Family(
         "always": "fed.simulations.availability:Always",
         "daily": "fed.simulations.availability:Daily",
         "on_off": "fed.simulations.availability:OnOff",
-        "trace": "fed.simulations.availability:Traced",
+        "trace": "fed.simulations.availability:TraceAvailability",
     },
     default="always",
 )
@@ -270,10 +270,10 @@ DEVICES = Family(
     "devices",
     Component,
     {
-        "uniform": "fed.simulations.devices:Uniform",
+        "uniform": "fed.simulations.devices:UniformDevices",
         "lognormal": "fed.simulations.devices:Lognormal",
         "mobile": "fed.simulations.devices:Mobile",
-        "trace": "fed.simulations.devices:Traced",
+        "trace": "fed.simulations.devices:TraceDevices",
     },
     default="uniform",
 )

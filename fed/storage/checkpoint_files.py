@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["file_name", "flaw_of", "numbers_in", "remove_all", "remove_unfinished", "write_sealed"]
+__all__ = ["file_name", "flaw_of", "newest_whole", "numbers_in", "remove_all", "remove_unfinished", "write_sealed"]
 
 _NAME = re.compile(r"round-([0-9]{6,})\.safetensors")
 _UNFINISHED = ".round-*.safetensors.*"
@@ -45,6 +45,32 @@ def numbers_in(folder: Path) -> list[int]:
         return []
     found = [_NAME.fullmatch(path.name) for path in folder.iterdir()]
     return sorted(number for match in found if match and file_name(number := int(match[1])) == match[0])
+
+
+def newest_whole(folder: Path, rounds: int | None = None) -> tuple[int | None, list[str]]:
+    """The round of the newest checkpoint that a run can resume from, and the flaws of all newer ones.
+
+    Args:
+        folder: of the checkpoints; none where it does not exist.
+        rounds: the number of rounds with metrics: no later checkpoint fits. None: all fit.
+
+    Returns:
+        The round, or None; for each newer checkpoint its path and what is wrong with it.
+
+    Raises:
+        OSError: if the folder cannot be read.
+    """
+    flaws: list[str] = []
+    for number in reversed(numbers_in(folder)):
+        path = folder / file_name(number)
+        if rounds is not None and number > rounds:
+            flaw: str | None = f"is newer than metrics.jsonl, which ends with round {rounds}"
+        else:
+            flaw = flaw_of(path, number)
+        if flaw is None:
+            return number, flaws
+        flaws.append(f"{path} {flaw}")
+    return None, flaws
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -8,7 +8,14 @@ from safetensors import safe_open
 from fed.errors import CheckpointFailed, InvalidCheckpoint, ValueRange
 from fed.quantities import bytes_text
 from fed.storage.atomic_files import replaced, sync_folder
-from fed.storage.checkpoint_files import file_name, flaw_of, numbers_in, remove_unfinished, write_sealed
+from fed.storage.checkpoint_files import (
+    file_name,
+    flaw_of,
+    newest_whole,
+    numbers_in,
+    remove_unfinished,
+    write_sealed,
+)
 from fed.storage.serialization import bytes_of, put_together, taken_apart
 from fed.storage.state_trees import Tree, plain, refilled
 
@@ -75,32 +82,32 @@ class Checkpoints:
         self._check(number, len(structure) + size_bytes)
         self._retire(number)
 
-    def newest(self) -> tuple[int, Tree] | None:
-        """The number and the state of the newest checkpoint that is whole; None if there is none at all.
+    def newest(self, rounds: int | None = None) -> tuple[int, Tree] | None:
+        """The number and the state of the newest whole checkpoint; None if there is no checkpoint at all.
 
-        One that is not is named in a warning. Tensors come back on the CPU, those that were one tensor as one, all
-        others with memory of their own.
+        A warning names each newer one with its flaw. Tensors come back on the CPU, those that were one tensor as one,
+        all others with memory of their own.
+
+        Args:
+            rounds: the number of rounds with metrics, which no checkpoint may exceed; None: no matter.
 
         Raises:
             InvalidCheckpoint: if there are some, but none is whole.
         """
         try:
-            numbers = numbers_in(self.folder)
+            number, flaws = newest_whole(self.folder, rounds)
         except OSError as error:
             problem = f"{self.folder} cannot be read ({error.strerror}): make it readable, then resume"
             raise InvalidCheckpoint(problem) from None
-        flaws: list[str] = []
-        for number in reversed(numbers):
-            flaw = flaw_of(self._path(number), number)
-            if flaw is None:
-                for other in flaws:
-                    _log.warning("%s; the checkpoint before it is used, of round %d", other, number)
-                return number, self._read(number)
-            flaws.append(f"{self._path(number)} {flaw}")
+        if number is not None:
+            repeated = f", and rounds {number + 1} to {rounds} are repeated" if (rounds or 0) > number else ""
+            for flaw in flaws:
+                _log.warning("%s; the checkpoint of round %d is used%s", flaw, number, repeated)
+            return number, self._read(number)
         if flaws:
             raise InvalidCheckpoint(
-                f"there must be a whole checkpoint to resume from, got {'; '.join(flaws)}: put a copy of one of them "
-                "in its place, or run the experiment again with --overwrite"
+                f"there must be a whole checkpoint to resume from, got {'; '.join(flaws)}: restore what is damaged or "
+                "missing, or run the experiment again with --overwrite"
             )
         return None
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import math
 import os
 import platform
@@ -27,6 +28,8 @@ from fed.storage.checkpoint_files import remove_all
 from fed.storage.run_reader import is_run, metrics_lines, state_of
 
 __all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,19 @@ class RunFolder:
             ) from None
         return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
+    def recorded_rounds(self) -> int:
+        """The number of rounds, from the first on, whose lines of the metrics are whole; 0 without metrics.
+
+        Raises:
+            InvalidInput: if the metrics cannot be read.
+        """
+        file, lines = self.path / "metrics.jsonl", metrics_lines(self.path)
+        if file.exists() and file.stat().st_size > sum(len(text) for _, text in lines):
+            _log.warning("%s: the last line is cut short, as a crash leaves it: it is dropped", file)
+        return sum(line["round"] == number for number, (line, _) in enumerate(lines, 1))
+
     def resume(self, after: int) -> list[dict[str, Any]]:
-        """Go on after a round: what a later end left goes, and later rounds' lines of the metrics.
+        """Remove the summary, the report, and the metrics of rounds after one.
 
         Args:
             after: the last round that counts; 0, before the first.
@@ -156,16 +170,10 @@ class RunFolder:
             The lines that stay, as ``metrics.jsonl`` has them: None where a number was not finite.
 
         Raises:
-            InvalidInput: if the metrics cannot be read, or end before that round; the folder is then as it was.
+            InvalidInput: if the metrics cannot be read; the folder is then as it was.
             RunFailed: if the folder cannot be written to.
         """
         lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
-        last = lines[-1][0]["round"] if lines else 0
-        if last < after:
-            raise InvalidInput(
-                f"{self.path / 'metrics.jsonl'} must hold all rounds until {after}, got them until {last}: restore the "
-                "file, or run the experiment again with --overwrite"
-            )
         with self._written_on():
             _remove_unfinished(self.path)
             for name in ("summary.json", "report.html"):

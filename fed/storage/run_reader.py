@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from fed.config import yaml
 from fed.errors import InvalidInput
-from fed.storage.checkpoint_files import file_name, flaw_of, numbers_in
+from fed.storage.checkpoint_files import newest_whole
 
-__all__ = ["KeptRun", "RunState", "is_run", "kept_run", "metrics_lines", "runs_below", "state_of"]
+__all__ = ["KeptRun", "RunState", "is_run", "kept_run", "metrics_lines", "runs_below", "state_of", "summary_of"]
 
 _Kind = TypeVar("_Kind", int, str)
 
@@ -43,8 +43,8 @@ class KeptRun:
         rounds_planned: how many were to be, where the experiment says so.
         test_accuracy: the last one measured.
         written: when it ended, or was last written to.
-        checkpoint: the round after which it could be resumed: of the newest whole checkpoint. None for a run that is
-            finished, or has none.
+        checkpoint: the round after which it could be resumed: that of the newest whole checkpoint within the metrics.
+            None for a run that is finished, or has none.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ def state_of(path: Path) -> RunState:
         <RunState.UNREADABLE: 'unreadable'>
     """
     try:
-        return _state(path, _summary(path))
+        return _state(path, summary_of(path))
     except InvalidInput:
         return RunState.UNREADABLE
 
@@ -88,12 +88,13 @@ def kept_run(path: Path) -> KeptRun:
         'runs/none must hold a run, got none: fed simulate begins one there with --output'
     """
     try:
-        summary = _summary(path)
+        summary = summary_of(path)
         state = _state(path, summary)
         experiment = yaml.load(path / "experiment.yaml")
         metrics = [line for line, _ in metrics_lines(path)]
     except InvalidInput as error:
         return KeptRun(folder=path, state=RunState.UNREADABLE, reason=str(error), written=_written(path))
+    rounds = metrics[-1]["round"] if metrics else 0
     measured = [line["test_accuracy"] for line in metrics if isinstance(line.get("test_accuracy"), int | float)]
     return KeptRun(
         folder=path,
@@ -101,11 +102,11 @@ def kept_run(path: Path) -> KeptRun:
         reason=_within(str, summary, "reason"),
         name=_within(str, experiment, "name"),
         algorithm=_within(str, experiment, "algorithm", "kind"),
-        rounds=metrics[-1]["round"] if metrics else 0,
+        rounds=rounds,
         rounds_planned=_within(int, experiment, "rounds", "count"),
         test_accuracy=measured[-1] if measured else None,
         written=_written(path),
-        checkpoint=None if state is RunState.FINISHED else _last_whole(path / "checkpoints"),
+        checkpoint=None if state is RunState.FINISHED else _resumes_after(path, rounds),
     )
 
 
@@ -172,7 +173,12 @@ def _state(path: Path, summary: dict[str, Any] | None) -> RunState:
     return RunState(status)
 
 
-def _summary(path: Path) -> dict[str, Any] | None:
+def summary_of(path: Path) -> dict[str, Any] | None:
+    """The summary of the run in a folder; None where there is none yet.
+
+    Raises:
+        InvalidInput: if it cannot be read.
+    """
     file = path / "summary.json"
     content = _content(file)
     if content is None:
@@ -227,9 +233,8 @@ def _written(path: Path) -> datetime | None:
         return None
 
 
-def _last_whole(folder: Path) -> int | None:
+def _resumes_after(path: Path, rounds: int) -> int | None:
     try:
-        numbers = numbers_in(folder)
+        return newest_whole(path / "checkpoints", rounds)[0]
     except OSError:
         return None
-    return next((number for number in reversed(numbers) if flaw_of(folder / file_name(number), number) is None), None)

@@ -1,25 +1,23 @@
-"""What a message holds on Flower's engine: all tensors as one flat array, and small fields in one record of settings.
+"""Flower messages: a serialized header as one field of settings, and the bytes of its payload as one flat array.
 
 Many arrays in one message take many times as long, and an array is read as plain numbers, never unpickled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+from google.protobuf.message import DecodeError
 
 from fed.errors import InvalidInput, InvalidPayload
-from fed.storage.serialization import bytes_of
 from fed.wire.engines import FLOWER
-from fed.wire.payloads import size_of, spec_of
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.protocol_pb2 import Request, Response
 
-__all__ = ["array_of", "field", "flower", "packed", "unpacked"]
+__all__ = ["array_of", "flower", "packed", "unpacked"]
 
-_ARRAYS, _FLAT, _FIELDS = "arrays", "flat", "config"
-_Value = TypeVar("_Value")
+_ARRAYS, _FLAT = "arrays", "flat"
+_SETTINGS, _HEADER = "config", "header"
+_Header = TypeVar("_Header", Request, Response)
 
 
 def flower(name: str) -> ModuleType:
@@ -39,86 +37,43 @@ def flower(name: str) -> ModuleType:
         raise InvalidInput(f'Flower is not installed ({error.name} is missing): pip install "{FLOWER}"') from None
 
 
-def array_of(tensors: Sequence[Tensor]) -> Any:
-    """Tensors as one of Flower's arrays, which several messages may hold.
-
-    Raises:
-        InvalidPayload: if one has a type that does not travel.
-    """
-    spec_of(tensors)
-    data = b"".join(bytes_of(tensor) for tensor in tensors if tensor.numel())
+def array_of(data: bytes) -> Any:
+    """One of Flower's arrays, which several messages may hold."""
     return flower("app").Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
 
 
-def packed(tensors: Sequence[Tensor], array: Any = None, **fields: object) -> Any:
+def packed(header: Request | Response, array: Any = None) -> Any:
     """A message's content.
 
     Args:
-        tensors: all there are.
-        array: what :func:`array_of` made of them, if that is known.
-        fields: numbers, texts or lists of such; those that are None are left out.
+        header: all that is said beside tensors.
+        array: the tensors that the header's payload names, as :func:`array_of` makes it; None: there are none.
     """
     app = flower("app")
-    spec = spec_of(tensors)
-    shapes = {"dtypes": [part.dtype for part in spec], "numbers": [part.numbers for part in spec]}
-    given = {name: value for name, value in fields.items() if value is not None}
-    content = app.RecordDict({_FIELDS: app.ConfigRecord({**given, **shapes})})
-    if tensors:
-        content[_ARRAYS] = app.ArrayRecord({_FLAT: array_of(tensors) if array is None else array})
+    content = app.RecordDict({_SETTINGS: app.ConfigRecord({_HEADER: header.SerializeToString()})})
+    if array is not None:
+        content[_ARRAYS] = app.ArrayRecord({_FLAT: array})
     return content
 
 
-def unpacked(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Tensor]]:
-    """The fields and tensors of a message's content, from whoever sent it.
+def unpacked(content: Mapping[str, Any], kind: type[_Header]) -> tuple[_Header, bytes]:
+    """The header and the payload's bytes of a message's content, from whoever sent it.
+
+    Args:
+        content: as Flower hands it on.
+        kind: the header's type.
 
     Raises:
         InvalidPayload: if it has another form.
     """
-    fields = content.get(_FIELDS)
-    if not isinstance(fields, Mapping):
-        raise InvalidPayload(f"a message must have a record {_FIELDS!r}, got {[str(key)[:20] for key in content][:4]}")
-    dtypes, numbers = fields.get("dtypes"), fields.get("numbers")
-    if not isinstance(dtypes, list) or not isinstance(numbers, list) or len(dtypes) != len(numbers):
-        raise InvalidPayload("a message must say the type and size of each of its tensors")
-    if not all(isinstance(name, str) for name in dtypes):
-        raise InvalidPayload("a tensor's type must be a text")
-    if not all(type(count) is int and 0 <= count < 2**40 for count in numbers):
-        raise InvalidPayload("a tensor's size must be a whole number, at least 0")
-    spec = [TensorMessage(dtype=name, numbers=count) for name, count in zip(dtypes, numbers, strict=True)]
-    data, size_bytes = _data(content) if spec else b"", size_of(spec)
-    if len(data) != size_bytes:
-        raise InvalidPayload(f"the tensors take {size_bytes} bytes, got {len(data)}")
-    return fields, _split(data, spec)
-
-
-def field(fields: Mapping[str, Any], name: str, kind: type[_Value]) -> _Value:
-    """A field of a message, from whoever sent it.
-
-    Raises:
-        InvalidPayload: if it is missing or of another type.
-    """
-    value = fields.get(name)
-    if type(value) is not kind:
-        raise InvalidPayload(f"{name} must be of type {kind.__name__}, got {str(value)[:40]!r}")
-    return value
-
-
-def _data(content: Mapping[str, Any]) -> bytes:
-    arrays = content.get(_ARRAYS)
-    array = arrays.get(_FLAT) if isinstance(arrays, Mapping) else None
-    data = getattr(array, "data", None)
+    settings, arrays = content.get(_SETTINGS), content.get(_ARRAYS, {})
+    header = settings.get(_HEADER) if isinstance(settings, Mapping) else None
+    if not isinstance(header, bytes):
+        raise InvalidPayload(f"a message must have a record {_SETTINGS!r} with the bytes of a {_HEADER!r}")
+    data = getattr(arrays.get(_FLAT), "data", b"") if isinstance(arrays, Mapping) else None
     if not isinstance(data, bytes):
         raise InvalidPayload(f"a message's tensors must be one array {_FLAT!r} of a record {_ARRAYS!r}")
-    return data
-
-
-def _split(data: bytes, spec: Sequence[TensorMessage]) -> list[Tensor]:
-    tensors, offset = [], 0
-    for part in spec:
-        tensor = torch.empty(part.numbers, dtype=getattr(torch, part.dtype))
-        size_bytes = tensor.nbytes
-        if size_bytes:
-            bytes_of(tensor)[:] = memoryview(data)[offset : offset + size_bytes]
-        tensors.append(tensor)
-        offset += size_bytes
-    return tensors
+    try:
+        return kind.FromString(header), data
+    except DecodeError:
+        raise InvalidPayload("its header is no message") from None

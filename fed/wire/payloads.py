@@ -3,7 +3,8 @@
 import hashlib
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -14,7 +15,21 @@ from fed.storage.serialization import bytes_of
 from fed.wire.protocol_pb2 import Chunk, Payload
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = ["CHUNK_BYTES", "SHA256", "Incoming", "chunks", "read", "size_of", "spec_of", "tensor_messages", "written"]
+__all__ = [
+    "CHUNK_BYTES",
+    "SHA256",
+    "Incoming",
+    "chunks",
+    "hold_to_payload",
+    "hold_to_spec",
+    "joined",
+    "read",
+    "size_of",
+    "spec_of",
+    "split",
+    "tensor_messages",
+    "written",
+]
 
 CHUNK_BYTES = 1 << 20
 _DTYPES = {
@@ -80,16 +95,59 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
     return Payload(sha256=digest.hexdigest(), size_bytes=size_bytes, tensors=spec)
 
 
+def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
+    """Tensors in one piece, where an engine carries whole messages, and what is in it.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+    """
+    spec = spec_of(tensors)
+    data = b"".join(bytes_of(tensor) for tensor in tensors if tensor.numel())
+    return Payload(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), tensors=spec), data
+
+
 def read(path: Path, payload: Payload) -> list[Tensor]:
-    """The tensors of a file that has been checked, each one-dimensional, with memory of its own."""
-    tensors = []
+    """Read the tensors of a file that has been checked, each one-dimensional, with memory of its own."""
     with path.open("rb") as file:
-        for part in payload.tensors:
-            tensor = torch.empty(part.numbers, dtype=_DTYPES[part.dtype])
-            if part.numbers:
-                file.readinto(bytes_of(tensor))
-            tensors.append(tensor)
-    return tensors
+        return _filled(payload, file.readinto)
+
+
+def split(data: bytes, payload: Payload) -> list[Tensor]:
+    """Split one piece that has been checked into tensors, each one-dimensional, with memory of its own."""
+    return _filled(payload, BytesIO(data).readinto)
+
+
+def hold_to_payload(data: bytes, payload: Payload) -> None:
+    """Check bytes against what their sender says of them.
+
+    Raises:
+        InvalidPayload: if they are others.
+    """
+    if len(data) != payload.size_bytes:
+        raise InvalidPayload(f"the tensors take {payload.size_bytes} bytes, got {len(data)}")
+    if hashlib.sha256(data).hexdigest() != payload.sha256:
+        raise InvalidPayload("the whole has another hash than was said")
+
+
+def hold_to_spec(payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
+    """Check what a sender says of a payload, before any of it is taken.
+
+    Args:
+        payload: as its sender describes it.
+        spec: the tensors it must hold, if they are known.
+
+    Raises:
+        InvalidPayload: if it cannot be, or holds something else.
+    """
+    said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
+    if spec is not None and said != (asked := [(part.dtype, part.numbers) for part in spec]):
+        raise InvalidPayload(f"the tensors must be {asked[:4]}, got {said[:4]}")
+    if len(payload.tensors) > _MOST_TENSORS:
+        raise InvalidPayload(f"there may be {_MOST_TENSORS} tensors at most, got {len(payload.tensors)}")
+    if (size_bytes := size_of(payload.tensors)) != payload.size_bytes:
+        raise InvalidPayload(f"the tensors take {size_bytes} bytes, got {payload.size_bytes}")
+    if not SHA256.fullmatch(payload.sha256):
+        raise InvalidPayload(f"sha256 must be 64 hexadecimal digits, got {payload.sha256[:70]!r}")
 
 
 def chunks(path: Path, offset: int = 0) -> Iterator[Chunk]:
@@ -116,15 +174,7 @@ class Incoming:
     """
 
     def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
-        said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
-        if spec is not None and said != (asked := [(part.dtype, part.numbers) for part in spec]):
-            raise InvalidPayload(f"the tensors must be {asked[:4]}, got {said[:4]}")
-        if len(payload.tensors) > _MOST_TENSORS:
-            raise InvalidPayload(f"there may be {_MOST_TENSORS} tensors at most, got {len(payload.tensors)}")
-        if (size_bytes := size_of(payload.tensors)) != payload.size_bytes:
-            raise InvalidPayload(f"the tensors take {size_bytes} bytes, got {payload.size_bytes}")
-        if not SHA256.fullmatch(payload.sha256):
-            raise InvalidPayload(f"sha256 must be 64 hexadecimal digits, got {payload.sha256[:70]!r}")
+        hold_to_spec(payload, spec)
         self.path = path
         self.payload = payload
         self.received_bytes = 0
@@ -167,3 +217,11 @@ class Incoming:
         """
         if self._digest.hexdigest() != self.payload.sha256:
             raise DamagedPayload("the whole has another hash than was said")
+
+
+def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:
+    tensors = [torch.empty(part.numbers, dtype=_DTYPES[part.dtype]) for part in payload.tensors]
+    for tensor in tensors:
+        if tensor.numel():
+            take(bytes_of(tensor))
+    return tensors

@@ -2,7 +2,9 @@
 
 import re
 
-__all__ = ["MOST_CLASSES", "MOST_MESSAGE_BYTES", "NODE_NAME", "PROTOCOL", "TIMES_DAMAGED"]
+from fed.wire.protocol_pb2 import TaskId
+
+__all__ = ["MOST_CLASSES", "MOST_HELD", "MOST_MESSAGE_BYTES", "NODE_NAME", "PROTOCOL", "TIMES_DAMAGED", "name_of"]
 
 PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
@@ -16,5 +18,18 @@ TIMES_DAMAGED = 3
 MOST_CLASSES = 1 << 24
 """That a model may be made for."""
 
+MOST_HELD = 1000
+"""Tasks that a node may hold."""
+
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """How a node may be called: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit."""
+
+
+def name_of(task: TaskId) -> str:
+    """A task's name among those of all servers that a run has had.
+
+    Example:
+        >>> name_of(TaskId(start=8, number=4))
+        '8-4'
+    """
+    return f"{task.start}-{task.number}"

@@ -33,14 +33,20 @@ class Payload(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Signature(_message.Message):
-    __slots__ = ("input_shape", "input_dtype", "classes")
+    __slots__ = ("input_shape", "input_dtype", "classes", "columns", "labels", "names_sha256")
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_SHA256_FIELD_NUMBER: _ClassVar[int]
     input_shape: _containers.RepeatedScalarFieldContainer[int]
     input_dtype: str
     classes: int
-    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ...) -> None: ...
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    names_sha256: str
+    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("protocol", "software", "name", "samples", "signature", "held")
@@ -259,3 +265,25 @@ class Receipt(_message.Message):
     received_bytes: int
     reason: str
     def __init__(self, accepted: bool = ..., received_bytes: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("plan", "assignment", "examination")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    EXAMINATION_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    assignment: Assignment
+    examination: Examination
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ...) -> None: ...
+
+class Response(_message.Message):
+    __slots__ = ("joining", "answer", "failed", "scores")
+    JOINING_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    joining: Joining
+    answer: Answer
+    failed: Failed
+    scores: Scores
+    def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ...) -> None: ...

@@ -133,7 +133,7 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
     with folder.held():
-        deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, on_round=_say)
+        deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, after_round=_say)
 
 
 def _deployment(experiment: Experiment) -> Deployment:

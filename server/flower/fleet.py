@@ -8,22 +8,24 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fed.errors import InvalidPayload
-from fed.server.client_state_versions import CountedTask
-from fed.server.flower.messages import Kind, answer_of, description_of, message_to, name_of, scores_of
+from fed.server.flower.messages import FlatPayload, Kind, answer_of, flat_payload, message_to, response_of
 from fed.server.real_fleet import RealFleet
-from fed.server.validation import BEGAN_ANEW, failure_of
+from fed.server.validation import failure_of
 from fed.storage.checkpoints import Tree
-from fed.wire.flower_records import array_of, field, packed, unpacked
+from fed.wire.flower_records import packed
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Task, one_line
-from fed.wire.protocol_pb2 import Joining, Plan, Scores
+from fed.wire.messages import Answer, Task, client_id_of, one_line
+from fed.wire.payloads import tensor_messages
+from fed.wire.protocol_pb2 import Answer as AnswerMessage
+from fed.wire.protocol_pb2 import Examination, Joining, Plan, Request, Scores
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
 
@@ -97,8 +99,9 @@ class FlowerFleet(RealFleet):
         self._answers: deque[Answer] = deque()
         self._scores: list[Scores] = []
         self._examination = 0
-        self._array: tuple[int, Any] | None = None
-        self._plan: Plan | None = None
+        self._flat: tuple[int, FlatPayload] | None = None
+        self._plan = Plan()
+        self._spec: Sequence[TensorMessage] = ()
 
     @property
     def refused(self) -> int:
@@ -141,9 +144,10 @@ class FlowerFleet(RealFleet):
         """
         self._poll()
         self._scores, self._examination = [], self._examination + 1
-        array, messages, sent = array_of(model), [], []
+        flat, messages, sent = flat_payload(model), [], []
         for client, node in self._free().items():
-            content = packed(model, array, **self._heading(client))
+            examination = Examination(id=self._examination, payload=flat.payload, **self._kept_state(client))
+            content = packed(Request(plan=self._plan, examination=examination), flat.array)
             messages.append(message_to(node, "evaluate", content, limit_s))
             sent.append(_Sent(node, "evaluate", client, self._examination))
         self._push(messages, sent)
@@ -164,7 +168,8 @@ class FlowerFleet(RealFleet):
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         """Keep what nodes are told with each message; the experiment is in the app."""
-        self._plan = plan
+        self._plan = Plan(run=self._run, signature=plan.signature, format=plan.format)
+        self._spec = tensor_messages(message.uplink)
 
     def _has_answer(self) -> bool:
         return bool(self._answers)
@@ -212,7 +217,7 @@ class FlowerFleet(RealFleet):
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
         self._present |= dict.fromkeys(new)
-        messages = [message_to(node, "query", packed(()), None) for node in new]
+        messages = [message_to(node, "query", packed(Request()), None) for node in new]
         self._push(messages, [_Sent(node, "query") for node in new])
 
     def _send(self) -> None:
@@ -250,37 +255,11 @@ class FlowerFleet(RealFleet):
                 _log.warning("Flower took no message for node %d", one.node)
 
     def _content(self, task: Task) -> Any:
-        tensors = task.model.tensors
-        if self._array is None or self._array[0] != task.model.version:
-            self._array = task.model.version, array_of(tensors)
-        members = self.registered()
-        return packed(
-            tensors,
-            self._array[1],
-            **self._heading(task.client),
-            name=name_of(CountedTask(self._start, task.id)),
-            round=task.round,
-            repeats=task.repeats,
-            lr=task.lr,
-            steps=task.steps,
-            broadcast_count=len(task.model.broadcast),
-            population=len(members),
-            place=members.index(task.client) if self._asks_place else None,
-        )
-
-    def _heading(self, client: int | str) -> dict[str, Any]:
-        assert self._plan is not None
-        signature, kept = self._plan.signature, self._kept.after(client)
-        return {
-            "run": self._run,
-            "input_shape": list(signature.input_shape),
-            "input_dtype": signature.input_dtype,
-            "classes": signature.classes,
-            "format": self._plan.format.SerializeToString(),
-            "kept_after": name_of(kept),
-            "kept_discount": kept and kept.discount,
-            "durable_after": name_of(self._kept.durable_after(client)),
-        }
+        if self._flat is None or self._flat[0] != task.model.version:
+            self._flat = task.model.version, flat_payload(task.model.tensors)
+        flat = self._flat[1]
+        assignment = self._assignment(task, self.registered(), flat.payload)
+        return packed(Request(plan=self._plan, assignment=assignment), flat.array)
 
     def _take(self, message: Any) -> None:
         """A message, from whoever sent it; one that nobody waits for is dropped."""
@@ -294,20 +273,20 @@ class FlowerFleet(RealFleet):
         try:
             if message.metadata.src_node_id != sent.node:
                 raise InvalidPayload("another node answers in its name")
-            fields, tensors = unpacked(message.content)
-            if "problem" in fields:
-                self._give_up(sent, one_line(field(fields, "problem", str)), fields.get("diverged") is True)
+            response, data = response_of(sent.kind, message.content)
+            if response.HasField("failed"):
+                self._give_up(sent, one_line(response.failed.reason) or "it says no reason", response.failed.diverged)
             elif sent.kind == "train":
-                self._take_answer(sent, fields, tensors)
+                self._take_answer(sent, response.answer, data)
             elif sent.kind == "query":
-                self._take_description(sent.node, fields)
+                self._take_joining(sent.node, response.joining)
             elif self._is_awaited_score(sent):
-                self._scores.append(scores_of(fields))
+                self._scores.append(response.scores)
         except InvalidPayload as error:
             self._refuse(sent, str(error))
 
-    def _take_description(self, node: int, fields: Mapping[str, Any]) -> None:
-        client, joining = description_of(fields)
+    def _take_joining(self, node: int, joining: Joining) -> None:
+        client = client_id_of(joining.name)
         if reason := self._accepts(joining):
             raise InvalidPayload(reason)
         if node in self._present:
@@ -318,15 +297,13 @@ class FlowerFleet(RealFleet):
                 self._members.come(client, joining.samples)
             self._present[node] = client, joining.samples
 
-    def _take_answer(self, sent: _Sent, fields: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    def _take_answer(self, sent: _Sent, header: AnswerMessage, data: bytes) -> None:
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
-        assert self._message is not None
-        assert self._streams is not None
-        answer = answer_of(task, fields, tensors, self._message, self._streams)
-        if fields.get("began_anew") is True:
-            _log.warning(BEGAN_ANEW, task.client)
+        answer = self._received(task, header, answer_of(header, data, self._spec))
+        if isinstance(answer, str):
+            raise InvalidPayload(answer)
         self._sent_no_more(task.id)
         self._answers.append(answer)
 

@@ -1,37 +1,53 @@
-"""Messages to Flower's nodes, and what may be taken from theirs, whoever sent them.
-
-Shapes: see :mod:`fed.wire.messages`.
-"""
+"""Messages to Flower's nodes, and what may be taken from theirs, whoever sent them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from fed.errors import InvalidPayload
-from fed.randomness import Streams
-from fed.server.client_state_versions import CountedTask
-from fed.server.incoming import received
 from fed.server.validation import refusal_of_joining, refusal_of_scores
-from fed.wire.flower_records import field, flower
-from fed.wire.format import Format
-from fed.wire.messages import Answer, Task
-from fed.wire.protocol_pb2 import Answer as Header
-from fed.wire.protocol_pb2 import Joining, Scores, Signature
+from fed.wire.flower_records import array_of, flower, unpacked
+from fed.wire.payloads import hold_to_payload, hold_to_spec, joined, split
+from fed.wire.protocol_pb2 import Answer, Joining, Payload, Response
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = ["Kind", "answer_of", "description_of", "message_to", "name_of", "scores_of"]
+__all__ = ["FlatPayload", "Kind", "answer_of", "flat_payload", "message_to", "response_of"]
 
 Kind = Literal["query", "train", "evaluate"]
 """What a node is asked: who it is, to do a task, or to score a model."""
 
+_ANSWERS: Mapping[Kind, str] = {"query": "joining", "train": "answer", "evaluate": "scores"}
 _MOST_LETTERS = 200
+
+
+class FlatPayload(NamedTuple):
+    """Tensors as they travel: described by a header's payload, and one of Flower's arrays.
+
+    Args:
+        payload: what is in the array.
+        array: of all bytes; several messages may hold it.
+    """
+
+    payload: Payload
+    array: Any
+
+
+def flat_payload(tensors: Sequence[Tensor]) -> FlatPayload:
+    """Join tensors into one array.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+    """
+    payload, data = joined(tensors)
+    return FlatPayload(payload, array_of(data))
 
 
 def message_to(node: int, kind: Kind, content: Any, ttl_s: float | None, number: int = 0) -> Any:
     """One of Flower's messages.
 
     Args:
-        node: to whom.
+        node: the receiver.
         kind: what it is asked.
         content: as :func:`fed.wire.flower_records.packed` makes it.
         ttl_s: in which it must be answered; Flower's 12 hours if it is None.
@@ -40,68 +56,44 @@ def message_to(node: int, kind: Kind, content: Any, ttl_s: float | None, number:
     return flower("app").Message(content, node, kind, ttl=ttl_s, group_id=str(number))
 
 
-def name_of(task: CountedTask | None) -> str | None:
-    """A task's name among all that nodes keep something of."""
-    return None if task is None else f"{task[0]}-{task[1]}"
-
-
-def description_of(fields: Mapping[str, Any]) -> tuple[int | str, Joining]:
-    """Which client a node says it is, and of what samples.
-
-    Raises:
-        InvalidPayload: if nobody can be or have that.
-    """
-    client = fields.get("client")
-    if not isinstance(client, int | str) or isinstance(client, bool) or len(str(client)) > _MOST_LETTERS:
-        raise InvalidPayload(f"a client must be a number or a name, got {str(client)[:40]!r}")
-    said = field(fields, "input_shape", list), field(fields, "input_dtype", str)[:40], field(fields, "classes", int)
-    try:
-        signature = Signature(input_shape=said[0], input_dtype=said[1], classes=said[2])
-        joining = Joining(samples=field(fields, "samples", int), signature=signature)
-    except (TypeError, ValueError) as error:
-        raise InvalidPayload(f"nobody has such samples: {error}") from None
-    if reason := refusal_of_joining(joining):
-        raise InvalidPayload(reason)
-    return client, joining
-
-
-def answer_of(
-    task: Task, fields: Mapping[str, Any], tensors: Sequence[Tensor], message: Format, streams: Streams
-) -> Answer:
-    """The answer to a task, as it may be counted.
+def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[Response, bytes]:
+    """A node's response, as far as it can be checked without the task, and the bytes of its payload.
 
     Args:
-        task: that it answers.
-        fields: of the message.
-        tensors: of the message.
-        message: the format of clients' messages.
-        streams: the run's, for codecs.
+        kind: what the node was asked.
+        content: of its message.
 
     Raises:
-        InvalidPayload: if it is none.
+        InvalidPayload: if nobody can answer that.
     """
-    header = Header(
-        samples=field(fields, "samples", int),
-        weight=field(fields, "weight", float),
-        train_loss=field(fields, "train_loss", float),
-    )
-    answer = received(task, header, tensors, message, streams)
-    if isinstance(answer, str):
-        raise InvalidPayload(answer)
-    return answer
-
-
-def scores_of(fields: Mapping[str, Any]) -> Scores:
-    """What a node says that it has found of a model.
-
-    Raises:
-        InvalidPayload: if nobody can have found that.
-    """
-    samples, loss = field(fields, "samples", int), field(fields, "loss", float)
-    try:
-        scores = Scores(samples=samples, loss=loss, metric=fields.get("metric"))
-    except (TypeError, ValueError) as error:
-        raise InvalidPayload(f"scores must be numbers: {error}") from None
-    if reason := refusal_of_scores(scores):
+    response, data = unpacked(content, Response)
+    if (what := response.WhichOneof("what")) not in ("failed", _ANSWERS[kind]):
+        raise InvalidPayload(f"a node must answer {_ANSWERS[kind]} or failed, got {what or 'nothing'}")
+    reason = refusal_of_scores(response.scores) if what == "scores" else None
+    if what == "joining":
+        reason = _refusal_of_name(response.joining) or refusal_of_joining(response.joining)
+    if reason is not None:
         raise InvalidPayload(reason)
-    return scores
+    return response, data
+
+
+def answer_of(answer: Answer, data: bytes, spec: Sequence[TensorMessage]) -> list[Tensor]:
+    """Tensors of an answer.
+
+    Args:
+        answer: its header.
+        data: the bytes that came with it.
+        spec: what its tensors must be.
+
+    Raises:
+        InvalidPayload: if they are something else.
+    """
+    hold_to_spec(answer.payload, spec)
+    hold_to_payload(data, answer.payload)
+    return split(data, answer.payload)
+
+
+def _refusal_of_name(joining: Joining) -> str | None:
+    if not 0 < len(joining.name) <= _MOST_LETTERS:
+        return f"a client's name must have 1 to {_MOST_LETTERS} letters, got {len(joining.name)}"
+    return None

@@ -1,7 +1,6 @@
 """A fleet of real nodes, which dial in over gRPC and keep a stream open. Shapes: see :mod:`fed.wire.messages`."""
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -16,22 +15,19 @@ from torch import Tensor
 
 from fed.errors import InvalidInput, RunFailed
 from fed.identity.credentials import hold_to_loopback
-from fed.server.client_state_versions import CountedTask
 from fed.server.grpc.leases import Delivery
 from fed.server.grpc.service import NodeService, Patience, Scored, handler_of
-from fed.server.incoming import received
 from fed.server.real_fleet import RealFleet
-from fed.server.validation import BEGAN_ANEW, failure_of
+from fed.server.validation import failure_of
 from fed.wire.calls import Admission
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 from fed.wire.payloads import read, tensor_messages, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import Assignment, Examination, Joining, Payload, Plan, Scores, TaskId
+from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, Scores
 
 __all__ = ["NodeFleet"]
 
-_log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 _ENDING_S = 2.0
@@ -112,23 +108,8 @@ class NodeFleet(RealFleet):
         assignments = []
         for task in tasks:
             self._open[task.id] = task
-            assignment = Assignment(
-                task=TaskId(start=self._start, number=task.id),
-                round=task.round,
-                repeats=task.repeats,
-                lr=task.lr,
-                steps=task.steps,
-                broadcast_count=len(task.model.broadcast),
-                population=len(members),
-                place=members.index(task.client) if self._asks_place else None,
-                payload=self._payload(task.model.version, task.model.tensors),
-                kept_after=_task_id(kept := self._kept.after(task.client)),
-                kept_discount=kept and kept.discount,
-                durable_after=_task_id(self._kept.durable_after(task.client)),
-                deadline_s=task.deadline_s,
-                takes_parts=task.takes_parts,
-            )
-            assignments.append((task.client, assignment))
+            payload = self._payload(task.model.version, task.model.tensors)
+            assignments.append((task.client, self._assignment(task, members, payload)))
         self._call(self._service.assign, assignments)
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -149,10 +130,7 @@ class NodeFleet(RealFleet):
         payload = self._payload(-self._examinations, model)
         missing = set[int | str]()
         for client in self._attending():
-            kept = self._kept.after(client)
-            examination = Examination(id=self._examinations, payload=payload, kept_after=_task_id(kept))
-            if kept is not None:
-                examination.kept_discount = kept.discount
+            examination = Examination(id=self._examinations, payload=payload, **self._kept_state(client))
             if self._call(self._service.examine, client, examination):
                 missing.add(client)
         found: list[Scores] = []
@@ -219,14 +197,10 @@ class NodeFleet(RealFleet):
         answer = arrival.answer
         tensors = read(arrival.path, answer.payload)
         arrival.path.unlink(missing_ok=True)
-        assert self._message is not None
-        assert self._streams is not None
-        reply = received(task, answer, tensors, self._message, self._streams)
+        reply = self._received(task, answer, tensors)
         if isinstance(reply, str):
             self._call(self._service.refusals.note, task.client, reply)
             return failure_of(task, f"its answer was refused: {reply}")
-        if answer.began_anew:
-            _log.warning(BEGAN_ANEW, task.client)
         return reply
 
     def _payload(self, version: int, tensors: tuple[Tensor, ...]) -> Payload:
@@ -303,7 +277,3 @@ class NodeFleet(RealFleet):
         await self._server.stop(grace=2.0)
         if ending := asyncio.all_tasks() - {asyncio.current_task()}:  # gRPC's calls take some turns of the loop more
             await asyncio.wait(ending, timeout=_ENDING_S)
-
-
-def _task_id(found: CountedTask | None) -> TaskId | None:
-    return None if found is None else TaskId(start=found.start, number=found.number)

@@ -21,7 +21,7 @@ from fed.server.grpc.leases import Delivery, Lease, Leases
 from fed.server.validation import refusal_of_joining, refusal_of_scores
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
-from fed.wire.protocol import NODE_NAME, PROTOCOL
+from fed.wire.protocol import MOST_HELD, NODE_NAME
 from fed.wire.protocol_pb2 import (
     Assignment,
     Chunk,
@@ -47,7 +47,6 @@ __all__ = ["Node", "NodeService", "Patience", "Scored", "handler_of"]
 
 _log = logging.getLogger(__name__)
 
-_MOST_HELD = 1000
 _MOST_NODES = 100_000
 _UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
 
@@ -255,8 +254,8 @@ class NodeService:
         return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
 
     def _heard(self, client: int | str, heartbeat: Heartbeat) -> str:
-        if len(heartbeat.held) > _MOST_HELD:
-            return f"a node may hold {_MOST_HELD} tasks at most, got {len(heartbeat.held)}"
+        if len(heartbeat.held) > MOST_HELD:
+            return f"a node may hold {MOST_HELD} tasks at most, got {len(heartbeat.held)}"
         return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
 
     def _renew(self, client: int | str, task: TaskId) -> str:
@@ -315,15 +314,11 @@ class NodeService:
             self.arrivals.put(Scored(client, Scores(id=examination, problem="its connection was lost")))
 
     def _reason_against(self, joining: Joining, *, is_named: bool) -> str | None:
-        if joining.protocol != PROTOCOL:
-            return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
         if not is_named and not NODE_NAME.fullmatch(joining.name):
             return (
                 "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter "
                 "or a digit"
             )
-        if len(joining.held) > _MOST_HELD:
-            return f"a node may hold {_MOST_HELD} tasks at most, got {len(joining.held)}"
         if len(self.nodes) >= _MOST_NODES:
             return f"the server has {_MOST_NODES} nodes, and takes no more"
         return refusal_of_joining(joining) or self.accepts(joining)

@@ -5,13 +5,14 @@ Nguyen et al., "Federated learning with buffered asynchronous aggregation", AIST
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from fed.aggregators.base import Aggregator
+from fed.config.compatibility import Feature, Term
 from fed.config.components import Component
 from fed.config.registry import STALENESSES
 from fed.errors import InvalidExperiment
@@ -51,6 +52,14 @@ class _Unsynchronised(Rounds):
     def keeps_late(self) -> bool:
         """Whether answers count, however late they come."""
         return True
+
+    def needs(self) -> Sequence[Term]:
+        """A coordinator."""
+        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
+
+    def lacks(self) -> Sequence[Term]:
+        """Cohorts."""
+        return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
 
     def check(self, population: int) -> None:
         """Hold the policy to the number of clients.
@@ -114,6 +123,13 @@ class Buffered(_Unsynchronised):
 
     buffer: PositiveInt = 10
 
+    def lacks(self) -> Sequence[Term]:
+        """Cohorts, and whole updates where staleness discounts them."""
+        if not self._weights.discounts:
+            return super().lacks()
+        why = "which discount updates by their staleness"
+        return [*super().lacks(), Term(Feature.WHOLE_UPDATES, "write rounds.staleness: constant", why)]
+
     @property
     def updates(self) -> int:
         """K."""
@@ -142,17 +158,10 @@ class Asynchronous(_Unsynchronised):
         """One."""
         return 1
 
-    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
-        """Hold the policy to what clients report.
-
-        Raises:
-            InvalidExperiment: if it is more than an update of the model that was sent.
-        """
-        if parts > 1 or not aggregator.plain_start:
-            raise InvalidExperiment(
-                "asynchronous rounds mix clients' models, and need an algorithm to which clients report an update "
-                f"alone, got {type(aggregator).__name__}: choose one such as fedavg, or buffered rounds"
-            )
+    def needs(self) -> Sequence[Term]:
+        """A coordinator, and plain updates: a difference from the present model is no update of the one sent."""
+        why = "because they mix clients' models with the present one"
+        return [*super().needs(), Term(Feature.PLAIN_UPDATES, "choose buffered rounds", why)]
 
     def weight(self, staleness: int) -> float | None:
         """α s(τ)."""

@@ -4,11 +4,13 @@ Ho et al., "More effective distributed ML via a stale synchronous parallel param
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import NonNegativeInt
 
+from fed.config.compatibility import Feature, Term
 from fed.errors import RunFailed
 from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
 from fed.server.coordinator import Coordinator
@@ -52,6 +54,14 @@ class BoundedStaleness(Rounds):
     """
 
     bound: NonNegativeInt | Literal["none"] = 3
+
+    def needs(self) -> Sequence[Term]:
+        """A coordinator."""
+        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
+
+    def lacks(self) -> Sequence[Term]:
+        """Cohorts."""
+        return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
 
     def check(self, population: int) -> None:
         """Any number of clients will do."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import PositiveInt
 
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
@@ -22,7 +23,7 @@ class Draw(NamedTuple):
     Args:
         fleet: the population.
         number: of the round, from 1.
-        cohort: how many clients, at most all.
+        cohort: the number of clients to ask.
         streams: the run's random streams.
         losses: the last training loss of each client that has taken part.
         again: how many clients were drawn for the round before.
@@ -37,8 +38,13 @@ class Draw(NamedTuple):
 
     @property
     def population(self) -> int:
-        """How many clients can be drawn."""
+        """The number of available clients."""
         return len(self.fleet.available())
+
+    @property
+    def size(self) -> int:
+        """The cohort, or the number of available clients where they are fewer."""
+        return min(self.cohort, self.population)
 
     @property
     def stream(self) -> tuple[str, *tuple[int, ...]]:
@@ -83,9 +89,9 @@ class Uniform(Sampling):
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """Without replacement."""
-        if draw.cohort == 1:  # as asynchronous rounds draw them, in a fraction of the time
+        if draw.size == 1:  # as asynchronous rounds draw them, in a fraction of the time
             return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
-        return draw.generator.choice(draw.population, size=draw.cohort, replace=False)
+        return draw.generator.choice(draw.population, size=draw.size, replace=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ class Weighted(Sampling):
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """By samples."""
-        return draw.by_samples(draw.cohort)
+        return draw.by_samples(draw.size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,21 +114,28 @@ class RoundRobin(Sampling):
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """The next in the order."""
         order = draw.streams.generator("order of clients").permutation(draw.population)
-        return order[(np.arange(draw.cohort) + (draw.number - 1) * draw.cohort) % draw.population]
+        return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson(Sampling):
-    """Each client by itself with probability cohort / population: cohorts vary, and may be empty.
+    """Each client by itself with probability cohort / registered clients: cohorts vary, and may be empty.
 
-    Differential privacy is accounted for this kind of sampling.
+    A client that is drawn while it is away does not take part. So the probability is the same whoever is available, as
+    the accounting of differential privacy for this kind of sampling assumes.
     """
 
+    def needs(self) -> Sequence[Term]:
+        """Rounds that wait for a cohort: others would draw again until somebody is in it."""
+        return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
+
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """How many there are is binomial; who they are, uniform."""
-        generator = draw.generator
-        count = generator.binomial(draw.population, draw.cohort / draw.population)
-        return generator.choice(draw.population, size=count, replace=False)
+        """The available ones of a binomial number of registered clients, each as likely."""
+        members, generator = draw.fleet.registered(), draw.generator
+        count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))
+        drawn = generator.choice(len(members), size=count, replace=False)
+        available = {client: place for place, client in enumerate(draw.fleet.available())}
+        return [available[members[place]] for place in drawn if members[place] in available]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +164,8 @@ class PowerOfChoice(Sampling):
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """Those with the largest losses; of equal ones the first drawn."""
-        self.check(draw.cohort)
-        count = min(self.candidates or 2 * draw.cohort, draw.population)
+        self.check(draw.size)
+        count = min(self.candidates or 2 * draw.size, draw.population)
         nodes, drawn = draw.fleet.available(), draw.by_samples(count)
         losses = [draw.losses.get(nodes[place], np.inf) for place in drawn]
-        return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.cohort]]
+        return drawn[np.argsort(np.negative(losses), kind="stable")[: draw.size]]

@@ -18,6 +18,11 @@ __all__ = ["Constant", "Hinge", "Polynomial", "Staleness"]
 class Staleness(Hyperparameters, ABC):
     """A factor for each staleness: one for a fresh update, and never more for a staler one."""
 
+    @property
+    def discounts(self) -> bool:
+        """Whether some updates count less than others."""
+        return True
+
     def weight(self, staleness: int) -> float:
         """The factor s(τ) of an update's weight.
 
@@ -45,6 +50,11 @@ class Staleness(Hyperparameters, ABC):
 class Constant(Staleness):
     """However stale, it counts in full: s = 1 (Xie et al. 2019, 1903.03934)."""
 
+    @property
+    def discounts(self) -> bool:
+        """Never."""
+        return False
+
     def decay(self, staleness: int) -> float:
         """One."""
         return 1.0
@@ -67,6 +77,11 @@ class Polynomial(Staleness):
     """
 
     exponent: NonNegativeFloat = 0.5
+
+    @property
+    def discounts(self) -> bool:
+        """Unless the exponent is 0."""
+        return self.exponent > 0
 
     def decay(self, staleness: int) -> float:
         """A power of one more than the staleness."""

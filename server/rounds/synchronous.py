@@ -3,13 +3,14 @@
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fed.aggregators.base import Aggregator
+from fed.config.compatibility import Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
@@ -44,16 +45,9 @@ class Rounds(Hyperparameters, ABC):
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
 
-    def check_algorithm(self, aggregator: Aggregator, parts: int) -> None:
-        """Hold the policy to what clients report.
-
-        Args:
-            aggregator: which they report to.
-            parts: of a message.
-
-        Raises:
-            InvalidExperiment: if it cannot do with that; of most policies all algorithms over mean will do.
-        """
+    def needs(self) -> Sequence[Term]:
+        """What the sampling needs."""
+        return self.rule.needs()
 
     def init(self) -> Any:
         """The policy's own state before the first round; None: it keeps nothing between rounds."""
@@ -83,8 +77,7 @@ class Rounds(Hyperparameters, ABC):
 
     def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
         """So many of the clients that can take a task, or all where there are fewer, by the rule of the section."""
-        count = min(count, len(coordinator.fleet.available()))
-        if not count:
+        if not count or not coordinator.fleet.available():
             return []
         return self.rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
 

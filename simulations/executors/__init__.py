@@ -1,1 +1,1 @@
-"""Processes that do simulated clients' work, with the same bits however many there are."""
+"""Executors: worker processes that do simulated clients' work, with the same bits however many there are."""

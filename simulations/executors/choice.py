@@ -1,4 +1,7 @@
-"""How many worker processes a simulation gets, and what they are given."""
+"""Choice of executor: the number of worker processes of a simulation, and the data that they share.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import contextlib
 import logging
@@ -39,7 +42,7 @@ _WORTH_WORKERS_S = 20.0
 
 @contextlib.contextmanager
 def hired(simulation: Simulation, expectation: Expectation | None = None) -> Iterator[Executor]:
-    """The executor of a simulation's work: this process, or workers that end with the context.
+    """Executor of a simulation's work: this process, or workers that end with the context.
 
     Args:
         simulation: what is to be done.
@@ -61,9 +64,9 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Ite
 
 
 def leave_rerun() -> None:
-    """End a worker that runs the user's program once more, for want of ``if __name__ == "__main__":``, and says so.
+    """End a worker that runs the user's program again, for want of ``if __name__ == "__main__":``.
 
-    Its parent, which waits for it, says what to do.
+    It prints the reason; its parent, which waits for it, prints the remedy.
     """
     process = multiprocessing.current_process()
     if process.name.startswith("worker ") and getattr(process, "_inheriting", False):  # as multiprocessing asks, too
@@ -71,7 +74,7 @@ def leave_rerun() -> None:
 
 
 def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
-    """As many workers as there is work for in a round, if the run is long."""
+    """Number of workers that a round has work for, if the run is long."""
     if multiprocessing.parent_process() is not None:  # one of several runs side by side
         return 0
     processors = max(torch.cuda.device_count(), 1) if torch.cuda.is_available() else usable_cores()
@@ -86,7 +89,7 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
 
 
 def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.ExitStack) -> Executor:
-    """So many workers; where nobody asked for them and there can be none, this process."""
+    """Pool of ``count`` workers; or this process, where none can be started and none was asked for."""
     asked = simulation.experiment.simulation.workers
     problem = _stays_here(simulation)
     if problem and asked != "auto":
@@ -112,7 +115,7 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
 
 
 def _stays_here(simulation: Simulation) -> str | None:
-    """What cannot go to another process, and why; None where all can."""
+    """Reason why work cannot go to another process; None where all can."""
     recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
     data = [part for part in read if not _in_memory(part)]
@@ -127,7 +130,7 @@ def _stays_here(simulation: Simulation) -> str | None:
 
 
 def _shared(simulation: Simulation) -> Recipe:
-    """The recipe with data in shared memory; data on demand are made or read by whoever needs them."""
+    """Recipe with data in shared memory; data on demand are made or read by whichever process needs them."""
     recipe, train, held_out = simulation.recipe, simulation.data.train, simulation.held_out
     return replace(
         recipe,
@@ -143,21 +146,21 @@ def _in_memory(clients: object) -> bool:
 
 @dataclass(frozen=True)
 class _SharedPair:
-    """(inputs, targets) in memory that several processes see."""
+    """Pair (inputs, targets) in memory that several processes see."""
 
-    inputs_N: SharedTensor
-    targets_N: SharedTensor
+    inputs_E: SharedTensor
+    targets_E: SharedTensor
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.inputs_N.tensor, self.targets_N.tensor))
+        return iter((self.inputs_E.tensor, self.targets_E.tensor))
 
 
 @dataclass(frozen=True)
 class _Arena:
-    """All clients' samples, one client's after the other's, in memory that several processes see."""
+    """Samples of all clients, one client's after the other's, in memory that several processes see."""
 
-    inputs_N: SharedTensor
-    targets_N: SharedTensor
+    inputs_E: SharedTensor
+    targets_E: SharedTensor
     places: Mapping[ClientId, tuple[int, int]]
 
     @classmethod
@@ -171,4 +174,4 @@ class _Arena:
 
     def read(self, client: ClientId) -> Pair:
         begin, end = self.places[client]
-        return self.inputs_N.tensor[begin:end], self.targets_N.tensor[begin:end]
+        return self.inputs_E.tensor[begin:end], self.targets_E.tensor[begin:end]

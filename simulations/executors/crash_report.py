@@ -1,4 +1,4 @@
-"""Last words of a worker process: what ended it, and the line of the user's code that was at work."""
+"""Crash report of a worker process: its cause of death, and the line of the user's code that ran."""
 
 import re
 import signal
@@ -18,7 +18,7 @@ _NOT_THE_USERS = (
 
 
 def words_of_exit(code: int | None, fault: str) -> str:
-    """How a process ended that did not say so itself.
+    """Description of the end of a process that reported nothing itself.
 
     Args:
         code: its exit code, as :mod:`multiprocessing` has it; None where nobody knows.
@@ -39,13 +39,13 @@ def words_of_exit(code: int | None, fault: str) -> str:
 
 
 def words_of_error(error: BaseException) -> tuple[str, str]:
-    """What the work raised, and where; and the whole traceback. Both are cut to what a slot holds."""
+    """Description of what the work raised, and where; and the whole traceback. Both are cut to a slot's size."""
     frames = [(frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[0]
     return f"{text} ({_innermost(frames)})"[:10_000], "".join(traceback.format_exception(error))[-100_000:]
 
 
 def _innermost(frames: Sequence[tuple[str, int | str, str]]) -> str:
-    """The last of (file, line, function) that is the user's code, or else the last of all."""
+    """Innermost (file, line, function) that is the user's code, or else the innermost of all."""
     users = [frame for frame in frames if not frame[0].startswith(_NOT_THE_USERS)] or frames
     return "{}:{} in {}".format(*users[-1]) if users else ""

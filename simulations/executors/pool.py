@@ -1,8 +1,7 @@
-"""Pure work done in a pool of processes that survives their deaths.
+"""Pool of worker processes, which survives their deaths.
 
-Workers get items, and give their results back, in shared memory; what goes through a pipe says no more than where to
-look. A worker has two slots, so that an item waits beside the one at work. The items of a worker that dies go to
-others.
+Workers get items, and give their results back, in shared memory; messages through a pipe only say where to look. A
+worker has two slots, so that an item waits beside the one at work. The items of a worker that dies go to others.
 """
 
 import contextlib
@@ -22,7 +21,16 @@ from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
-from fed.simulations.executors.worker import ANSWER, FAULT_BYTES, ORDER, SLOTS, Answer, Maker, current_settings, serve
+from fed.simulations.executors.worker import (
+    ANSWER,
+    FAULT_BYTES,
+    ORDER,
+    SLOTS,
+    Maker,
+    WorkerReply,
+    current_settings,
+    serve,
+)
 
 __all__ = ["Workers"]
 
@@ -73,17 +81,18 @@ class _Worker:
             self.connection.send_bytes(message)
 
     def fault(self) -> str:
-        """What faulthandler wrote when it crashed."""
+        """Text that faulthandler wrote at a crash."""
         return self.memory.mapped[-FAULT_BYTES:].rstrip(b"\0").decode(errors="replace")
 
 
 class Workers(Executor):
-    """Does items in processes, one thread each.
+    """Executor of items in processes, one thread each.
 
     A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
     :class:`fed.errors.FedError`; its items come first in the queue. Results are the same bits, for work is pure. A
-    worker that somebody stopped (SIGSTOP) cannot be told from a slow one and is waited for. Workers do not see Ctrl-C,
-    and end when this process does, however that happens.
+    stopped worker (SIGSTOP) cannot be told from a slow one and is waited for. Workers do not see Ctrl-C, and end when
+    this
+    process does, however that happens.
 
     Args:
         make: makes what does the work, in each worker; picklable, with a
@@ -145,7 +154,7 @@ class Workers(Executor):
         self._hand_out(1)
 
     def _done_here(self, ticket: int) -> Result | None:
-        """What becomes of a small item that is alone; None if it is one for workers, which may die of it."""
+        """Result of a small item that is alone; None if it is one for workers, which may die of it."""
         item = self._small.pop(ticket)
         try:
             self._work_here = self._work_here or self._make(0)
@@ -222,7 +231,7 @@ class Workers(Executor):
         heapq.heappush(self._queue, (not is_lost, task.item.rank(task.ticket), task))
 
     def _hand_out(self, slots: int) -> None:
-        """Give every worker so many items, as far as they go."""
+        """Give every worker up to this many items."""
         for given in range(slots):
             for worker in self._workers:
                 if worker.is_ready and len(worker.given) == given and (task := self._next()):
@@ -276,24 +285,24 @@ class Workers(Executor):
                 self._bury(worker, None)
 
     def _hear(self, worker: _Worker, answer: int, slot: int, size: int) -> None:
-        if answer == Answer.READY:
+        if answer == WorkerReply.READY:
             worker.is_ready = True
             return
         try:
             content, tensors = worker.slots[slot].read(size)
         except Exception as error:
-            answer, content = Answer.REFUSED, RunFailed(f"what a worker answered cannot be read here: {error!r}")
-        if answer == Answer.NOT_MADE:
+            answer, content = WorkerReply.REFUSED, RunFailed(f"what a worker answered cannot be read here: {error!r}")
+        if answer == WorkerReply.NOT_MADE:
             self.close()
             raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
-        if answer == Answer.RAISED:
+        if answer == WorkerReply.RAISED:
             self._bury(worker, content)
             return
         task = worker.given.popleft().task
         worker.free.append(slot)
-        if answer == Answer.DONE:
+        if answer == WorkerReply.DONE:
             self._finish(task, Result(task.ticket, content, [tensor.clone() for tensor in tensors]))
-        elif answer == Answer.REFUSED:
+        elif answer == WorkerReply.REFUSED:
             self._finish(task, content)
 
     def _finish(self, task: _Task, result: Result | FedError) -> None:
@@ -301,7 +310,7 @@ class Workers(Executor):
             self._finished[task.ticket] = result
 
     def _bury(self, worker: _Worker, report: tuple[str, str] | None) -> None:
-        """Take leave of a worker, and hire another."""
+        """Remove a dead worker, and start another."""
         self._selector.unregister(worker.connection)
         worker.connection.close()
         stop(worker.process, _STOP_WITHIN_S)
@@ -325,7 +334,7 @@ class Workers(Executor):
         self._replace(worker, words)
 
     def _replace(self, worker: _Worker, words: str) -> None:
-        """Hire another in a worker's place; after three that were killed before they began, do with one less."""
+        """Start another worker in its place; after three that were killed before they began, do with one less."""
         index = self._workers.index(worker)
         false_starts = 0 if worker.is_ready else worker.false_starts + 1
         if false_starts < _DEATHS:

@@ -1,9 +1,7 @@
-"""Memory that several processes see, without files that could be left behind.
+"""Shared memory for several processes, without files that could be left behind.
 
 On Linux it is anonymous memory with a file descriptor, which the size of ``/dev/shm`` does not limit; elsewhere a
-temporary file that has no name. Either is gone when the last process that has it is gone, however that ends.
-
-Shapes: B, bytes.
+temporary file that has no name. Either is freed when the last process that has it ends, however that happens.
 """
 
 import contextlib
@@ -38,20 +36,20 @@ def _aligned(size_bytes: int) -> int:
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in a piece of memory."""
+    """Place of a tensor in a piece of memory."""
 
     begin: int
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def in_(self, memory_B: Tensor) -> Tensor:
-        """That part of the memory, as a tensor which shares it."""
+    def in_(self, memory: Tensor) -> Tensor:
+        """Tensor that shares this part of the memory."""
         end = self.begin + self.dtype.itemsize * math.prod(self.shape)
-        return memory_B[self.begin : end].view(self.dtype).view(self.shape)
+        return memory[self.begin : end].view(self.dtype).view(self.shape)
 
 
 def packed(tensors: Sequence[Tensor]) -> tuple[list[Place], int]:
-    """Where tensors lie when they are packed one after the other, and how many bytes that takes.
+    """Places of tensors packed one after the other, and the bytes that they take.
 
     Raises:
         InvalidInput: if one of them is not an array of numbers in rows and columns.
@@ -71,13 +69,13 @@ def packed(tensors: Sequence[Tensor]) -> tuple[list[Place], int]:
 
 
 class SharedMemory:
-    """Bytes that this process sees, and every process that is spawned with this object among its arguments.
+    """Memory that this process sees, and every process that is spawned with this object among its arguments.
 
     Args:
         size_bytes: how many; they are zero, and really there.
 
     Attributes:
-        bytes_B: all of them, at the beginning of a page.
+        all_bytes: all of them, at the beginning of a page.
         fd: the descriptor of the file behind them.
 
     Raises:
@@ -95,7 +93,7 @@ class SharedMemory:
         weakref.finalize(self, os.close, fd).atexit = False
         with _no_room(size_bytes):
             self.mapped = mmap.mmap(fd, size_bytes, access=access)
-        self.bytes_B = torch.frombuffer(self.mapped, dtype=torch.uint8)
+        self.all_bytes = torch.frombuffer(self.mapped, dtype=torch.uint8)
 
     def __getstate__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)
@@ -109,10 +107,10 @@ class SharedMemory:
 
 
 class SharedTensor(SharedMemory):
-    """A copy of a tensor that spawned processes map instead of copying it.
+    """Copy of a tensor that spawned processes map instead of copying it.
 
-    It is not to be changed once a process has it. A process that writes to it all the same gets those pages for itself
-    alone, so that the others compute with what they were given.
+    It must not change once a process has it. A process that writes to it gets those pages for itself alone, so that the
+    others compute with the original.
 
     Args:
         tensor: what to copy.
@@ -145,7 +143,7 @@ class SharedTensor(SharedMemory):
         packed([like])  # refuses what has no bytes in a row
         self._place = Place(0, like.dtype, tuple(shape))
         super().__init__(like.dtype.itemsize * math.prod(shape))
-        self.tensor = self._place.in_(self.bytes_B)
+        self.tensor = self._place.in_(self.all_bytes)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return super().__getstate__(), self._place
@@ -153,23 +151,23 @@ class SharedTensor(SharedMemory):
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         memory, self._place = state
         super().__setstate__(memory)
-        self.tensor = self._place.in_(self.bytes_B)
+        self.tensor = self._place.in_(self.all_bytes)
 
 
 def shared(tensor: Tensor) -> SharedTensor:
-    """A copy of a tensor, in memory that spawned processes map; it is their ``.tensor``."""
+    """Copy of a tensor, in memory that spawned processes map; it is their ``.tensor``."""
     return SharedTensor(tensor)
 
 
 class Parcel(NamedTuple):
-    """What goes into a :class:`Slot` beside the tensors' numbers: a content, and where those lie."""
+    """Content of a :class:`Slot` beside the tensors' numbers, and the places of those."""
 
     pickled: bytes
     places: list[Place]
 
     @classmethod
     def of(cls, content: Any, tensors: Sequence[Tensor] = (), capacity_bytes: int = 0, what: str = "") -> "Parcel":
-        """Pack.
+        """Pack a content and tensors.
 
         Args:
             content: anything that can be pickled, in up to 1 MiB.
@@ -194,9 +192,9 @@ class Parcel(NamedTuple):
 
 
 class Slot:
-    """A part of shared memory where one process leaves a content with tensors for another.
+    """Part of shared memory where one process leaves a content with tensors for another.
 
-    A byte says whether it is no longer wanted; what is pickled follows, and then the tensors.
+    One byte says whether the content is recalled; what is pickled follows, and then the tensors.
 
     Args:
         memory: whose part it is.
@@ -208,16 +206,16 @@ class Slot:
         self._begin = index * self.size_bytes(capacity_bytes)
         self._mapped = memory.mapped
         first = self._begin + _ALIGNMENT_BYTES + CONTENT_BYTES
-        self._tensors_B = memory.bytes_B[first : first + capacity_bytes]
+        self._tensor_bytes = memory.all_bytes[first : first + capacity_bytes]
 
     @staticmethod
     def size_bytes(capacity_bytes: int) -> int:
-        """What a slot takes."""
+        """Bytes of a slot."""
         return _ALIGNMENT_BYTES + CONTENT_BYTES + _aligned(capacity_bytes)
 
     @property
     def is_recalled(self) -> bool:
-        """Whether what is here is no longer wanted."""
+        """True if the content is no longer wanted."""
         return self._mapped[self._begin] != 0
 
     @is_recalled.setter
@@ -225,28 +223,28 @@ class Slot:
         self._mapped[self._begin] = value
 
     def write(self, parcel: Parcel, tensors: Sequence[Tensor]) -> int:
-        """Leave a parcel and its tensors here; the size that :meth:`read` asks for."""
+        """Write a parcel and its tensors; returns the size that :meth:`read` asks for."""
         begin = self._begin + _ALIGNMENT_BYTES
         self._mapped[begin : begin + len(parcel.pickled)] = parcel.pickled
         for place, tensor in zip(parcel.places, tensors, strict=True):
-            place.in_(self._tensors_B).copy_(tensor.detach())
+            place.in_(self._tensor_bytes).copy_(tensor.detach())
         return len(parcel.pickled)
 
     def read(self, size: int) -> tuple[Any, list[Tensor]]:
-        """The content and the tensors, which change when something else is written here."""
+        """Read the content and the tensors, which change when something else is written here."""
         begin = self._begin + _ALIGNMENT_BYTES
         content, places = pickle.loads(self._mapped[begin : begin + size])  # noqa: S301  # from a process of ours
-        return content, [place.in_(self._tensors_B) for place in places]
+        return content, [place.in_(self._tensor_bytes) for place in places]
 
     def apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors, copied if they lie in the memory which they are about to be written to."""
-        whole = self._tensors_B.untyped_storage()
+        """Copies of those tensors that lie in the memory to be written to; the others as they are."""
+        whole = self._tensor_bytes.untyped_storage()
         begin, end = whole.data_ptr(), whole.data_ptr() + whole.nbytes()
         return [tensor.clone() if begin <= tensor.data_ptr() < end else tensor for tensor in tensors]
 
 
 def _claimed(size_bytes: int) -> int:
-    """A file without a name, of so many zeros for which there is room."""
+    """File without a name, of zeros for which there is room."""
     if sys.platform == "win32":
         raise InvalidInput("worker processes need memory that Windows does not have: use workers: 0")
     available = _available_bytes()
@@ -279,7 +277,7 @@ def _temporary_file() -> int:
 
 
 def _fill(fd: int, size_bytes: int) -> None:
-    """Claim the room now: what is missing later ends a process without a word."""
+    """Claim the room now: memory that is missing later ends a process without a word."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size_bytes)
         return
@@ -289,7 +287,7 @@ def _fill(fd: int, size_bytes: int) -> None:
 
 
 def _available_bytes() -> float:
-    """What this machine and this process's containers have left; infinite where nobody says it."""
+    """Bytes that this machine and this process's containers have left; infinite where no limit is known."""
     meminfo = _numbers(Path("/proc/meminfo"))
     machine = 1024 * (meminfo["MemAvailable"] + meminfo.get("SwapFree", 0)) if "MemAvailable" in meminfo else math.inf
     return min(machine, *map(_left_in, _control_groups()))
@@ -300,7 +298,7 @@ _THOSE_OF_THIS_PROCESS = Path("/proc/self/cgroup")
 
 
 def _control_groups() -> list[Path]:
-    """The folders of all groups that limit this process's memory, in either version of control groups."""
+    """Folders of all groups that limit this process's memory, in either version of control groups."""
     try:
         lines = [line.split(":", 2)[1:] for line in _THOSE_OF_THIS_PROCESS.read_text().splitlines()]
     except OSError:
@@ -323,7 +321,7 @@ def _left_in(group: Path) -> float:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The lines "name: number …" of one of the system's files; none if it is missing."""
+    """Lines "name: number …" of one of the system's files; none if it is missing."""
     try:
         words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
     except OSError:

@@ -1,7 +1,8 @@
-"""A worker process: what it does from start to end, and the protocol between it and its parent.
+"""Worker process: its main loop, and the protocol between it and its parent.
 
-Through a pipe the parent sends the slot of an item, or nothing to end it; the worker answers with what became of it.
-Contents and tensors lie in shared memory: two slots, and behind them room for what :mod:`faulthandler` writes.
+Through a pipe the parent sends the slot of an item, or nothing to end it; the worker replies with a
+:class:`WorkerReply`. Contents and tensors lie in shared memory: two slots, and behind them room for what
+:mod:`faulthandler` writes.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ from fed.errors import FedError, InvalidInput
 from fed.simulations.executors.crash_report import words_of_error
 from fed.simulations.executors.shared_memory import CONTENT_BYTES, Parcel, SharedMemory, Slot
 
-__all__ = ["ANSWER", "FAULT_BYTES", "ORDER", "SLOTS", "Answer", "Maker", "current_settings", "serve"]
+__all__ = ["ANSWER", "FAULT_BYTES", "ORDER", "SLOTS", "Maker", "WorkerReply", "current_settings", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +44,11 @@ ORDER = struct.Struct("<BI")
 """What the parent sends: a slot, and the size of what is pickled there."""
 
 ANSWER = struct.Struct("<BBI")
-"""What the worker sends: an :class:`Answer`, a slot, and the size of what is pickled there."""
+"""What the worker sends: an :class:`WorkerReply`, a slot, and the size of what is pickled there."""
 
 
-class Answer(enum.IntEnum):
-    """What a worker says, and what lies in the slot then.
+class WorkerReply(enum.IntEnum):
+    """Reply of a worker, and what the slot then holds.
 
     Attributes:
         READY: it waits for items; nothing.
@@ -82,12 +83,12 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
 
 
 def current_settings() -> list[Any]:
-    """This process's settings that change the bits of results, for a worker to take over."""
+    """Settings of this process that change the bits of results, for a worker to take over."""
     return [current() for current, _ in _SETTINGS]
 
 
 class Maker:
-    """The factory of a worker's work, which travels in shared memory: a pipe that nobody reads would block its writer.
+    """Factory of a worker's work, sent through shared memory: a full pipe without a reader would block its writer.
 
     Args:
         make: the factory; picklable. It is pickled when a process starts.
@@ -112,7 +113,7 @@ class Maker:
         self._memory, self._size = state
 
     def make(self, number: int) -> Work:
-        """The work of the worker with this number; to be called in its process, and once."""
+        """Make the work of the worker with this number; to be called in its process, and once."""
         make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
         del self._memory  # it may be large
         return make(number)
@@ -152,14 +153,14 @@ def serve(
         except BaseException as error:
             content = _portable(error) if isinstance(error, FedError) else words_of_error(error)[0]
             size = slots[0].write(Parcel.of(content), ())
-            connection.send_bytes(ANSWER.pack(Answer.NOT_MADE, 0, size))
+            connection.send_bytes(ANSWER.pack(WorkerReply.NOT_MADE, 0, size))
             _exit_at_once()
-        connection.send_bytes(ANSWER.pack(Answer.READY, 0, 0))
+        connection.send_bytes(ANSWER.pack(WorkerReply.READY, 0, 0))
         while order := connection.recv_bytes():
             index, size = ORDER.unpack(order)
             answer, size = _answer(slots[index], size, work, capacity_bytes)
             connection.send_bytes(ANSWER.pack(answer, index, size))
-            if answer == Answer.RAISED:
+            if answer == WorkerReply.RAISED:
                 _exit_at_once()
 
 
@@ -181,23 +182,24 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
         set_to(value)
 
 
-def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[Answer, int]:
-    """Do what is in a slot and put the result there; what became of it, and the size of what is pickled."""
+def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[WorkerReply, int]:
+    """Do a slot's item and put the result there; returns the reply, and the size of what is pickled."""
     if slot.is_recalled:
-        return Answer.SKIPPED, slot.write(Parcel.of(None), ())
+        return WorkerReply.SKIPPED, slot.write(Parcel.of(None), ())
     try:
         (label, content), tensors = slot.read(size)
         content, results = work(content, tensors)
         results = slot.apart(results)
-        return Answer.DONE, slot.write(Parcel.of(content, results, capacity_bytes, f"the result of {label}"), results)
+        parcel = Parcel.of(content, results, capacity_bytes, f"the result of {label}")
+        return WorkerReply.DONE, slot.write(parcel, results)
     except FedError as error:
-        return Answer.REFUSED, slot.write(Parcel.of(_portable(error)), ())
+        return WorkerReply.REFUSED, slot.write(Parcel.of(_portable(error)), ())
     except BaseException as error:
-        return Answer.RAISED, slot.write(Parcel.of(words_of_error(error)), ())
+        return WorkerReply.RAISED, slot.write(Parcel.of(words_of_error(error)), ())
 
 
 def _portable(error: FedError) -> FedError:
-    """An error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
+    """Error that can be sent to the parent: this one, or else one of its nearest class in :mod:`fed.errors`."""
     try:
         pickled = pickle.dumps(error)
         if type(pickle.loads(pickled)) is type(error) and len(pickled) < CONTENT_BYTES // 2:  # noqa: S301  # its own
@@ -216,7 +218,7 @@ def _exit_at_once() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end, however it comes."""
+    """Wait for the parent's end, however it comes, and end this process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     # A copy of the parent (a fork) may hold its sentinel: a process without parent has another one.

@@ -13,15 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.training import (
-    Described,
-    NodeTask,
-    NodeTraining,
-    TaskDone,
-    described,
-    forget_before,
-    samples_of,
-)
+from fed.clients.node.own_data import Described, described, samples_of
+from fed.clients.node.training import NodeTask, NodeTraining, TaskDone, forget_before
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -30,6 +23,7 @@ from fed.randomness import Streams
 from fed.server.fleet import Fleet
 from fed.server.flower.app import write_app
 from fed.server.flower.fleet import FlowerFleet, FlowerPatience
+from fed.server.flower.messages import flat_payload
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
@@ -40,9 +34,10 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.storage.checkpoints import Tree
 from fed.wire.dialling import DialPatience
+from fed.wire.flower_records import packed, unpacked
 from fed.wire.messages import GlobalModel, Task
-from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Payload, Plan, Signature
+from fed.wire.payloads import read, split, written
+from fed.wire.protocol_pb2 import Payload, Plan, Response, Signature
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from tests.flower_stand_ins import Federation, Message, partitions
 
@@ -265,11 +260,11 @@ class _Training:
     def __init__(self, client: int, experiment: Experiment, folder: Path, gate: threading.Event | None) -> None:
         description = NodeData(data=experiment.dump()["data"], client=client, seed=experiment.seed)
         self._client, self._folder, self._gate = client, folder, gate
-        self._pair = samples_of(description)
+        self._pair, self._names = samples_of(description)
         self.spec: list[TensorMessage] = []
 
     def describe(self) -> Described:
-        return described(self._pair)
+        return described(self._pair, self._names)
 
     def prepare(self, experiment: Experiment, plan: Plan) -> None:
         self._training = NodeTraining(self._client, self._pair, experiment, plan, self._folder)
@@ -340,11 +335,10 @@ class _GatedGrid(Federation):
             return None
         content = super().content_of_answer(message)
         if is_task and client in self.forgeries:
-            from fed.wire.flower_records import packed, unpacked
-
-            fields, tensors = unpacked(content)
-            said = {name: fields[name] for name in ("samples", "weight", "train_loss")}
-            return packed(self.forgeries[client](tensors), **said)
+            response, data = unpacked(content, Response)
+            forged = flat_payload(self.forgeries[client](split(data, response.answer.payload)))
+            response.answer.payload.CopyFrom(forged.payload)
+            return packed(response, forged.array)
         return content
 
 

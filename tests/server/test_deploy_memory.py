@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.layout import Layout
-from fed.server.deploy import _let_go
+from fed.server.deploy import _free_memory
 
 
 class Tied(nn.Module):
@@ -22,14 +22,14 @@ class Tied(nn.Module):
         self.register_buffer("table", torch.arange(4.0), persistent=False)
 
 
-def test_a_module_that_is_let_go_takes_no_memory_and_comes_back_as_it_was() -> None:
+def test_a_module_that_is_free_memory_takes_no_memory_and_comes_back_as_it_was() -> None:
     module, layout = Tied(), Layout.of(Tied())
     vector_V, integers_I = layout.pack(module)
-    take_back = _let_go(module)
+    restore_memory = _free_memory(module)
     state = module.state_dict()
     assert {name: tensor.untyped_storage().nbytes() for name, tensor in state.items()} == dict.fromkeys(state, 0)
     for _ in range(2):
-        take_back()
+        restore_memory()
     layout.unpack(vector_V, integers_I, module)
     assert [torch.equal(*pair) for pair in zip(layout.pack(module), (vector_V, integers_I), strict=True)] == [True] * 2
     assert module.second.weight is module.first.weight

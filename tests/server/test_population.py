@@ -68,7 +68,7 @@ class Stage:
             self.nodes.append(ThreadedNode(self.port, 1000, self._data.read(0), self._folder / "late"))
             wait_for(lambda: "client 1000 has joined" in self._caplog.text, "the fourth")
 
-    def serve(self, *, resume: bool = False, min_nodes: int = CLIENTS, on_round: Any = None) -> Run:
+    def serve(self, *, resume: bool = False, min_nodes: int = CLIENTS, after_round: Any = None) -> Run:
         return serve(
             self.experiment,
             listen=f"127.0.0.1:{self.port}",
@@ -77,7 +77,7 @@ class Stage:
             resume=resume,
             patience=PATIENCE,
             on_listen=self.begin,
-            on_round=on_round or self.join,
+            after_round=after_round or self.join,
         )
 
     def hold_to_simulation(self, run: Run) -> None:
@@ -107,8 +107,8 @@ def test_a_run_that_is_resumed_has_the_clients_that_it_was_begun_with(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stage.serve(on_round=end_in_the_second)
-    stage.hold_to_simulation(stage.serve(resume=True, min_nodes=CLIENTS + 1, on_round=lambda line: None))
+        stage.serve(after_round=end_in_the_second)
+    stage.hold_to_simulation(stage.serve(resume=True, min_nodes=CLIENTS + 1, after_round=lambda line: None))
 
 
 def test_clients_are_asked_in_whatever_number_where_nobody_numbers_them(

@@ -204,7 +204,9 @@ def test_attackers_that_fail_are_failures_like_others() -> None:
         simulate(fed.Experiment(rounds={"count": 4}, **keys, **more), data=parts.unequal())
         for more in ({}, {"adversaries": {"kind": "ipm", "fraction": 0.5}})
     )
-    counts = [[(line["selected"], line["replied"], line["failed"]) for line in run.metrics] for run in (plain, attacked)]
+    counts = [
+        [(line["selected"], line["replied"], line["failed"]) for line in run.metrics] for run in (plain, attacked)
+    ]
     assert counts[0] == counts[1]
     assert 0 < sum(failed for _, _, failed in counts[0]) < sum(selected for selected, _, _ in counts[0])
 
@@ -212,7 +214,8 @@ def test_attackers_that_fail_are_failures_like_others() -> None:
 def test_the_order_of_arrival_changes_nothing() -> None:
     for attack in (ALIE(z=1.0), Gaussian(), Mimic()):
         one, other = (
-            {answer.clients[0]: answer.mean_update_M for answer in answers(attack, clients)} for clients in ((0, 1, 2, 3, 5), (5, 3, 2, 1, 0))
+            {answer.clients[0]: answer.mean_update_M for answer in answers(attack, clients)}
+            for clients in ((0, 1, 2, 3, 5), (5, 3, 2, 1, 0))
         )
         for client in (2, 5):
             np.testing.assert_allclose(one[client], other[client], rtol=1e-13)
@@ -234,7 +237,9 @@ def test_the_client_that_is_mimicked_stays_the_same_while_it_takes_part() -> Non
 
 
 def test_noise_is_another_one_for_every_attacker_and_in_every_round() -> None:
-    one, again, other = ([answer.mean_update_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2))
+    one, again, other = (
+        [answer.mean_update_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2)
+    )
     assert all(map(torch.equal, one, again))
     drawn = {tuple(noise_M[:5].tolist()) for noise_M in (*one[1:], *other[1:])}
     assert len(drawn) == 4

@@ -29,7 +29,7 @@ SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "sigma": 1.0}
 ROUNDS: dict[str, dict[str, Any]] = {
     "all": {},
     "cohorts": {"cohort": 3},
-    "deadlines": {"deadline_s": 2.0, "partial_work": "drop"},
+    "deadlines": {"deadline_s": 0.8, "partial_work": "drop"},
     "partial work": {"deadline_s": 0.8},
     "over-selection": {"cohort": 3, "over_selection": 2.0},
     "backups": {"cohort": 5, "backup_after_s": 1.0},
@@ -41,7 +41,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
     "unbounded": {"kind": "bounded_staleness", "bound": "none"},
 }
 STALE = {name for name in ROUNDS if "buffers" in name or "bounded" in name}
-LATE = {"over-selection", "backups", "buffers, dropped"}
+LATE = {"deadlines", "partial work", "over-selection", "backups", "buffers, dropped"}
 SUMS: dict[str, tuple[dict[str, Any], str]] = {
     "scaffold": ({}, "control_P"),
     "feddyn": ({"alpha": 2.0}, "gradient_P"),

@@ -181,12 +181,62 @@ def same(one: Any, other: Any) -> bool:
 # What is begun again, and what is refused
 
 
-def test_a_run_without_a_checkpoint_starts_over(tmp_path: Path) -> None:
-    one = experiment("buffered", 3, checkpoints={"every": None})
+@pytest.mark.parametrize("recorded", [0, 1, 2])
+def test_a_run_before_its_first_checkpoint_begins_again(
+    recorded: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two rounds have metrics where it dies before the first checkpoint is written."""
+    one = experiment("buffered", 4)
     whole = fed.simulate(one, output=tmp_path / "whole")
-    broken(one, tmp_path / "broken", 2)
-    assert not (tmp_path / "broken/checkpoints").exists()
-    hold_same(whole, fed.simulate(one, output=tmp_path / "broken", resume=True))
+    broken(one, tmp_path / "run", 2)
+    cut(tmp_path / "run", recorded)
+    hold_same(whole, fed.simulate(one, output=tmp_path / "run", resume=True))
+    assert (f"rounds 1 to {recorded} are repeated" in caplog.text) == bool(recorded)
+
+
+def cut(folder: Path, rounds: int) -> None:
+    """Leave a run as if it were killed after some rounds, before it has written a checkpoint."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    (folder / "summary.json").unlink()
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_bytes(b"".join(lines[:rounds]))
+
+
+@pytest.mark.parametrize(
+    ("gone", "every", "message"),
+    [
+        (["checkpoints"], 2, "a run with metrics of 5 rounds needs a checkpoint to be resumed, but .*/checkpoints hol"),
+        (["checkpoints"], None, "needs a checkpoint to be resumed, but checkpoints.every is null: restore it, or run"),
+        (["checkpoints", "metrics.jsonl"], 2, "a run with metrics of 5 rounds needs a checkpoint to be resumed"),
+        (["metrics.jsonl"], 2, r"round-000004.safetensors is newer than metrics.jsonl, which ends with round 0;"),
+    ],
+)
+def test_no_metrics_are_thrown_away_unasked(gone: list[str], every: int | None, message: str, tmp_path: Path) -> None:
+    folder, one = tmp_path / "run", experiment("synchronous", ROUNDS, checkpoints={"every": every, "keep": 2})
+    broken(one, folder, 5)
+    for name in gone:
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).unlink(missing_ok=True)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(fed.errors.InvalidCheckpoint, match=message):
+        fed.simulate(one, output=folder, resume=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("lost", [1, 200])
+def test_the_newest_checkpoint_within_whole_metrics_is_used(
+    lost: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The metrics of rounds 4, or 3 and 4, are lost with their last bytes; the checkpoint of round 4 is there."""
+    folder, one = tmp_path / "run", experiment("scaffold", ROUNDS)
+    whole = fed.simulate(one, output=tmp_path / "whole")
+    broken(one, folder, 5)
+    text = b"".join((folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)[:4])
+    (folder / "metrics.jsonl").write_bytes(text[:-lost])
+    hold_same(whole, fed.simulate(one, output=folder, resume=True))
+    assert "metrics.jsonl: the last line is cut short, as a crash leaves it: it is dropped" in caplog.text
+    assert "safetensors is newer than metrics.jsonl, which ends with round" in caplog.text
+    assert "the checkpoint of round 2 is used" in caplog.text
 
 
 def test_a_finished_run_that_is_gone_on_with_stays_as_it_is(tmp_path: Path) -> None:
@@ -208,7 +258,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
     DAMAGES[damage](checkpoints / file_name(4))
     hold_same(whole, fed.simulate(one, output=tmp_path / "broken", resume=True))
     assert f"{checkpoints / file_name(4)} " in caplog.text
-    assert "the checkpoint before it is used, of round 2" in caplog.text
+    assert "the checkpoint of round 2 is used, and rounds 3 to 5 are repeated" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -241,8 +241,8 @@ def test_who_keeps_no_model_scores_the_coordinators() -> None:
     vector_V, integers_I = federation.model()
     own: dict[ClientId, State] = {client: (vector_V + number, integers_I) for number, client in enumerate(("c1", "c4"))}
     line = begin_scoring(simulation, Mixed(federation, own), executor).line()
-    models = {client: simulation.module_of(state) for client, state in own.items()}
-    run = fed.Run(simulation.experiment, [], {}, simulation.module_of(federation.model()), models)
+    models = {client: simulation.load_module(state) for client, state in own.items()}
+    run = fed.Run(simulation.experiment, [], {}, simulation.load_module(federation.model()), models)
     assert line == pytest.approx(figures(list(scores(run, data).values())), abs=1e-12)
 
 

@@ -15,7 +15,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.work_items import Train
 from fed.clients.training.worker import Work
 from fed.config.experiment import Local
-from fed.simulations.devices import Uniform
+from fed.simulations.devices import UniformDevices
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.simulated_clients import SimulatedClients
@@ -87,7 +87,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     experiment = fed.Experiment(simulation={"batching": "on", "group": group}, local={"batch_size": 4})
     simulation = Simulation(experiment, unequal(torch.float64), double)
     executor = InProcess(partial(Work, simulation.recipe))
-    clients = SimulatedClients(simulation.data, simulation.groups, executor, Uniform(), simulation.streams)
+    clients = SimulatedClients(simulation.data, simulation.groups, executor, UniformDevices(), simulation.streams)
     assert simulation.message is not None
     states = simulation.prepared.client_states()
     fleet = SimulatedFleet(clients, states=states, message=simulation.message, reduces=reduces)

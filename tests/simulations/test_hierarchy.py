@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import fed
-from fed.errors import InvalidExperiment
 from fed.simulations.simulate import simulate
 
 SMALL: dict[str, Any] = {
@@ -90,18 +89,3 @@ def test_a_run_with_edges_is_gone_on_with_to_the_bit(tmp_path: Any) -> None:
     resumed = simulate(described, output=tmp_path / "run", resume=True)
     assert bits(whole) == bits(resumed)
     assert [{**line, "wall_s": 0} for line in whole.metrics] == [{**line, "wall_s": 0} for line in resumed.metrics]
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"algorithm": "median"}, "needs each client's message"),
-        ({"algorithm": "dpsgd"}, "report to no coordinator"),
-        ({"algorithm": "centralized"}, "report to no coordinator"),
-        ({"rounds": {"kind": "buffered"}}, "which wait for nobody"),
-    ],
-    ids=str,
-)
-def test_edges_are_refused_where_they_have_no_meaning(keys: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidExperiment, match=words):
-        fed.Experiment(**keys, hierarchy={"fan_out": 3})

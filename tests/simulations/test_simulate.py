@@ -22,7 +22,7 @@ from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, O
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.coordinator import Coordinator
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
-from fed.simulations.devices import Device, Uniform
+from fed.simulations.devices import Device, UniformDevices
 from fed.simulations.estimate import Expectation
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
@@ -76,9 +76,7 @@ def test_the_order_of_replies_does_not_matter(kind: str, monkeypatch: pytest.Mon
     collect = SimulatedFleet.collect
     shuffler = np.random.default_rng(0)
 
-    def shuffled(
-        fleet: SimulatedFleet, until: float = float("inf"), enough: int | None = None
-    ) -> Iterator[Answer]:
+    def shuffled(fleet: SimulatedFleet, until: float = float("inf"), enough: int | None = None) -> Iterator[Answer]:
         answers = list(collect(fleet, until, enough))
         yield from (answers[index] for index in shuffler.permutation(len(answers)))
 
@@ -477,7 +475,7 @@ def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() ->
     model = GlobalModel(0, *simulation.layout.pack(simulation.recipe.module))
     executor = Watched(partial(Work, simulation.recipe))
     groups = Groups(simulation.experiment.local, 4)
-    clients = SimulatedClients(simulation.data, groups, executor, Uniform(), simulation.streams)
+    clients = SimulatedClients(simulation.data, groups, executor, UniformDevices(), simulation.streams)
     assert simulation.message is not None
     states = simulation.prepared.client_states()
     fleet = SimulatedFleet(clients, states=states, message=simulation.message, reduces=True)

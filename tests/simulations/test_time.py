@@ -436,21 +436,6 @@ def test_clients_that_register_and_leave_take_part_while_they_are_members(
     assert sum(line["failed"] for line in finished.metrics) == failed
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "fednova", "easgd"])
-def test_asynchronous_rounds_refuse_algorithms_whose_clients_report_no_plain_update(
-    algorithm: str, devices: dict[str, Any]
-) -> None:
-    with pytest.raises(InvalidExperiment, match="asynchronous rounds mix clients' models"):
-        run({"kind": "asynchronous", "concurrency": 2, "count": 2}, devices, algorithm={"kind": algorithm})
-
-
-def test_what_rounds_cannot_do_with_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {"algorithm": "scaffold", "rounds": {"kind": "asynchronous", "concurrency": 2, "count": 2}}
-    with pytest.raises(InvalidExperiment, match="asynchronous rounds mix clients' models"):
-        fed.simulate(fed.Experiment(**keys), output=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_whose_clients_never_answer_says_so(caplog: pytest.LogCaptureFixture) -> None:
     rounds = {"count": 2, "cohort": 3, "deadline_s": 1e-3, "partial_work": "drop"}
     run = fed.simulate(fed.Experiment(data={"clients": 6}, model="logistic", rounds=rounds))

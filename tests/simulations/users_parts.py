@@ -129,7 +129,7 @@ def second_guess(output: Tensor, target: Tensor) -> Tensor:
 
 def correlation(output: Tensor, target: Tensor) -> float:
     """A metric that is no mean over samples: the correlation of the first output with the target."""
-    return float(torch.corrcoef(torch.stack([output[:, 0].double(), target.double()]))[0, 1])
+    return float(torch.corrcoef(torch.stack([output.detach()[:, 0].double(), target.double()]))[0, 1])
 
 
 def concordance(output: Tensor, target: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from fed.clients.data.samples import Samples
+from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.config.validation import nearest
 from fed.errors import InvalidData
@@ -60,7 +60,8 @@ def csv(
     columns = _with_holders(columns, client, [file.stem for file, _ in sheet.places])
     labels_E = _labels(sheet.integers(label), path, label, classes)
     inputs_EF = np.stack(list(reals.values()), axis=1)
-    return Samples(torch.from_numpy(inputs_EF), torch.from_numpy(labels_E), None, {**columns, label: labels_E}, classes)
+    inputs, targets = torch.from_numpy(inputs_EF), torch.from_numpy(labels_E)
+    return Samples(inputs, targets, None, {**columns, label: labels_E}, classes, Names((*reals, label)))
 
 
 def npz(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import AfterValidator, PositiveInt
 
-from fed.clients.data.samples import Samples
+from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.errors import InvalidData
 
@@ -66,7 +66,8 @@ def text(
             f"{path}: some speaker must say at least {min_samples} × {sequence_length} + 1 characters, the most is "
             f"{max(map(len, spoken.values()))}: lower data.sequence_length or data.min_samples"
         )
-    samples = Samples(torch.from_numpy(x_ET), torch.from_numpy(y_ET), None, columns, len(characters))
+    names = Names(labels=tuple(characters))
+    samples = Samples(torch.from_numpy(x_ET), torch.from_numpy(y_ET), None, columns, len(characters), names)
     return samples.take(np.flatnonzero(kept_E))
 
 

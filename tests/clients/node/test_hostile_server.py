@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from fed.clients.node.edge_node import EdgeNode
+from fed.clients.node.own_data import Described
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import Described, NodeTask, NodeTraining, TaskDone
+from fed.clients.node.training import NodeTask, NodeTraining, TaskDone
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.wire.dialling import DialPatience
@@ -55,7 +56,7 @@ class Training:
         self.trained: list[NodeTask] = []
 
     def describe(self) -> Described:
-        return Described(10, (64,), "float32", 10)
+        return Described(10, SIGNATURE)
 
     def prepare(self, experiment: Experiment, signature: bytes) -> None:
         self.prepared.append(experiment)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fed.clients.node.training import samples_of
+from fed.clients.node.own_data import samples_of
 from fed.config.node_data import NodeData
 
 
@@ -14,7 +14,7 @@ def test_a_source_that_names_no_client_is_the_nodes_own_as_a_whole(tmp_path: Pat
     inputs, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 3
     np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
     description = NodeData(data=cast(Any, {"kind": "npz", "path": str(tmp_path / "samples.npz")}))
-    found, targets = samples_of(description)
+    (found, targets), _ = samples_of(description)
     assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, inputs.tolist()))
     assert sorted(targets.tolist()) == sorted(labels.tolist())
     assert targets.dtype == torch.int64

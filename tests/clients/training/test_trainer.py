@@ -21,7 +21,7 @@ from fed.aggregators.fedprox import FedProx
 from fed.clients.training.batches import Batches
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import Given
-from fed.clients.training.trainer import Trained, Trainer, _LossScale
+from fed.clients.training.trainer import LocalResult, Trainer, _LossScale
 from fed.config.experiment import Local
 from fed.layout import Layout
 
@@ -57,12 +57,12 @@ def trainer(module: nn.Module, loss: Any = functional.cross_entropy, rule: Any =
     return Trainer(copy.deepcopy(module), loss, local(**keys), Phase(rule=rule), CPU)
 
 
-def train(by: Trainer, start: nn.Module, on: Pair, *, order: int = 5, seed: int = 0, **more: Any) -> Trained:
+def train(by: Trainer, start: nn.Module, on: Pair, *, order: int = 5, seed: int = 0, **more: Any) -> LocalResult:
     """From a module's state, with streams of these seeds."""
     return by.train(*by.layout.pack(start), on, order=np.random.default_rng(order), seed=seed, **more)
 
 
-def state_of(by: Trainer, trained: Trained) -> dict[str, Tensor]:
+def state_of(by: Trainer, trained: LocalResult) -> dict[str, Tensor]:
     return {name: part.clone() for name, part in by.load(trained.vector_V, trained.integers_I).state_dict().items()}
 
 

@@ -99,9 +99,7 @@ def of_points(x: float) -> Any:
 
 @pytest.mark.parametrize("batching", ["on", "off"])
 @pytest.mark.parametrize("wants", get_args(Wants))
-def test_divergence_is_an_answer_that_names_the_client(
-    batching: str, wants: Wants
-) -> None:
+def test_divergence_is_an_answer_that_names_the_client(batching: str, wants: Wants) -> None:
     data = fed.FederatedData({"good": of_points(1.0), "bad": of_points(1e25), "worse": of_points(1e30)})
     keys = fed.Experiment(local={"steps": 3}, simulation={"batching": batching})
     simulation = Simulation(keys, data, lambda: nn.Linear(4, 3), parts.squared)
@@ -126,9 +124,7 @@ class Told(FedAvg):
 
 @pytest.mark.parametrize("wants", ["mean", "reported", "updates", "payload"])
 @pytest.mark.parametrize("batching", ["on", "off"])
-def test_a_plain_report_is_the_same_to_the_bit_whether_it_is_asked_for_or_known(
-    batching: str, wants: Wants
-) -> None:
+def test_a_plain_report_is_the_same_to_the_bit_whether_it_is_asked_for_or_known(batching: str, wants: Wants) -> None:
     keys = fed.Experiment(simulation={"batching": batching})
     simulation = Simulation(keys, parts.unequal(), parts.small)
     recipes = [replace(simulation.recipe, aggregator=aggregator) for aggregator in (FedAvg(), Told())]

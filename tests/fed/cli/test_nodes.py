@@ -74,7 +74,14 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "signature": "of 3 (float32)",
             "held": "ids of the tasks that it holds",
         },
-        "Signature": {"input_shape": "of 3", "input_dtype": "float32", "classes": "up to 2 classes"},
+        "Signature": {
+            "input_shape": "of 3",
+            "input_dtype": "float32",
+            "classes": "up to 2 classes",
+            "columns": "names of columns",
+            "labels": "names of columns and classes",
+            "names_sha256": "the hash",
+        },
         "Heartbeat": {"held": "ids of the tasks that it holds"},
         "Failed": {"task": "Where a task fails", "reason": "a sentence of why", "diverged": "a sentence of why"},
         "Scores": {
@@ -130,4 +137,4 @@ def test_a_node_goes_by_the_name_in_its_certificate(folder: Path, capsys: pytest
 
 def test_an_algorithm_that_needs_no_server_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "experiment.yaml", "--insecure", "--set", "algorithm=dpsgd", "--output", "run"]) == 2
-    assert "algorithm: a server needs one over mean, got dpsgd" in capsys.readouterr().err
+    assert "a deployment needs clients that report to a coordinator, got algorithm dpsgd" in capsys.readouterr().err

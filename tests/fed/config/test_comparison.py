@@ -194,7 +194,7 @@ def test_who_evaluates_follows_the_algorithm_of_each_variant_unless_given() -> N
     assert kinds == {"A": "coordinator", "B": "clients", "C": "clients"}
     given = comparison(base={"evaluation": "clients"}, compare=compare).variants()
     assert {variant.evaluation.kind for variant in given.values()} == {"clients"}
-    with pytest.raises(InvalidExperiment, match="evaluation by the coordinator has no meaning"):
+    with pytest.raises(InvalidExperiment, match="evaluation coordinator needs a global model"):
         comparison(base={"evaluation": "coordinator"}, compare=compare)
 
 

@@ -1,14 +1,20 @@
 """Sections that have no meaning together are refused when the experiment is read, and all others are not."""
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from torch import Tensor
 
+from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.centralized import Centralized
 from fed.aggregators.fedavg import FedAvg
+from fed.aggregators.local_sgd import LocalSGD
 from fed.cli.main import main
+from fed.clients.node.plans import as_experiment
 from fed.config.comparison import Comparison
+from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment, Local
 from fed.config.registry import ALGORITHMS
 from fed.errors import InvalidExperiment
@@ -113,12 +119,13 @@ def test_an_algorithm_that_numbers_its_clients_refuses_those_that_come_or_leave_
     rounds: str, key: str, value: float
 ) -> None:
     line = problem(algorithm="afl", rounds=rounds, devices={"kind": "lognormal", key: value})
-    assert f"devices.{key} has no meaning for afl, which numbers all clients from the beginning to the end" in line
+    assert line.startswith("algorithm afl needs the same clients from a run's beginning to its end, because it numbers")
+    assert f"got devices.{key} {value}: choose an algorithm such as fedavg, or write devices.{key}: " in line
     assert Experiment(algorithm="scaffold", rounds=rounds, devices={key: value}).algorithm.kind == "scaffold"
     assert Experiment(algorithm="afl", rounds=rounds, devices={"availability": "on_off"}).algorithm.kind == "afl"
 
 
-# Adversaries.
+# Adversaries and edges.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +137,14 @@ def in_one_place() -> Centralized:
     return Centralized()
 
 
+@pytest.mark.parametrize("section", [{"adversaries": {"kind": "ipm"}}, {"hierarchy": {"kind": "edges"}}])
 @pytest.mark.parametrize("kind", ["dpsgd", "local", "centralized", "AllInOnePlace", "in_one_place"])
-def test_who_reports_to_no_coordinator_cannot_be_attacked(kind: str) -> None:
+def test_attacks_and_edges_need_clients_that_report(kind: str, section: dict[str, Any]) -> None:
     named = kind if kind in ALGORITHMS.builtin else f"python:{__name__}:{kind}"
-    line = problem(algorithm={"kind": named}, adversaries={"kind": "ipm"})
-    assert line.startswith(
-        f"adversaries have no meaning for {named}, whose clients report to no coordinator, got ipm: "
-    )
+    ((name, keys),) = section.items()
+    line = problem(algorithm={"kind": named}, **section)
+    assert line.startswith(f"{name} {keys['kind']} needs clients that report to a coordinator, got algorithm {named}, ")
+    assert f": set {name} to null, or choose a" in line
 
 
 @pytest.mark.parametrize(("fraction", "clients", "count"), [(0.02, 20, 0), (0.99, 10, 10), (0.5, 1, 0)])
@@ -151,3 +159,128 @@ def test_how_many_attack_is_left_open_where_nobody_says_how_many_clients_there_a
     for data in (None, of_the_source):
         assert Experiment(data=data, adversaries=adversaries).adversaries is not None
     assert "of 100 clients" in problem(adversaries=adversaries)
+
+
+# Hierarchy, rounds and client states.
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALGORITHMS.builtin if kind not in ("dpsgd", "local", "centralized")])
+def test_edges_go_with_algorithms_that_need_sums_alone(kind: str) -> None:
+    if ALGORITHMS.make(kind).make().linear:
+        assert Experiment(algorithm=kind, hierarchy="edges").hierarchy is not None
+        return
+    line = problem(algorithm=kind, hierarchy="edges")
+    assert line.startswith(f"algorithm {kind} needs each client's own message, got hierarchy edges, whose edges ")
+
+
+@pytest.mark.parametrize("rounds", ["buffered", "asynchronous", "bounded_staleness"])
+def test_edges_need_rounds_that_wait_for_a_cohort(rounds: str) -> None:
+    line = problem(rounds=rounds, hierarchy="edges")
+    assert line.startswith(f"hierarchy edges needs rounds that wait for a cohort, got rounds {rounds}, which ")
+    assert line.endswith(": set hierarchy to null, or choose synchronous rounds")
+
+
+@pytest.mark.parametrize("kind", ["moon", "easgd", "eamsgd", f"python:{__name__}:Remembering"])
+def test_client_states_that_cannot_follow_a_discount_refuse_one(kind: str) -> None:
+    for staleness in ("polynomial", "hinge"):
+        line = problem(algorithm=kind, rounds={"kind": "buffered", "staleness": staleness})
+        assert line.startswith(f"algorithm {kind} needs updates that count in full, because what ")
+        assert line.endswith(", or write rounds.staleness: constant")
+    for undiscounted in ("constant", {"kind": "polynomial", "exponent": 0.0}):
+        buffered = {"kind": "buffered", "staleness": undiscounted}
+        assert Experiment(algorithm=kind, rounds=buffered).rounds.kind == "buffered"
+    for rounds in ("synchronous", "bounded_staleness"):
+        assert Experiment(algorithm=kind, rounds=rounds).rounds.kind == rounds
+
+
+@pytest.mark.parametrize("kind", ["scaffold", "feddyn"])
+def test_client_states_that_are_linear_in_updates_take_a_discount(kind: str) -> None:
+    assert Experiment(algorithm=kind, rounds="buffered").rounds.kind == "buffered"
+
+
+BESIDE_UPDATES = {
+    **dict.fromkeys(["scaffold", "mimelite", "fednova", "slowmo", "qfedavg", "afl", "easgd", "eamsgd"], "report more"),
+    # FedDyn's clients keep a sum of their updates. Asynchronous rounds move the model by something else, the difference
+    # from another x, so that h is no mean of the g_i any more.
+    "feddyn": "keep a state",
+    # MOON's clients keep their last model, which is in no sum; but a mixed part of it is nobody's last model.
+    "moon": "keep a state",
+    f"python:{__name__}:Remembering": "keep a state",
+    f"python:{__name__}:Elsewhere": "steps begin elsewhere",
+    f"python:{__name__}:Silent": "report more",
+}
+"""Algorithms whose equations need more than the mixing of models by which asynchronous rounds replace their mean."""
+
+
+@pytest.mark.parametrize("kind", [*ALGORITHMS.builtin, *(kind for kind in BESIDE_UPDATES if ":" in kind)])
+def test_asynchronous_rounds_take_plain_updates_alone(kind: str) -> None:
+    keys: dict[str, Any] = {"algorithm": kind, "rounds": "asynchronous"}
+    if kind in ("dpsgd", "local"):
+        assert problem(**keys).startswith("rounds asynchronous needs a coordinator that asks clients, got algorithm ")
+    elif kind in BESIDE_UPDATES:
+        line = problem(**keys)
+        assert line.startswith(
+            "rounds asynchronous needs clients that report nothing but their update, and keep no stat"
+        )
+        assert f"got algorithm {kind}, whose clients" in line
+        assert BESIDE_UPDATES[kind] in line
+        assert line.endswith(": choose buffered rounds, or choose an algorithm such as fedavg")
+    else:
+        assert Experiment(**keys).algorithm.kind == kind
+
+
+class Kept(NamedTuple):
+    model_P: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(FedAvg):
+    """Clients that keep something, of which nothing more is known."""
+
+    def init_client(self, params_P: Tensor) -> Kept:
+        return Kept(params_P)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere(FedAvg):
+    def local_start(self, anchor_P: Tensor, client_state: Any) -> Tensor:
+        return anchor_P / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(LocalSGD):
+    """A report that does not say of itself that it is an update alone."""
+
+    def report(self, work: ClientWork) -> Report:
+        return super().report(work)
+
+
+# Deployments.
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS.builtin)
+def test_a_deployment_takes_every_algorithm_whose_clients_report(kind: str) -> None:
+    experiment = Experiment(algorithm=kind)
+    if kind not in ("dpsgd", "local", "centralized"):
+        check_deployment(experiment)
+        return
+    with pytest.raises(
+        InvalidExperiment, match="a deployment needs clients that report to a coordinator, got algorith"
+    ):
+        check_deployment(experiment)
+
+
+@pytest.mark.parametrize("section", [{"adversaries": {"kind": "ipm"}}, {"hierarchy": "edges"}])
+def test_what_is_simulated_is_refused_in_a_deployment(section: dict[str, Any]) -> None:
+    (name,) = section
+    with pytest.raises(
+        InvalidExperiment, match=rf"^{name} \w+ needs a simulation, got a deployment: set {name} to null"
+    ):
+        check_deployment(Experiment(**section))
+
+
+def test_a_node_refuses_a_plan_that_it_cannot_run() -> None:
+    keys = Experiment(algorithm="dpsgd").dump()
+    plan = {key: keys[key] for key in ("name", "seed", "model", "local", "algorithm", "evaluation")}
+    with pytest.raises(InvalidExperiment, match="got algorithm dpsgd, whose clients exchange models with neighbours"):
+        as_experiment(json.dumps(plan), allowed=())

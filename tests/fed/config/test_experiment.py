@@ -533,8 +533,10 @@ def test_keys_that_contradict_each_other_are_refused_with_the_way_out(local: dic
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "bmuf", "local", "centralized"])
 def test_a_topology_is_for_algorithms_over_mix(algorithm: str) -> None:
     (line,) = problems(algorithm={"kind": algorithm}, topology={"kind": "complete"})
-    assert line.startswith(f"topology has no meaning for {algorithm},")
-    assert "got complete: remove it, or choose an algorithm over mix such as dpsgd" in line
+    assert line.startswith(
+        f"topology complete needs clients that exchange models with neighbours, got algorithm {algorithm}"
+    )
+    assert line.endswith(": set topology to null, or choose an algorithm over mix such as dpsgd")
     assert experiment(algorithm={"kind": algorithm}).topology is None
     assert experiment(algorithm={"kind": algorithm}, topology=None).topology is None
 
@@ -551,9 +553,9 @@ def test_clients_evaluate_where_models_are_their_own_unless_given() -> None:
 
 def test_a_coordinator_does_not_evaluate_what_is_for_models_of_clients_own() -> None:
     (line,) = problems(algorithm={"kind": PERSONAL}, evaluation="coordinator")
-    assert line.startswith(f"evaluation by the coordinator has no meaning for {PERSONAL}, whose clients use models of")
-    assert line.endswith("got coordinator: remove it, or write clients")
-    with pytest.raises(InvalidExperiment, match="evaluation by the coordinator"):
+    assert line.startswith(f"evaluation coordinator needs a global model that clients use, got algorithm {PERSONAL}, ")
+    assert "whose clients use models of their own, each on its own data: write evaluation: clients, or " in line
+    with pytest.raises(InvalidExperiment, match="evaluation coordinator needs"):
         experiment(evaluation="coordinator").override({"algorithm": {"kind": PERSONAL}})
 
 
@@ -578,7 +580,7 @@ def test_peers_are_on_a_ring_unless_given() -> None:
     chosen = experiment(algorithm={"kind": "dpsgd"}, topology={"kind": "exponential"})
     assert chosen.topology is not None
     assert chosen.topology.kind == "exponential"
-    with pytest.raises(InvalidExperiment, match="topology has no meaning for fedavg"):
+    with pytest.raises(InvalidExperiment, match="topology exponential needs clients that exchange"):
         chosen.override({"algorithm": {"kind": "fedavg"}})
     assert chosen.override({"algorithm": {"kind": "fedavg"}, "topology": None}).topology is None
 
@@ -638,10 +640,10 @@ def test_an_experiment_goes_from_process_to_process() -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"rounds": "buffered"}, "rounds: buffered have no meaning"),
-        ({"devices": {"kind": "uniform", "failure": 0.1}}, r"devices.failure has no meaning.*got 0.1"),
-        ({"devices": "mobile"}, r"devices.availability has no meaning.*daily"),
-        ({"devices": {"kind": "lognormal", "joining_s": 5}}, r"devices.joining_s has no meaning"),
+        ({"rounds": "buffered"}, "rounds buffered needs a coordinator"),
+        ({"devices": {"kind": "uniform", "failure": 0.1}}, "devices.failure 0.1 needs a coordinator"),
+        ({"devices": "mobile"}, "devices.availability daily needs a coordinator"),
+        ({"devices": {"kind": "lognormal", "joining_s": 5}}, "devices.joining_s 5.0 needs a coordinator"),
     ],
     ids=str,
 )

@@ -204,7 +204,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, caplo
     first, second = (record.getMessage() for record in caplog.records)
     assert first == (
         f"{tmp_path / file_name(20)} is damaged: what it holds does not have the checksum that it names; "
-        "the checkpoint before it is used, of round 10"
+        "the checkpoint of round 10 is used"
     )
     assert second.startswith(f"{tmp_path / file_name(15)} is empty; ")
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2

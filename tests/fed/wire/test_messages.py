@@ -13,6 +13,7 @@ from fed.server.validation import refusal_of_scores
 from fed.wire.messages import GlobalModel, refusal_of_numbers
 from fed.wire.protocol_pb2 import Scores
 
+
 @pytest.mark.parametrize(
     ("samples", "train_loss", "reason"),
     [

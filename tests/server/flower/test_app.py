@@ -22,6 +22,8 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists
 from fed.server.flower.app import server_app, write_app
 from fed.storage.run_folder import Run
+from fed.wire.flower_records import packed, unpacked
+from fed.wire.protocol_pb2 import Request, Response
 from tests.flower_stand_ins import Federation, Message, ServerApp, install, partitions
 
 CLIENTS = 3
@@ -147,6 +149,7 @@ def test_a_message_is_one_flat_array_and_one_record_of_settings_either_way(tmp_p
     assert all(contents.values())
     for content in itertools.chain.from_iterable(contents.values()):
         assert content.keys() <= {"config", "arrays"}
+        assert content["config"].keys() == {"header"}
         assert content.get("arrays", {}).keys() <= {"flat"}
     assert all("arrays" in content for content in contents["train"])
 
@@ -174,7 +177,7 @@ class Forgetful(Federation):
 
     def content_of_answer(self, message: Message) -> Any:
         if message.metadata.message_type == "train" and len(self.trained) == 2 * CLIENTS:
-            shutil.rmtree(self.path.parents[3] / "nodes")
+            shutil.rmtree(self.path.parents[2] / "nodes")
         return super().content_of_answer(message)
 
 
@@ -220,13 +223,13 @@ def test_a_node_says_what_is_wrong_with_its_configuration(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nameless.yaml").write_text("data: {kind: digits}\n")
     path = written(experiment(), tmp_path / "app")
-    content = Federation(path, {5: config}).content_of_answer(Message({}, 5, "query"))
-    assert words in content["config"]["problem"]
+    content = Federation(path, {5: config}).content_of_answer(Message(packed(Request()), 5, "query"))
+    assert words in unpacked(content, Response)[0].failed.reason
 
 
 @pytest.mark.usefixtures("_flower")
 def test_a_node_that_keeps_something_must_know_where(tmp_path: Path) -> None:
     path = written(experiment(algorithm={"kind": "scaffold"}), tmp_path / "app")
     grid = Federation(path, {5: {"partition-id": 0, "num-partitions": CLIENTS}})
-    content = grid.content_of_answer(Message({}, 5, "query"))
-    assert "--node-config 'folder=" in content["config"]["problem"]
+    content = grid.content_of_answer(Message(packed(Request()), 5, "query"))
+    assert "--node-config 'folder=" in unpacked(content, Response)[0].failed.reason

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fed.clients.data import FederatedData, Pair
+from fed.clients.data import FederatedData, Names, Pair
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.training import Described, NodeTask, NodeTraining, TaskDone, described
+from fed.clients.node.own_data import Described, described
+from fed.clients.node.training import NodeTask, NodeTraining, TaskDone
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
@@ -39,7 +40,7 @@ class ThreadedTraining:
         self.worked: list[Train] = []
 
     def describe(self) -> Described:
-        return described(self._pair)
+        return described(self._pair, Names())
 
     def prepare(self, experiment: Experiment, plan: Plan) -> None:
         if self.training is None:

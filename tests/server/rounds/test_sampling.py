@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.server.rounds.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
@@ -91,6 +92,33 @@ def test_poisson_takes_each_client_by_itself() -> None:
     assert 0 in sizes
     both = np.mean(["a" in cohort and "b" in cohort for cohort in drawn])
     assert both == pytest.approx(0.09, abs=5 * math.sqrt(0.09 * 0.91 / ROUNDS))  # independent of each other
+
+
+def test_poisson_takes_members_as_likely_however_many_are_there() -> None:
+    members = list(range(100))
+    present = members[::5]
+    fleet = Absentees(members, present)
+    drawn = [Poisson().sample(Draw(fleet, number, 10, Streams(0), {})) for number in range(1, ROUNDS + 1)]
+    assert set().union(*drawn) == set(present)
+    share = np.array([sum(client in cohort for cohort in drawn) for client in present]) / ROUNDS
+    # Each client is drawn with p = 10/100, present or not; five standard deviations of 2,000 such draws.
+    assert np.abs(share - 0.1).max() < 5 * math.sqrt(0.1 * 0.9 / ROUNDS)
+
+
+class Absentees(ScriptedFleet):
+    """Members of whom only some are there."""
+
+    def __init__(self, members: Sequence[int | str], present: Sequence[int | str]) -> None:
+        super().__init__(members)
+        self._present = present
+
+    def available(self) -> Sequence[int | str]:
+        return self._present
+
+
+def test_poisson_is_refused_where_no_cohort_is_waited_for() -> None:
+    with pytest.raises(InvalidExperiment, match=r"^rounds.sampling poisson needs rounds that wait for a cohort"):
+        Experiment(rounds={"kind": "buffered", "sampling": "poisson"})
 
 
 def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:

@@ -22,7 +22,7 @@ on_linux = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="asks w
 
 def write(memory: SharedMemory, tensor: SharedTensor) -> None:
     """In a process of its own."""
-    memory.bytes_B[:3] = tensor.tensor
+    memory.all_bytes[:3] = tensor.tensor
     tensor.tensor.zero_()
 
 
@@ -36,8 +36,8 @@ def test_a_spawned_process_sees_the_same(memfd: bool, monkeypatch: pytest.Monkey
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert memory.bytes_B[:5].tolist() == [5, 6, 7, 0, 0]
-    assert len(memory.bytes_B) == 3_000_000
+    assert memory.all_bytes[:5].tolist() == [5, 6, 7, 0, 0]
+    assert len(memory.all_bytes) == 3_000_000
     assert tensor.tensor.tolist() == [5, 6, 7], "what is shared by all is written to by none"
 
 
@@ -110,9 +110,9 @@ def test_the_limit_of_a_container_counts(
     monkeypatch.setattr(shared_memory, "_THOSE_OF_THIS_PROCESS", tmp_path / "groups")
     with pytest.raises(RunFailed, match=r"cannot have 2 MB .* \(1\.5 MB are available\)"):
         SharedMemory(2_000_000)
-    assert len(SharedMemory(1_000_000).bytes_B) == 1_000_000
+    assert len(SharedMemory(1_000_000).all_bytes) == 1_000_000
     (folder / limit).write_text("max\n")
-    assert len(SharedMemory(2_000_000).bytes_B) == 2_000_000
+    assert len(SharedMemory(2_000_000).all_bytes) == 2_000_000
 
 
 @on_linux

@@ -1,4 +1,4 @@
-"""What a model's forward pass changes, which batched clients would all change at once."""
+"""Side effects of a model's forward pass, which batched clients would share."""
 
 import contextlib
 import copy
@@ -15,9 +15,9 @@ __all__ = ["changed_by_forward"]
 
 
 def changed_by_forward(module: nn.Module, inputs: Tensor) -> str | None:
-    """What a forward pass in training changes, by name; None where it changes nothing.
+    """Name of what a forward pass in training changes; None where it changes nothing.
 
-    That may be a parameter, a buffer, another attribute, or a random generator of Python's or NumPy's.
+    It may be a parameter, a buffer, another attribute, or a random generator of Python's or NumPy's.
 
     Args:
         module: the model; it is only read.
@@ -49,13 +49,13 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What a module keeps beside parameters, buffers and other modules, in a form that tells whether it has changed."""
+    """Attributes of a module beside parameters, buffers and other modules, in a form that can be compared."""
     kept = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
     return {key: _form(value) for key, value in kept.items()}
 
 
 def _form(value: object, depth: int = 3) -> object:
-    """A plain value itself, of a generator its state, of a collection its parts, of all else which object it is."""
+    """Plain value itself, a generator's state, a collection's parts, and of all else the identity."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     if isinstance(value, random.Random):

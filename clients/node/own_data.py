@@ -1,0 +1,96 @@
+"""A node's own data, and all that it says of them when it joins."""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fed import __version__
+from fed.clients.data import Names, Pair, load
+from fed.config.node_data import NodeData
+from fed.errors import InvalidData
+from fed.randomness import Streams
+from fed.wire.protocol import PROTOCOL
+from fed.wire.protocol_pb2 import Joining, Signature, TaskId
+
+__all__ = ["Described", "described", "joining_of", "samples_of", "signature_of"]
+
+_MOST_BYTES = 1 << 15  # of names in a signature, so that a joining fits into a message
+
+
+class Described(NamedTuple):
+    """Description of a node's data.
+
+    Args:
+        samples: how many it trains on.
+        signature: of one of them.
+    """
+
+    samples: int
+    signature: Signature
+
+
+def samples_of(description: NodeData) -> tuple[Pair, Names]:
+    """Read the node's own samples, and what they are called.
+
+    Raises:
+        InvalidData: if the source has no such client.
+    """
+    streams = Streams(description.seed)
+    if description.client is None:
+        alone = {"clients": 1, "partition": {"kind": "iid"}, "test_fraction": 0.0}
+        section = description.data
+        data = load(type(section).model_validate(section.model_dump(exclude_unset=True) | alone), streams)
+        return data.read(data.clients[0]), data.names
+    data = load(description.data, streams)
+    if description.client not in data.clients:
+        some = ", ".join(map(repr, list(data.clients)[:3]))
+        raise InvalidData(f"client must be one of the source's, such as {some}, got {description.client!r}")
+    return data.read(description.client), data.names
+
+
+def described(pair: Pair, names: Names) -> Described:
+    """Describe a node's samples."""
+    inputs, targets = pair
+    classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
+    return Described(len(targets), signature_of(inputs, classes, names))
+
+
+def signature_of(inputs: Tensor, classes: int, names: Names) -> Signature:
+    """Describe one sample; names beyond what a message holds are said by their hash alone.
+
+    Args:
+        inputs: [E, ...].
+        classes: how many there are; 0 where targets are no labels.
+        names: what features and classes are called.
+    """
+    shape, dtype = inputs.shape[1:], str(inputs.dtype).removeprefix("torch.")
+    signature = Signature(input_shape=shape, input_dtype=dtype, classes=classes)
+    encoded = [name.encode() for part in names for name in (*part, "")]
+    ends = [*accumulate(len(name) + 3 for name in encoded)]
+    fitting = sum(end <= _MOST_BYTES for end in ends)
+    signature.columns.extend(names.columns[:fitting])
+    signature.labels.extend(names.labels[: max(0, fitting - len(names.columns) - 1)])
+    if fitting < len(encoded):
+        signature.names_sha256 = hashlib.sha256(b"\0".join(encoded)).hexdigest()
+    return signature
+
+
+def joining_of(name: str, described: Described, held: Sequence[TaskId] = ()) -> Joining:
+    """Make the message with which a node joins.
+
+    Args:
+        name: of the node.
+        described: its data.
+        held: the tasks that it has.
+    """
+    return Joining(
+        protocol=PROTOCOL,
+        software=f"fed {__version__}",
+        name=name,
+        samples=described.samples,
+        signature=described.signature,
+        held=held,
+    )

@@ -1,0 +1,143 @@
+"""Combinations of an experiment's sections: each declares its terms, and one checker refuses what they rule out.
+
+A section's kind, a user's own too, is :class:`Combinable`: it needs features of the other sections, and lacks features
+that others may need. A combination is refused where one part needs what another lacks, in one sentence with the reason,
+both values and both ways out.
+"""
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from fed.errors import InvalidExperiment
+
+if TYPE_CHECKING:
+    from fed.config.experiment import Experiment
+
+__all__ = ["Combinable", "Feature", "Term", "check_combination", "check_deployment", "lacks"]
+
+
+class Feature(Enum):
+    """A property of an experiment on which some sections rely; the value names it in a sentence."""
+
+    COORDINATOR = "a coordinator that asks clients"
+    REPORTS = "clients that report to a coordinator"
+    NEIGHBOURS = "clients that exchange models with neighbours"
+    GLOBAL_MODEL = "a global model that clients use"
+    SINGLE_ANSWERS = "each client's own message"
+    PLAIN_UPDATES = "clients that report nothing but their update, and keep no state"
+    WHOLE_UPDATES = "updates that count in full"
+    COHORTS = "rounds that wait for a cohort"
+    FIXED_MEMBERS = "the same clients from a run's beginning to its end"
+    SIMULATION = "a simulation"
+
+
+class Term(NamedTuple):
+    """A feature that a part of an experiment needs, or lacks.
+
+    Args:
+        feature: the feature.
+        way_out: what the user can change about this part, as an imperative clause.
+        why: the reason, as a clause to follow a comma; empty where the name of the feature says it.
+        subject: the key and value that decide, as ``devices.failure 0.1``; the section and its kind unless given.
+    """
+
+    feature: Feature
+    way_out: str
+    why: str = ""
+    subject: str = ""
+
+
+class Combinable:
+    """A section's kind, with the terms on which it combines with others; one that overrides nothing combines freely."""
+
+    def needs(self) -> Sequence[Term]:
+        """The features that other sections must not lack."""
+        return ()
+
+    def lacks(self) -> Sequence[Term]:
+        """The features that it does not offer to other sections."""
+        return ()
+
+    def check_experiment(self, experiment: "Experiment") -> None:
+        """Refuse what no feature can express.
+
+        Raises:
+            InvalidExperiment: if the part cannot be used in this experiment.
+        """
+
+
+class _Topology(Combinable):
+    """The section topology, whose kinds are functions that make graphs."""
+
+    def needs(self) -> Sequence[Term]:
+        return (Term(Feature.NEIGHBOURS, "set topology to null"),)
+
+
+class _Deployment(Combinable):
+    """Real nodes in place of simulated clients."""
+
+    def needs(self) -> Sequence[Term]:
+        return (Term(Feature.REPORTS, "simulate it"),)
+
+    def lacks(self) -> Sequence[Term]:
+        return (Term(Feature.SIMULATION, "simulate it"),)
+
+
+def lacks(part: object, feature: Feature) -> bool:
+    """Tell whether a part does not offer a feature."""
+    return isinstance(part, Combinable) and any(term.feature is feature for term in part.lacks())
+
+
+def check_combination(experiment: "Experiment") -> None:
+    """Refuse sections that do not go together.
+
+    Raises:
+        InvalidExperiment: one line for each pair of them.
+    """
+    parts = dict(_parts(experiment))
+    _refuse(parts)
+    for part in parts.values():
+        part.check_experiment(experiment)
+
+
+def check_deployment(experiment: "Experiment") -> None:
+    """Refuse experiments that real nodes cannot run.
+
+    Raises:
+        InvalidExperiment: one line for each reason.
+    """
+    _refuse({**dict(_parts(experiment)), "a deployment": _Deployment()})
+    if experiment.model is None:
+        raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
+
+
+def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
+    """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
+    sections = {
+        name: getattr(experiment, name)
+        for name in ("algorithm", "rounds", "hierarchy", "devices", "evaluation", "adversaries")
+    }
+    for name, section in sections.items():
+        if section is not None and isinstance(part := section.make(), Combinable):
+            yield f"{name} {section.kind}", part
+    if experiment.topology is not None:
+        yield f"topology {experiment.topology.kind}", _Topology()
+
+
+def _refuse(parts: dict[str, Combinable]) -> None:
+    needed = [(term.subject or name, term) for name, part in parts.items() for term in part.needs()]
+    lacked = [(term.subject or name, term) for name, part in parts.items() for term in part.lacks()]
+    problems = [
+        f"{subject} needs {need.feature.value}{_clause(need)}, got {other}{_clause(lack)}: "
+        f"{need.way_out}, or {lack.way_out}"
+        for subject, need in needed
+        for other, lack in lacked
+        if need.feature is lack.feature
+    ]
+    if problems:
+        raise InvalidExperiment("\n".join(problems))
+
+
+def _clause(term: Term) -> str:
+    return f", {term.why}" if term.why else ""
