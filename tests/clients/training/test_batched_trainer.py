@@ -755,7 +755,7 @@ def test_what_can_be_batched_is_not_refused_at_any_scale(scale: float) -> None:
     module = small(torch.float32)
     for part in module.parameters():
         part.data *= scale
-    assert Task(module, pairs, local(lr=1e-3), nn.MSELoss()).in_a_group().vectors_KV.isfinite().all()
+    assert Task(module, pairs, local(lr=1e-3), nn.MSELoss()).in_a_group().params_KV.isfinite().all()
 
 
 @pytest.mark.parametrize("loss", [cross_entropy, functional.cross_entropy])

@@ -20,11 +20,14 @@ from fed.clients.node.own_data import Described
 from fed.clients.node.plans import part_of_nodes
 from fed.config.experiment import Experiment
 from fed.errors import FedError
+from fed.randomness import Streams
 from fed.server.grpc.service import NodeService
+from fed.server.incoming import received
 from fed.wire import protocol_pb2
 from fed.wire.calls import TurnedAway
 from fed.wire.dialling import DialPatience
-from fed.wire.messages import Reply, Task, refusal
+from fed.wire.format import Format
+from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import Incoming
 from fed.wire.protocol_pb2 import (
     Answer,
@@ -48,6 +51,7 @@ from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 ROOT = Path(__file__).resolve().parents[3]
 INPUTS = 1_000_000
+FORMAT = Format(torch.float32, (4,), integers=1, parameters=4, sends_models=True)
 SPEC = [TensorMessage(dtype="float32", numbers=4), TensorMessage(dtype="int64", numbers=1)]
 PAYLOAD = Payload(sha256="0" * 64, size_bytes=24, tensors=SPEC)
 TASK = TaskId(start=1, number=2)
@@ -58,8 +62,10 @@ VALID: list[Message] = [
     FromNode(heartbeat=Heartbeat(held=[TASK, TASK])),
     FromNode(failed=protocol_pb2.Failed(task=TASK, reason="a reason", diverged=True)),
     FromNode(scores=Scores(id=1, samples=2, loss=0.5, metric=0.25)),
-    ToNode(plan=Plan(run="r", experiment='{"seed": 1}', signature=SIGNATURE, heartbeat_s=1.0)),
-    ToNode(assignment=Assignment(task=TASK, round=1, lr=0.5, steps=3, payload=PAYLOAD, kept_after=TASK)),
+    ToNode(plan=Plan(run="r", experiment='{"seed": 1}', signature=SIGNATURE, heartbeat_s=1.0, format=FORMAT.header())),
+    ToNode(
+        assignment=Assignment(task=TASK, round=1, lr=0.5, steps=3, payload=PAYLOAD, kept_after=TASK, kept_discount=0.5)
+    ),
     ToNode(assignment=Assignment(task=TASK, round=1, payload=PAYLOAD, deadline_s=0.5, takes_parts=True)),
     ToNode(withdrawal=protocol_pb2.Withdrawal(task=TASK)),
     ToNode(examination=Examination(id=1, payload=PAYLOAD)),
@@ -161,14 +167,11 @@ class Reader:
                 self._incoming = Incoming(self._folder / "file", PAYLOAD, SPEC)
 
     def _answered(self, answer: Answer) -> None:
-        task = Task(2, 1, "ann", torch.zeros(4), torch.zeros(1, dtype=torch.int64))
+        task = Task(2, 1, "ann", GlobalModel(0, torch.zeros(4), torch.zeros(1, dtype=torch.int64)))
         orders = self._service._leases
         order = orders.own("ann", answer.task)
-        reply = Reply(
-            answer.task.number, 1, "ann", torch.ones(4), torch.ones(1).long(), answer.samples, answer.train_loss
-        )
-        reason = refusal(reply, task, answer.weight)
-        assert reason is None or len(reason) < 1000
+        said = received(task, answer, (torch.ones(4), torch.ones(1).long()), FORMAT, Streams(0))
+        assert not isinstance(said, str) or len(said) < 1000
         if order is not None:
             orders.incoming(order, answer, SPEC)
 

@@ -10,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fed.errors import InvalidInput, InvalidPayload
+from fed.layout import Layout
+from fed.randomness import Streams
 from fed.server.flower.fleet import FlowerFleet, FlowerPatience
 from fed.server.flower.messages import flat_payload
 from fed.wire.flower_records import packed, unpacked
-from fed.wire.messages import Failure, GroupReply, Task
+from fed.wire.format import Format
+from fed.wire.messages import Answer, GlobalModel, Task
 from fed.wire.payloads import hold_to_payload, split
+from fed.wire.protocol_pb2 import Answer as AnswerMessage
 from fed.wire.protocol_pb2 import (
-    Answer,
     Assignment,
     Failed,
     Joining,
@@ -34,6 +37,8 @@ from tests.flower_stand_ins import Array, Message, StandInGrid, install
 
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
+LAYOUT = Layout.of(nn.Linear(SIZE - 1, 1, dtype=torch.float64))
+FORMAT = Format(torch.float64, (SIZE,), parameters=SIZE)
 PATIENCE = FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=0.05, sends=3)
 
 
@@ -49,7 +54,7 @@ def trained(message: Message, tensors: Sequence[Tensor] = (ONES, INTEGERS), **ch
     """What an honest node answers to a task: a message of ones."""
     flat = flat_payload(tensors)
     said: dict[str, Any] = {"samples": 2, "weight": 2.0, "train_loss": 0.5, "payload": flat.payload}
-    return packed(Response(answer=Answer(**said | changed)), flat.array)
+    return packed(Response(answer=AnswerMessage(**said | changed)), flat.array)
 
 
 def failed(reason: str, **changed: Any) -> Any:
@@ -99,12 +104,12 @@ class Grid(StandInGrid):
 
 def fleet_over(grid: Grid, patience: FlowerPatience = PATIENCE, reason: str | None = None) -> FlowerFleet:
     fleet = FlowerFleet(grid, accepts=lambda joining: reason, patience=patience)
-    fleet.begin(Plan(signature=SIGNATURE), (torch.zeros(SIZE, dtype=torch.float64), INTEGERS), reports_models=False)
+    fleet.begin(Plan(signature=SIGNATURE), FORMAT, Streams(0))
     return fleet
 
 
 def task(number: int, client: int | str, deadline_s: float | None = None) -> Task:
-    return Task(number, 1, client, torch.zeros(SIZE), INTEGERS, deadline_s=deadline_s)
+    return Task(number, 1, client, GlobalModel(0, torch.zeros(SIZE), INTEGERS), deadline_s=deadline_s)
 
 
 def test_nodes_say_who_they_are() -> None:
@@ -122,7 +127,8 @@ def test_a_task_goes_out_as_one_array_and_comes_back_as_a_reply() -> None:
     grid = Grid({5: 0}, {5: trained})
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
-    sent = task(7, 0)._replace(vector_V=torch.arange(3.0), broadcast=(torch.ones(2),), lr=0.5, repeats=2)
+    model = GlobalModel(1, torch.arange(3.0), INTEGERS, (torch.ones(2),))
+    sent = task(7, 0)._replace(model=model, lr=0.5, repeats=2)
     fleet.dispatch([sent])
     (reply,) = fleet.collect()
     content = grid.pushed[-1].content
@@ -133,9 +139,10 @@ def test_a_task_goes_out_as_one_array_and_comes_back_as_a_reply() -> None:
     assert (assignment.lr, assignment.repeats, assignment.broadcast_count) == (0.5, 2, 1)
     assert (assignment.HasField("steps"), assignment.HasField("kept_after")) == (False, False)
     assert request.plan.signature == SIGNATURE
-    assert isinstance(reply, GroupReply)
+    assert Format.of(request.plan.format, LAYOUT) == FORMAT
+    assert not reply.problem
     assert (reply.tasks, reply.clients, reply.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
-    assert torch.equal(reply.mean_M, torch.ones(SIZE, dtype=torch.float64))
+    assert torch.equal(reply.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
     assert reply.size_bytes == SIZE * 8
 
 
@@ -147,7 +154,7 @@ def test_what_flower_did_not_deliver_is_sent_again(code: int) -> None:
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0)])
     (reply,) = fleet.collect()
-    assert isinstance(reply, GroupReply)
+    assert not reply.problem
     assert len(grid.tasks(5)) == 3
 
 
@@ -158,8 +165,8 @@ def test_a_task_that_never_comes_through_has_failed(code: int, sends: int) -> No
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0)])
     (failure,) = fleet.collect()
-    assert isinstance(failure, Failure)
-    assert f"error {code}" in failure.reason
+    assert failure.problem
+    assert f"error {code}" in failure.problem
     assert len(grid.tasks(5)) == sends
 
 
@@ -173,7 +180,7 @@ def test_a_lost_nodes_task_goes_to_the_one_that_comes_back_in_its_name() -> None
     assert list(fleet.collect(until=fleet.clock + 0.02)) == []
     grid.names[6], grid.scripts[6] = 0, trained
     (reply,) = fleet.collect()
-    assert isinstance(reply, GroupReply)
+    assert not reply.problem
     assert len(grid.tasks(6)) == 1
 
 
@@ -187,7 +194,7 @@ def test_a_lost_node_that_flower_still_lists_gets_nothing_until_it_speaks() -> N
     assert list(fleet.collect(until=fleet.clock + 0.02)) == []
     grid.names[6], grid.scripts[6] = 0, trained
     (reply,) = fleet.collect()
-    assert isinstance(reply, GroupReply)
+    assert not reply.problem
     assert (len(grid.tasks(5)), len(grid.tasks(6))) == (1, 1)
 
 
@@ -199,8 +206,8 @@ def test_a_task_of_a_node_that_stays_away_fails() -> None:
     assert fleet.available() == []
     fleet.dispatch([task(0, 0)])
     (failure,) = fleet.collect()
-    assert isinstance(failure, Failure)
-    assert "was not there" in failure.reason
+    assert failure.problem
+    assert "was not there" in failure.problem
 
 
 def test_a_node_has_one_message_in_flight_whatever_is_asked_of_it() -> None:
@@ -211,12 +218,12 @@ def test_a_node_has_one_message_in_flight_whatever_is_asked_of_it() -> None:
     fleet.cancel([0])
     assert fleet.available() == [1]  # client 0 trains on for a round that is over
     fleet.dispatch([task(1, 0), task(2, 1)])
-    assert [reply.tasks for reply in fleet.collect(enough=1) if isinstance(reply, GroupReply)] == [(2,)]
+    assert [reply.tasks for reply in fleet.collect(enough=1) if not reply.problem] == [(2,)]
     assert len(grid.tasks(5)) == 1
     grid.scripts[5] = trained
     grid.answer(grid.tasks(5)[0], trained(grid.pushed[0]))
     (reply,) = fleet.collect()
-    assert isinstance(reply, GroupReply)
+    assert not reply.problem
     assert reply.tasks == (1,)
     assert len(grid.tasks(5)) == 2
 
@@ -227,8 +234,8 @@ def test_a_deadline_is_the_messages_lifetime_and_then_the_task_has_failed() -> N
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0, deadline_s=0.05)])
     (failure,) = fleet.collect()
-    assert isinstance(failure, Failure)
-    assert "in time" in failure.reason
+    assert failure.problem
+    assert "in time" in failure.problem
     grid.scripts[5] = trained
     fleet.dispatch([task(1, 0, deadline_s=100.0), task(2, 0)])
     assert len(list(fleet.collect())) == 2
@@ -267,10 +274,10 @@ def test_garbage_is_refused_and_counted(name: str) -> None:
     fleet = fleet_over(grid)
     fleet.await_nodes(2)
     fleet.dispatch([task(0, 0), task(1, 1)])
-    failure, reply = sorted(fleet.collect(), key=lambda answer: isinstance(answer, GroupReply))
-    assert isinstance(failure, Failure)
-    assert isinstance(reply, GroupReply)
-    assert "refused" in failure.reason
+    failure, reply = sorted(fleet.collect(), key=lambda answer: not answer.problem)
+    assert failure.problem
+    assert not reply.problem
+    assert "refused" in failure.problem
     assert not failure.diverged
     assert fleet.refused == 1
 
@@ -282,7 +289,7 @@ def test_an_answer_in_another_nodes_name_is_refused() -> None:
     grid.sender = 6
     fleet.dispatch([task(0, 0)])
     (failure,) = fleet.collect()
-    assert isinstance(failure, Failure)
+    assert failure.problem
     assert fleet.refused == 1
 
 
@@ -292,7 +299,7 @@ def test_a_nodes_problem_is_told() -> None:
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0)])
     (failure,) = fleet.collect()
-    assert failure == Failure(0, 1, 0, "its training diverged: client 0's loss is no longer finite")
+    assert failure == Answer.failure(task(0, 0), "its training diverged: client 0's loss is no longer finite")
     assert fleet.refused == 0
 
 
@@ -342,22 +349,24 @@ def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
 
-    def train(fleet: FlowerFleet, number: int) -> Assignment:
+    def train(fleet: FlowerFleet, number: int, discount: float = 1.0) -> Assignment:
         fleet.dispatch([task(number, 0)])
         assert len(list(fleet.collect())) == 1
+        fleet.settle({number: discount} if discount else {})
         return assigned(grid.pushed[-1])
 
-    first, second = train(fleet, 0), train(fleet, 1)
+    first, second = train(fleet, 0), train(fleet, 1, discount=0.25)
     kept = fleet.state()
-    third = train(fleet, 2)
-    assert second.kept_after == first.task
-    assert third.kept_after == second.task
+    third, fourth = train(fleet, 2, discount=0.0), train(fleet, 3)
+    assert (second.kept_after, second.kept_discount) == (first.task, 1.0)
+    for later in (third, fourth):
+        assert (later.kept_after, later.kept_discount) == (second.task, 0.25)
     again = fleet_over(grid)
     again.restore(kept)
     assert again.registered() == [0]
     again.await_nodes(1)
     repeated = train(again, 2)
-    assert repeated.kept_after == second.task
+    assert (repeated.kept_after, repeated.kept_discount) == (second.task, 0.25)
     assert repeated.task != third.task
     assert again.state()["run"] == fleet.state()["run"]
     for _ in range(10):
@@ -430,7 +439,7 @@ def test_what_is_packed_comes_back() -> None:
     for count in itertools.chain(range(5), [4]):
         given = [*tensors[:count], torch.arange(3), INTEGERS]
         flat = flat_payload(given)
-        response, data = unpacked(packed(Response(answer=Answer(payload=flat.payload)), flat.array), Response)
+        response, data = unpacked(packed(Response(answer=AnswerMessage(payload=flat.payload)), flat.array), Response)
         hold_to_payload(data, response.answer.payload)
         assert all(torch.equal(one, other) for one, other in zip(given, split(data, flat.payload), strict=True))
     with pytest.raises(InvalidPayload, match="travel"):

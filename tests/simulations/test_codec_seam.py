@@ -1,0 +1,215 @@
+"""The seam of codecs: one registered line, and simulation, gRPC and Flower end with the same bits and count the same.
+
+Shapes: K, clients of a group; M, numbers of a message; P, parameters.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import fed
+from fed.clients.data import load
+from fed.clients.training.work_items import Trained
+from fed.clients.training.worker import Work
+from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.config import registry
+from fed.randomness import Streams
+from fed.server.deploy import serve
+from fed.server.flower.app import server_app, write_app
+from fed.simulations.estimate import expect
+from fed.simulations.simulation import Simulation
+from tests.flower_stand_ins import Federation, Message, install, partitions
+from tests.server.grpc.threaded import ThreadedNode, nodes_of
+from tests.simulations import users_parts as parts
+
+CLIENTS, ROUNDS = 3, 2
+INPUTS, HIDDEN, CLASSES = 64, 8, 10
+PARAMETERS = (INPUTS + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
+SENT = {"fedavg": 1, "scaffold": 2, "fednova": 1, "median": 1}
+"""How many parts of a client's message are as long as the parameters; FedNova's has a number beside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EverySecond(Codec):
+    """Keeps every second value; the others are zero."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(values.dtype, (values.numbers + 1) // 2),)
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return (rows_KM[:, ::2],)
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        rows_KM = payload[0].new_zeros(len(payload[0]), numbers)
+        rows_KM[:, ::2] = payload[0]
+        return rows_KM
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.CODECS.builtin, "every_second", f"{__name__}:EverySecond")
+
+
+def experiment(algorithm: str = "fedavg", **changed: Any) -> fed.Experiment:
+    """Three clients with unequal parts of the digits, who train one by one."""
+    keys: dict[str, Any] = {
+        "data": {"kind": "digits", "clients": CLIENTS, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "model": {"kind": "mlp", "hidden": [HIDDEN]},
+        "local": {"lr": 0.1, "batch_size": 16},
+        "algorithm": algorithm,
+        "rounds": {"count": ROUNDS},
+        "uplink": ["every_second"],
+        "simulation": {"batching": "off", "workers": 0},
+    }
+    return fed.Experiment(**{**keys, **changed})
+
+
+def bytes_of(algorithm: str) -> int:
+    """A client's message."""
+    return 4 * (SENT[algorithm] * (PARAMETERS // 2) + (algorithm == "fednova"))
+
+
+everywhere = pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova", "median"])
+
+
+@everywhere
+def test_half_of_each_update_counts_and_half_of_its_bytes(algorithm: str) -> None:
+    run, plain = (fed.simulate(experiment(algorithm, uplink=uplink)) for uplink in (["every_second"], []))
+    assert {line["bytes_up"] for line in run.metrics} == {CLIENTS * bytes_of(algorithm)}
+    assert [line["bytes_down"] for line in run.metrics] == [line["bytes_down"] for line in plain.metrics]
+    first_V, _ = Simulation(experiment(algorithm)).prepared.layout.pack(Simulation(experiment()).recipe.module)
+    moved_V = Simulation(experiment()).layout.pack(run.model)[0] - first_V
+    if algorithm == "median":  # of a coordinate that nobody sends
+        assert not bool(moved_V[1::2].any())
+    assert bool((moved_V[::2] != 0).any())
+
+
+def test_an_estimate_counts_what_is_sent() -> None:
+    run = fed.simulate(experiment("scaffold"))
+    expectation = expect(Simulation(experiment("scaffold")))
+    assert expectation.bytes_up == sum(line["bytes_up"] for line in run.metrics)
+    assert expectation.bytes_down == sum(line["bytes_down"] for line in run.metrics)
+
+
+def test_the_last_of_an_odd_number_is_kept() -> None:
+    rows_KM = torch.arange(10.0).reshape(2, 5)
+    codec, draw = EverySecond(), Draw(Streams(0), [1, 1], [0, 1])
+    assert codec.decode(codec.encode(rows_KM, draw), 5, draw).tolist() == [[0, 0, 2, 0, 4], [5, 0, 7, 0, 9]]
+
+
+@pytest.mark.xdist_group("parallel")
+@pytest.mark.parametrize("batching", ["on", "off"])
+def test_workers_change_nothing(batching: str) -> None:
+    keys: dict[str, Any] = {"algorithm": "scaffold", "model": {"kind": "logistic"}, "rounds": {"count": 3, "cohort": 7}}
+    data = parts.unequal(torch.float64)
+    runs = [
+        fed.simulate(
+            fed.Experiment(
+                uplink=["every_second"], simulation={"group": 2, "workers": workers, "batching": batching}, **keys
+            ),
+            data=data,
+        )
+        for workers in (0, 2)
+    ]
+    assert parts.outcome(runs[0]) == parts.outcome(runs[1])
+
+
+@everywhere
+@pytest.mark.parametrize("wants", ["reported", "updates", "payload"])
+def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["reported", "updates", "payload"]) -> None:
+    """To the bit, in float64 and one by one; a mean but for the rounding of three terms."""
+    simulation = Simulation(
+        fed.Experiment(algorithm=algorithm, uplink=["every_second"], simulation={"batching": "off"}),
+        parts.unequal(torch.float64),
+        parts.double,
+    )
+    work, clients = Work(simulation.recipe, 0), ("c1", "c3", "c4")
+
+    def trained(of: Sequence[str], wanted: Any = wants) -> tuple[Trained, Sequence[Tensor]]:
+        task, tensors = simulation.first_task(of)
+        found, answer = work(replace(task, wants=wanted), tensors)
+        assert isinstance(found, Trained)
+        return found, answer
+
+    said, together = trained(clients)
+    alone = [trained([client])[1] for client in clients]
+    for part, *rows in zip(together, *alone, strict=True):
+        assert torch.equal(torch.cat(rows), part)
+    (update_KM, *_), (mean_M, *_) = trained(clients, "updates")[1], trained(clients, "mean")[1]
+    weights_K = torch.tensor(said.weights, dtype=torch.float64)
+    torch.testing.assert_close(mean_M, weights_K @ update_KM / weights_K.sum(), rtol=1e-12, atol=1e-15)
+    parameters = simulation.layout.parameters
+    assert not bool(update_KM[:, 1:parameters:2].any())
+    assert bool(update_KM[:, :parameters:2].any())
+
+
+def assert_same(output: Path, simulated: fed.Run) -> None:
+    state, deployed = simulated.model.state_dict(), load_file(output / "model.safetensors")
+    assert deployed.keys() == state.keys()
+    assert all(torch.equal(deployed[name], part) for name, part in state.items())
+
+
+def over_grpc(given: fed.Experiment, folder: Path) -> tuple[list[int], list[Any]]:
+    """Bytes of the answers as they were sent, and the server's metrics."""
+    assert given.data is not None
+    data, nodes = load(given.data, Streams(given.seed)), list[ThreadedNode]()
+
+    def begin(port: int) -> None:
+        nodes.extend(nodes_of(data, port, folder))
+
+    run = serve(given, listen="127.0.0.1:0", output=folder / "run", min_nodes=CLIENTS, on_listen=begin)
+    for node in nodes:
+        node.end()
+    return [len(content) for node in nodes for _, content in node.training.answers], run.metrics
+
+
+class Overheard(Federation):
+    """Notes the answers to tasks."""
+
+    answers: list[Any]
+
+    def content_of_answer(self, message: Message) -> Any:
+        answer = super().content_of_answer(message)
+        if message.metadata.message_type == "train":
+            self.answers.append(answer)
+        return answer
+
+
+def over_flower(given: fed.Experiment, folder: Path) -> tuple[list[int], list[Any]]:
+    """The same, on a stand-in of Flower's grid."""
+    write_app(given, folder / "app")
+    (path,) = (folder / "app").glob("*/experiment.yaml")
+    grid = Overheard(path, partitions(CLIENTS, folder / "nodes"))
+    grid.answers = []
+    context = SimpleNamespace(run_config={"min-nodes": CLIENTS, "output": str(folder / "run")}, run_id=7)
+    app: Any = server_app(path)
+    app.run(grid, context)
+    metrics = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [len(content["arrays"]["flat"].data) for content in grid.answers], [json.loads(line) for line in metrics]
+
+
+@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+@everywhere
+def test_a_deployed_run_ends_with_the_simulations_bits_and_counts_what_was_sent(
+    deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
+    algorithm: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch)
+    given = experiment(algorithm)
+    sent, metrics = deployed(given, tmp_path)
+    simulated = fed.simulate(given)
+    assert_same(tmp_path / "run", simulated)
+    assert sent == [bytes_of(algorithm)] * (CLIENTS * ROUNDS)
+    assert [line["bytes_up"] for line in metrics] == [CLIENTS * bytes_of(algorithm)] * ROUNDS
+    assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
+    assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
