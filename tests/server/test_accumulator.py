@@ -33,7 +33,7 @@ def halved(staleness: int) -> float | None:
     return 0.5**staleness if staleness < 3 else None
 
 
-def test_staleness_lessens_messages_and_no_weights_whether_or_not_a_rule_needs_each() -> None:
+def test_staleness_discounts_messages_and_not_weights() -> None:
     """Two answers of weights 1 and 3 and ages 0 and 2."""
     for is_linear in (True, False):
         gathered, tasks = accumulator(is_linear=is_linear), opened([5, 3])
@@ -48,7 +48,7 @@ def test_staleness_lessens_messages_and_no_weights_whether_or_not_a_rule_needs_e
             assert weights_S.tolist() == [1, 3]
 
 
-def test_each_client_of_a_group_counts_in_the_mean_age_and_among_the_late() -> None:
+def test_grouped_clients_count_singly_in_age_and_lateness() -> None:
     gathered, tasks = accumulator(), opened([4, 4, 4, 5, 1, 1])
     for clients in ([0, 1, 2], [3], [4, 5]):
         gathered.take(group(clients, 1.0, len(clients)), tasks, NOW, halved)
@@ -66,6 +66,6 @@ def test_several_exchanges_are_one_in_which_each_reply_counts_alike() -> None:
     assert joined([nobody]) == nobody
 
 
-def test_a_loss_that_is_not_finite_stays_one_when_exchanges_are_joined() -> None:
+def test_infinite_loss_stays_infinite_when_stats_merge() -> None:
     infinite = RoundStats(1, 1, 0, 0, 0, 0, math.inf)
     assert joined([infinite, RoundStats(1, 1, 0, 0, 0, 0, 1.0)]).train_loss == pytest.approx(math.inf)

@@ -86,7 +86,7 @@ def same_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("case", QUICK)
-def test_a_run_that_is_broken_off_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bits(case: str, tmp_path: Path) -> None:
     one = experiment(case, ROUNDS)
     whole = fed.simulate(one, output=tmp_path / "whole")
     broken(one, tmp_path / "broken", 3)
@@ -239,7 +239,7 @@ def test_the_newest_checkpoint_within_whole_metrics_is_used(
     assert "the checkpoint of round 2 is used" in caplog.text
 
 
-def test_a_finished_run_that_is_gone_on_with_stays_as_it_is(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     one = experiment("scaffold", 3)
     whole = fed.simulate(one, output=tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
@@ -371,7 +371,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(case: str, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_random_points_of_time_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_run_killed_at_random_times_resumes_to_same_bits(case: str, tmp_path: Path) -> None:
     """At twenty points in each kind of rounds; at five where another algorithm is all that differs."""
     one = experiment(case, 40)
     fed.simulate(one, output=tmp_path / "whole")
@@ -381,7 +381,7 @@ def test_killed_at_random_points_of_time_it_ends_with_the_same_bits(case: str, t
 
 
 @pytest.mark.long
-def test_wherever_it_dies_between_two_files_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_run_killed_between_any_files_resumes_to_same_bits(tmp_path: Path) -> None:
     one = experiment("buffered", 3, checkpoints={"every": 1, "keep": 1})
     fed.simulate(one, output=tmp_path / "whole")
     steps = int(program("stepwise", written(one, tmp_path), tmp_path / "steps").stdout)

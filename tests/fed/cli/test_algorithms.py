@@ -83,7 +83,7 @@ def test_ranges_and_defaults_are_those_in_force(capsys: pytest.CaptureFixture[st
     assert re.search(r"nesterov +false +true or false ", told("bmuf", capsys))
 
 
-def test_a_rule_that_chooses_among_clients_says_that_it_refuses_samples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selection_rule_page_says_that_it_refuses_sample_weights(capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("krum", "multi_krum", "bulyan"):
         assert "refuses samples" in told(kind, capsys)
     assert "refuses samples" not in told("median", capsys)

@@ -49,7 +49,7 @@ def net(input_shape: "Shape", classes: int, bias: bool = True) -> "Module":
 
 
 @pytest.mark.parametrize("name", ["Net", "net"])
-def test_what_is_given_is_no_key_and_may_be_annotated_for_type_checkers_alone(own: Own, name: str) -> None:
+def test_context_arguments_are_no_keys_and_may_have_unresolved_annotations(own: Own, name: str) -> None:
     kind = f"python:{own(NET)}:{name}"
     model = MODELS.make(kind, bias=False)
     assert model.model_dump() == {"kind": kind, "bias": False}

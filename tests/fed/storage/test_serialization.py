@@ -53,7 +53,7 @@ def test_every_type_of_tensor_comes_back_to_the_bit(dtype: torch.dtype) -> None:
         assert same(again(one), one)
 
 
-def test_lazily_conjugated_and_negated_tensors_come_back_as_what_they_say() -> None:
+def test_lazily_conjugated_and_negated_tensors_round_trip() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
     for one in (tensor.conj(), tensor.conj().imag, torch.nn.Parameter(tensor).conj()):
         assert torch.equal(again(one), one)
@@ -66,7 +66,7 @@ def test_tensors_come_back_with_memory_of_their_own_without_gradients() -> None:
     assert (first.tolist(), second.tolist(), first.requires_grad) == ([1, 1, 1], [0, 0, 0], False)
 
 
-def test_one_tensor_that_stands_in_many_places_is_kept_once_and_stays_one() -> None:
+def test_a_shared_tensor_is_stored_once_and_stays_shared() -> None:
     model = torch.zeros(1000)
     tree = {"tasks": [(number, model) for number in range(50)], "other": model.clone()}
     assert sum(tensor.numel() for tensor in taken_apart(tree)[1]) == 2000

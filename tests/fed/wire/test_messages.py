@@ -53,7 +53,7 @@ def test_a_good_reply_passes() -> None:
         (vector(-math.inf), "the vector must be finite and within ±1e+200, got inf"),
     ],
 )
-def test_a_reply_that_does_not_fit_its_task_is_refused_with_the_reason(changed: dict[str, Any], reason: str) -> None:
+def test_reply_that_does_not_fit_its_task_is_refused(changed: dict[str, Any], reason: str) -> None:
     assert refusal(replace(REPLY, **changed), TASK) == reason
 
 
