@@ -145,13 +145,13 @@ _ROUNDS = "any cohort, sampling and schedule of the step size"
 
 
 def _fields(state: Any) -> str:
-    """The names of a named tuple's tensors, those of its parts among them, without their shape suffixes."""
+    """The names of a named tuple's values, those of its parts among them, without their shape suffixes."""
     names = []
-    for name, part in zip(getattr(state, "_fields", ()), state or (), strict=False):
-        if part is None or hasattr(part, "shape"):
-            names += [re.sub(r"_[A-Z0-9]+$", "", name)] if part is not None else []
-        else:
+    for name, part in ({} if state is None else state._asdict()).items():
+        if isinstance(part, tuple):
             names += filter(None, [_fields(part)] if hasattr(part, "_fields") else map(_fields, part))
+        elif part is not None:
+            names.append(re.sub(r"_[A-Z0-9]+$", "", name))
     return ", ".join(names)
 
 
