@@ -85,12 +85,7 @@ class Coordinator:
         self._aggregator = aggregator
         self._layout = layout
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
-        model_P = getattr(self._state, "model_P", None)
-        if not isinstance(model_P, Tensor) or model_P.shape != (layout.parameters,):
-            raise InvalidExperiment(
-                f"the state of {type(aggregator).__name__} must be a named tuple whose model_P is the model, of shape "
-                f"({layout.parameters},), got {type(self._state).__name__}: see fed.aggregators.fedavg"
-            )
+        aggregator.check_state(self._state, layout.parameters, "init")
         self._averaged_B = vector_V[layout.parameters :].double()
         params_P = vector_V[: layout.parameters].double()
         self._sizes = [*message_sizes(aggregator, params_P, len(fleet.registered())), layout.size - layout.parameters]
@@ -280,6 +275,7 @@ class Coordinator:
         *mean, averaged_B = mean_M.split_with_sizes(self._sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
+        self._aggregator.check_state(state, self._layout.parameters, "apply")
         averaged_B = self._averaged_B + averaged_B if self._sizes[-1] else self._averaged_B
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._averaged_B, self._integers_I, self._offered = state, averaged_B, accumulator.integers_I, None

@@ -104,6 +104,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
     state = algorithm.init(params_P)
+    algorithm.check_state(state, _PARAMETERS, "init")
     yield "server keeps", _fields(state)
     kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if algorithm.keeps_private else ""]
     kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]

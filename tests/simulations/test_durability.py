@@ -1,4 +1,4 @@
-"""A run that is broken off and gone on with ends with the same bits as one that never was."""
+"""A run that is interrupted and resumed ends with the same bits as one that never was."""
 
 import math
 import os
@@ -66,7 +66,7 @@ class Breaks:
 
 
 def broken(one: fed.Experiment, folder: Path, after: int, **more: Any) -> None:
-    """A run until it is broken off, begun or gone on with."""
+    """Begin or resume a run until it is interrupted."""
     with pytest.raises(Break):
         fed.simulate(one, output=folder, observer=Breaks(after), resume=folder.exists(), **more)
 
@@ -276,7 +276,7 @@ def test_another_experiment_is_not_gone_on_with(change: dict[str, Any], message:
     with pytest.raises(fed.errors.InvalidExperiment, match=message):
         fed.simulate(one.override(change), output=tmp_path / "run", resume=True)
     (tmp_path / "run/experiment.yaml").unlink()
-    with pytest.raises(fed.errors.InvalidInput, match=r"experiment.yaml must say what is to be gone on with, got no"):
+    with pytest.raises(fed.errors.InvalidInput, match=r"experiment.yaml must hold the experiment to resume, got no"):
         fed.simulate(one, output=tmp_path / "run", resume=True)
 
 

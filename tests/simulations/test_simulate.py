@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fed
 from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.fedavg import FedAvg, State
 from fed.clients.training.executor import InProcess, Item
 from fed.clients.training.worker import Work
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
@@ -507,6 +508,13 @@ class _Forgetful(Aggregator):
         return (state[0] + reduced.update_P,)
 
 
+class _Growing(FedAvg):
+    """An aggregator of a user's own whose model becomes a matrix."""
+
+    def apply(self, state: State, reduced: Reduced) -> State:
+        return State(super().apply(state, reduced).model_P.unsqueeze(0))
+
+
 class _NoRule:
     """A class that keeps neither contract."""
 
@@ -514,7 +522,14 @@ class _NoRule:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("_Forgetful", "model_P"),
+        (
+            "_Forgetful",
+            r"_Forgetful.init must return a named tuple whose model_P is .*, got tuple: correct _Forgetful.i",
+        ),
+        (
+            "_Growing",
+            r"_Growing.apply must .* of shape \(\d+,\), got model_P of shape \(1, \d+\): correct _Growing.apply",
+        ),
         ("_NoRule", "must make a fed.aggregators.base.Aggregator or PeerRule, got _NoRule"),
     ],
 )
@@ -522,7 +537,7 @@ def test_an_algorithm_that_keeps_no_contract_is_one_sentence(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = types.ModuleType("own_rules")
-    own.rule = {"_Forgetful": _Forgetful, "_NoRule": _NoRule}[name]  # type: ignore[attr-defined]
+    own.rule = {"_Forgetful": _Forgetful, "_Growing": _Growing, "_NoRule": _NoRule}[name]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, f"own_rules{name}", own)
     with pytest.raises(InvalidExperiment, match=message):
         simulate(fed.Experiment(**SMALL, algorithm={"kind": f"python:own_rules{name}:rule"}))

@@ -144,7 +144,7 @@ def test_a_running_run_cannot_be_resumed_by_another_process(run: Run, interrupte
 
 def test_a_run_goes_on_where_it_was_begun(run: Run, interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "--resume", "run", "--insecure", "--listen", "127.0.0.1:0"]) == 2
-    assert "run is a simulation: go on with it by fed simulate --resume run" in capsys.readouterr().err
+    assert "run is a simulation: resume it by fed simulate --resume run" in capsys.readouterr().err
 
 
 def test_nodes_are_not_simulated(run: Run, interrupted: Path) -> None:
@@ -153,7 +153,7 @@ def test_nodes_are_not_simulated(run: Run, interrupted: Path) -> None:
     assert kept is not None
     shapes = {**kept[1]["fingerprint"]["shapes"], "clients": None}
     checkpoints.write(kept[0] + 1, {**kept[1], "fingerprint": {**kept[1]["fingerprint"], "shapes": shapes}})
-    refused(run("--resume", "run"), "run is a run on real nodes: go on with it by fed server --resume run")
+    refused(run("--resume", "run"), "run is a run on real nodes: resume it by fed server --resume run")
 
 
 def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ def test_what_is_no_run_is_refused(run: Run, interrupted: Path) -> None:
     (interrupted / "environment.json").write_text("[]")
     refused(run("--resume", "run"), "environment.json must be a run's, as it was written, got something else: restore")
     (interrupted / "experiment.yaml").unlink()
-    refused(run("--resume", "run"), "experiment.yaml must say what is to be gone on with, got no such file: restore it")
+    refused(run("--resume", "run"), "experiment.yaml must hold the experiment to resume, got no such file: restore it")
     assert run("tiny.yaml", "--output", "run", "--overwrite").code == 0
 
 

@@ -73,11 +73,22 @@ class Net:
     assert MODELS.make(f"python:{own(source)}:Net").model_dump()["sizes"] == []
 
 
-@pytest.mark.parametrize("source", ["int('ten')", "None.nothing", "import os\nos.nothing"])
-def test_a_module_that_fails_is_no_bad_input(own: Own, source: str) -> None:
-    with pytest.raises(ImportError, match="fails while it is imported") as caught:
-        MODELS.make(f"python:{own(source)}:Net")
-    assert caught.value.__cause__ is not None
+@pytest.mark.parametrize(
+    ("source", "place", "problem"),
+    [
+        ("int('ten')", 1, "ValueError: invalid literal for int() with base 10: 'ten'"),
+        ("import os\nos.nothing", 2, "AttributeError: module 'os' has no attribute 'nothing'"),
+        ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere'"),
+        ("\nNet = (", 2, "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_module_that_fails_is_named_with_the_line(own: Own, source: str, place: int, problem: str) -> None:
+    module = own(source)
+    with pytest.raises(InvalidExperiment) as caught:
+        fed.Experiment(model=f"python:{module}:Net")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"model.kind: module {module} fails while it is imported, at ")
+    assert f"{module}.py:{place}: {problem}" in line
 
 
 @pytest.mark.parametrize(
