@@ -104,7 +104,13 @@ class BatchedEvaluator:
         self._programs: dict[tuple[int, torch.Size], fx.GraphModule] = {}
 
     def scores(self, vectors_KV: Tensor, integers_KI: Tensor, samples: Pair) -> list[Score]:
-        """Each model's score over all samples."""
+        """Score each model over all samples.
+
+        Args:
+            vectors_KV: the models' floating-point states.
+            integers_KI: their integers.
+            samples: (inputs, targets), anywhere.
+        """
         states = [part.to(self._device) for part in self._layout.tensors(vectors_KV, integers_KI)]
         tallies_K = [_Tally(self._loss, self._metric, self._device) for _ in vectors_KV]
         with torch.no_grad():
