@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment, Local
 from fed.config.hyperparameters import Hyperparameters
+from fed.errors import InvalidExperiment
 
 __all__ = [
     "Aggregator",
@@ -368,6 +369,26 @@ class Aggregator(Algorithm):
         Raises:
             InvalidExperiment: if the algorithm needs more than so many replies.
         """
+
+    def check_state(self, state: Any, parameters: int, method: str) -> None:
+        """Refuse a state that does not hold the model.
+
+        Args:
+            state: what the method returned.
+            parameters: P, the number of the model's parameters.
+            method: the name of the method.
+
+        Raises:
+            InvalidExperiment: if it is no named tuple with a model_P of shape [P].
+        """
+        model_P = getattr(state, "model_P", None)
+        if not isinstance(model_P, Tensor) or model_P.shape != (parameters,):
+            name = type(self).__name__
+            got = f"model_P of shape {tuple(model_P.shape)}" if isinstance(model_P, Tensor) else type(state).__name__
+            raise InvalidExperiment(
+                f"{name}.{method} must return a named tuple whose model_P is the model, of shape ({parameters},), got "
+                f"{got}: correct {name}.{method}; fed.aggregators.fedavg is an example"
+            )
 
     def combine(
         self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator

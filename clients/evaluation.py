@@ -1,6 +1,6 @@
 """Scores of models on samples that they were not trained on.
 
-Shapes: N samples; B, those of a batch; C classes; K models; V, a model's floating-point state; I, its integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 import copy
@@ -74,17 +74,17 @@ def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair
 
 
 class BatchedEvaluator:
-    """Scores many models of one kind on the same samples, as :func:`evaluate` scores one.
+    """Evaluation of many models of one kind on the same samples, as :func:`evaluate` scores one.
 
-    The forward pass, in evaluation mode, is recorded once a shape and replayed for all models at once, so it must be
-    one that :class:`fed.clients.training.batched_trainer.BatchedTrainer` could train.
+    The forward pass, in evaluation mode, is recorded once for each shape and replayed for all models at once. It must
+    be one that :class:`fed.clients.training.batched_trainer.BatchedTrainer` could train.
 
     Args:
         module: the model; it is only read.
         loss: (output, target) → a scalar.
         metric: (output, target) → a number; or None.
         device: where to compute.
-        private: the names of what the model does not share.
+        private: the names of the tensors that the model does not share.
     """
 
     def __init__(
@@ -104,7 +104,13 @@ class BatchedEvaluator:
         self._programs: dict[tuple[int, torch.Size], fx.GraphModule] = {}
 
     def scores(self, vectors_KV: Tensor, integers_KI: Tensor, samples: Pair) -> list[Score]:
-        """Each model's score over all samples."""
+        """Score each model over all samples.
+
+        Args:
+            vectors_KV: the models' floating-point states.
+            integers_KI: their integers.
+            samples: (inputs, targets), anywhere.
+        """
         states = [part.to(self._device) for part in self._layout.tensors(vectors_KV, integers_KI)]
         tallies_K = [_Tally(self._loss, self._metric, self._device) for _ in vectors_KV]
         with torch.no_grad():
@@ -117,7 +123,7 @@ class BatchedEvaluator:
         key = len(states[0]), inputs.shape
         if key not in self._programs:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop")  # of what vmap takes one by one
+                warnings.filterwarnings("ignore", "There is a performance drop")  # vmap runs some one by one
                 self._programs[key] = record(self._forward, [*states, inputs])
         outputs_KB: Tensor = self._programs[key].forward(*states, inputs)[0]
         return outputs_KB
@@ -147,12 +153,12 @@ class _Tally:
         if not self._streams_all:
             self._outputs.append(output)
 
-    def score(self, targets_N: Tensor) -> Score:
+    def score(self, targets_E: Tensor) -> Score:
         """The score over all samples, with their targets in order."""
-        values = self._sums / len(targets_N)
+        values = self._sums / len(targets_E)
         if not self._streams_all:
             output = tree_map(lambda *batches: torch.cat(batches), *self._outputs)
-            values += self._values(output, targets_N.to(self._device, copy=True), streamed=False)
+            values += self._values(output, targets_E.to(self._device, copy=True), streamed=False)
         mean_loss, mean_metric = values.tolist()
         return Score(mean_loss, None if self._measures[1] is None else mean_metric)
 
@@ -166,11 +172,11 @@ class _Tally:
 
 
 def _batches(samples: Pair, device: torch.device) -> Iterator[Pair]:
-    inputs_N, targets_N = samples
-    for begin in range(0, len(inputs_N), _BATCH):
+    inputs_E, targets_E = samples
+    for begin in range(0, len(inputs_E), _BATCH):
         # Copies, for a model may change its inputs in place.
         batch = slice(begin, begin + _BATCH)
         yield (
-            inputs_N[batch].to(device, non_blocking=True, copy=True),
-            targets_N[batch].to(device, non_blocking=True, copy=True),
+            inputs_E[batch].to(device, non_blocking=True, copy=True),
+            targets_E[batch].to(device, non_blocking=True, copy=True),
         )

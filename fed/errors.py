@@ -45,7 +45,7 @@ class FedError(Exception):
 
 
 class InvalidInput(FedError, ValueError):
-    """What the user gave cannot be used."""
+    """Input of the user's that cannot be used."""
 
     exit_code = 2
 

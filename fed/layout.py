@@ -56,7 +56,7 @@ class Part:
         return self.shape.numel()
 
     def view(self, vector: Tensor) -> Tensor:
-        """This tensor's numbers in a vector, in its shape."""
+        """The tensor's numbers in a vector, in its shape."""
         return vector[self.offset : self.offset + self.size].view(self.shape)
 
 

@@ -76,12 +76,7 @@ class Coordinator:
         self._layout = layout
         self._message = message
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
-        model_P = getattr(self._state, "model_P", None)
-        if not isinstance(model_P, Tensor) or model_P.shape != (layout.parameters,):
-            raise InvalidExperiment(
-                f"the state of {type(aggregator).__name__} must be a named tuple whose model_P is the model, of shape "
-                f"({layout.parameters},), got {type(self._state).__name__}: see fed.aggregators.fedavg"
-            )
+        aggregator.check_state(self._state, layout.parameters, "init")
         self._buffers_B = vector_V[layout.parameters :].double()
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
@@ -259,6 +254,7 @@ class Coordinator:
         *mean, buffers_B = mean_update_M.split_with_sizes(self._message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
+        self._aggregator.check_state(state, self._layout.parameters, "apply")
         buffers_B = self._buffers_B + buffers_B if self._message.buffers else self._buffers_B
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._buffers_B, self._integers_I, self._sent = state, buffers_B, accumulator.integers_I, None

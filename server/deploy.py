@@ -1,4 +1,4 @@
-"""One experiment on real nodes, recorded as a simulation of it would be."""
+"""Deployment of one experiment on real nodes, with the results that a simulation of it writes."""
 
 import json
 import logging
@@ -61,17 +61,17 @@ def serve(
     """Coordinate an experiment over nodes that dial in.
 
     Args:
-        experiment: what to run. Its data give the test set and what models are made for; where they are null, the first
-            node to join says that, and nobody but clients can score models.
+        experiment: to run. Its data give the test set and the model's inputs. Where they are null, the first node to
+            join gives the inputs, and only clients can score models.
         listen: HOST:PORT; port 0 takes a free one.
         output: the run's folder.
-        credentials: of the server; None: none, for loopback alone.
-        min_nodes: how many must be there before the first round, and again after a resumption.
-        overwrite: take the place of a run that the folder holds.
-        resume: go on with the run that the folder holds, from its last checkpoint.
-        patience: how long to wait for nodes.
-        on_listen: is told the port.
-        after_round: is called after each round, with its line of the metrics.
+        credentials: of the server; None: no encryption, for loopback alone.
+        min_nodes: the number of nodes to wait for before the first round, and after a resumption.
+        overwrite: replace a run that the folder holds.
+        resume: continue the run that the folder holds, from its newest whole checkpoint.
+        patience: the times to wait for nodes.
+        on_listen: called with the port.
+        after_round: called after each round with its line of the metrics.
 
     Returns:
         The run.
@@ -103,10 +103,10 @@ def serve(
 
 
 class Deployment:
-    """One experiment, before and while it has nodes.
+    """One experiment on real nodes, and the check of nodes that want to join it.
 
     Args:
-        experiment: what to run.
+        experiment: to run.
 
     Raises:
         InvalidInput: if it cannot be deployed.
@@ -125,7 +125,7 @@ class Deployment:
             self._signature = signature_of(inputs, self._data.number_of_classes() or 0, self._data.names)
 
     def accepts(self, joining: Joining) -> str | None:
-        """Why a node's samples do not fit, if they do not; without data here the first node says what does."""
+        """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
         if said.input_dtype not in _INPUTS:
             return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
@@ -143,7 +143,16 @@ class Deployment:
         patience: Patience | None,
         after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> Run:
-        """All rounds."""
+        """Wait for nodes, then run all rounds.
+
+        Args:
+            fleet: the nodes.
+            min_nodes: the number of nodes to wait for.
+            folder: of the run.
+            resume: continue the run that the folder holds.
+            patience: the times to wait for nodes.
+            after_round: called after each round with its line of the metrics.
+        """
         if self._signature is None:
             fleet.await_nodes(1)
         assert self._signature is not None
@@ -234,7 +243,7 @@ class Deployment:
 
 
 class _ScoringByNodes:
-    """What nodes found of a model on what they hold out."""
+    """Scores of a model by nodes, on their held-out samples."""
 
     def __init__(self, scores: list[Scores]) -> None:
         for one in scores:
@@ -243,19 +252,19 @@ class _ScoringByNodes:
         self._scores = [one for one in scores if one.samples and not one.problem]
 
     def line(self) -> dict[str, Any]:
-        """The mean over clients, weighted by what they hold out, and how clients differ."""
+        """The mean over clients, weighted by their held-out samples, and the spread over clients."""
         metrics = [one.metric if one.HasField("metric") else None for one in self._scores]
         losses, samples = [one.loss for one in self._scores], [one.samples for one in self._scores]
         return scores_over_clients(losses, metrics, samples)
 
 
 def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
-    """Where there is nothing to score, no copy of the model is needed for it."""
+    """A worker without a copy of the model, for runs that score nothing."""
     return lambda content, tensors: (None, ())
 
 
 def _free_memory(module: nn.Module) -> Callable[[], None]:
-    """Free the memory of a module's state, which the coordinator keeps; the function returned allocates it again."""
+    """Free the memory of a module's state; the function returned allocates it again."""
     saved = module.state_dict(keep_vars=True).keys()
     tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
@@ -271,7 +280,7 @@ def _free_memory(module: nn.Module) -> Callable[[], None]:
 
 
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:
-    """Samples of zeros, for a server without data, by which the model is made; enough to hold a share of them out."""
+    """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out."""
     samples = math.ceil(2 / min(held_out, 1 - held_out))
     inputs = torch.zeros(samples, *signature.input_shape, dtype=_INPUTS[signature.input_dtype])
     return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)

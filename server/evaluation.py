@@ -1,6 +1,6 @@
-"""Scores of models, on the test set or on what clients hold out, found by whoever is free while the next round goes on.
+"""Evaluation of models, on the test set or on clients' held-out samples, by idle executors during the next round.
 
-Shapes: V, a model's floating-point state; I, its integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
@@ -26,17 +26,24 @@ __all__ = [
 ]
 
 CLIENTS_AT_ONCE = 32
-"""The most clients of one item that score the same model."""
+"""The largest number of clients in one item that score the same model."""
 
 MODELS_AT_ONCE = 8
-"""The most models of one item."""
+"""The largest number of models in one item."""
 
 _SAMPLES = 4096
 _AFTER_TRAINING = 1
 
 
 class ScoringByCoordinator:
-    """All models on the test set, or where it is ``only_own`` the clients' own alone."""
+    """Scores of the federation's model and the clients' own on the test set.
+
+    Args:
+        recipe: with the test set, the loss and the metric.
+        federation: whose models are scored, as they are now.
+        executor: does the work.
+        only_own: True to score the clients' own models alone, where they have some.
+    """
 
     def __init__(self, recipe: Recipe, federation: Federation, executor: Executor, *, only_own: bool = False) -> None:
         self._executor = executor
@@ -46,7 +53,7 @@ class ScoringByCoordinator:
         samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0
         part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
         self._sizes = [min(part, samples - first) for first in range(0, samples, part)]
-        self._models = _parted(states, MODELS_AT_ONCE)
+        self._models = _split(states, MODELS_AT_ONCE)
         self._tickets = [
             executor.submit(self._item(models, number * _SAMPLES, size))
             for models in self._models
@@ -54,7 +61,7 @@ class ScoringByCoordinator:
         ]
 
     def line(self) -> dict[str, Any]:
-        """Scores of the federation's model, or the mean of the clients' where it has none; None without a test set."""
+        """The scores of the federation's model, or the mean over the clients' models; None without a test set."""
         if not self._sizes:
             return {"test_accuracy": None, "test_loss": None, **(_over_clients([]) if self._own else {})}
         in_order = iter(_answers(self._executor, self._tickets))
@@ -72,7 +79,7 @@ class ScoringByCoordinator:
         return Item(Evaluate(first, first + size), _stacked(models), label, cost=size, priority=_AFTER_TRAINING)
 
     def _joined(self, parts: list[Evaluated]) -> list[tuple[float, float | None]]:
-        """Each model's scores over all parts of the test set."""
+        """Each model's scores over all parts of the test set, of means over samples; a single part is as it is."""
         losses = [_mean(of_model, self._sizes) for of_model in zip(*(part.losses for part in parts), strict=True)]
         metrics = [
             _mean_metric(of_model, self._sizes) for of_model in zip(*(part.metrics for part in parts), strict=True)
@@ -81,17 +88,17 @@ class ScoringByCoordinator:
 
 
 class ScoringByClients:
-    """Each client's model, its own or the federation's, on what it holds out."""
+    """Scores of each client's model, its own or the federation's, on its held-out samples."""
 
     def __init__(self, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor) -> None:
         self._executor = executor
         self._held_out = held_out
         self._model, self._own = federation.model(), federation.models()
-        groups = _parted(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
+        groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
         self._tickets = [executor.submit(self._item(clients)) for clients in groups]
 
     def line(self) -> dict[str, Any]:
-        """The mean over clients, weighted by what they hold out, and how clients differ.
+        """The mean over clients, weighted by their held-out samples, and the spread over clients.
 
         Raises:
             InvalidData: if nobody holds anything out.
@@ -105,7 +112,7 @@ class ScoringByClients:
 
     def _item(self, clients: Sequence[ClientId]) -> Item:
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
-        # What clients on demand hold is not known before they are read.
+        # The samples of clients on demand are not known before they are read.
         in_memory = isinstance(self._held_out, dict)
         cost = sum(len(self._held_out[client][1]) for client in clients) if in_memory else len(clients)
         label = f"the evaluation by {len(clients)} clients, the first of them {clients[0]!r}"
@@ -115,7 +122,13 @@ class ScoringByClients:
 def scores_over_clients(
     losses: Sequence[float], accuracies: Sequence[float | None], samples: Sequence[int]
 ) -> dict[str, Any]:
-    """Clients' scores as a part of a round's metrics: the means, weighted by samples, and how clients differ."""
+    """The scores of clients as a part of a round's metrics: means weighted by samples, and the spread over clients.
+
+    Args:
+        losses: of each client.
+        accuracies: of each client; None without a metric.
+        samples: the number of samples that each client holds out.
+    """
     return {
         "test_accuracy": _mean_metric(accuracies, samples),
         "test_loss": _mean(losses, samples) if samples else None,
@@ -124,7 +137,7 @@ def scores_over_clients(
     }
 
 
-def _parted(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:
+def _split(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [sequence[first : first + size] for first in range(0, len(sequence), size)]
 
 
@@ -134,20 +147,20 @@ def _stacked(models: Sequence[State]) -> tuple[Tensor, ...]:
 
 
 def _answers(executor: Executor, tickets: Sequence[int]) -> list[Evaluated]:
-    """In the order of the tickets."""
+    """The answers in the order of the tickets."""
     answers = {ticket: answer for ticket, answer, _ in executor.results(tickets)}
     return [answers[ticket] for ticket in tickets]
 
 
 def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
-    """The mean, weighted by so many samples."""
+    """The mean, weighted by the numbers of samples."""
     if len(values) == 1:
         return values[0]
     return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
 
 
 def _measured(metrics: Sequence[float | None]) -> list[float]:
-    """All of them, or none where there is no metric."""
+    """The metrics without None."""
     return [value for value in metrics if value is not None]
 
 
@@ -157,7 +170,7 @@ def _mean_metric(metrics: Sequence[float | None], sizes: Sequence[int]) -> float
 
 
 def _over_clients(accuracies: Sequence[float | None]) -> dict[str, float | None]:
-    """Mean and standard deviation over clients, each counting alike."""
+    """The mean and standard deviation over clients, with equal weights."""
     measured = _measured(accuracies)
     return {
         "client_accuracy_mean": statistics.fmean(measured) if measured else None,
@@ -166,12 +179,12 @@ def _over_clients(accuracies: Sequence[float | None]) -> dict[str, float | None]
 
 
 def _deviation(values: list[float]) -> float:
-    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan  # pstdev takes no infinity
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan  # pstdev fails for infinity
 
 
 def _worst_decile(accuracies: Sequence[float | None]) -> float | None:
     """The mean over the worst tenth of the clients, rounded up to a whole client (Li et al. 2020, 1905.10497)."""
     measured = _measured(accuracies)
     if any(map(math.isnan, measured)):
-        return math.nan  # which has no place in an order
+        return math.nan  # NaN has no place in an order
     return statistics.fmean(sorted(measured)[: -(-len(measured) // 10)]) if measured else None

@@ -1,6 +1,6 @@
 """Federation of a run's clients, with a coordinator or without one.
 
-Shapes: V, a model's floating-point state; I, its integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,11 +41,11 @@ class Federation(Protocol):
         ...
 
     def state(self) -> Tree:
-        """All that it will go on with, for a checkpoint."""
+        """The whole state, for a checkpoint."""
         ...
 
     def restore(self, state: Tree) -> None:
-        """Go on, before the first round, with what :meth:`state` said."""
+        """Resume, before the first round, from a state that :meth:`state` gave."""
         ...
 
     def models(self) -> Mapping[int | str, State]:
@@ -53,12 +53,12 @@ class Federation(Protocol):
         ...
 
     def occupation(self) -> dict[str, Any]:
-        """What clients have done with their time, for a summary; nothing where they are in step."""
+        """The clients' use of their time, for a summary; nothing where they are in step."""
         ...
 
 
 class Kept(Protocol):
-    """What clients keep of their own, where they train models that are not the coordinator's alone."""
+    """State of the clients, where they train models that are not the coordinator's alone."""
 
     def whole(self, model: State) -> State:
         """The coordinator's model, with private parts where there are any."""
@@ -73,11 +73,11 @@ class Coordinated:
     """A federation with a coordinator.
 
     Args:
-        policy: who trains when.
+        policy: of the rounds.
         coordinator: over any fleet.
-        states: what the clients keep.
-        sends: whether models travel.
-        occupation: what clients have done with their time.
+        states: the clients' own.
+        sends: True where models travel.
+        occupation: the clients' use of their time.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Coordinated:
         return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Resume from a state that :meth:`state` gave."""
         self.coordinator.restore(state["coordinator"])
         self.coordinator.fleet.restore(state["fleet"])
         if state["policy"] is not None:
@@ -140,14 +140,14 @@ def coordinate(
     """The federation of an experiment's clients under a coordinator, before the first round.
 
     Args:
-        experiment: what is run.
+        experiment: with the step size.
         prepared: the experiment's algorithm, first model and random streams.
         policy: of its rounds.
         fleet: the clients, simulated or real.
         message: the format of the run's messages.
-        states: what the clients keep.
+        states: the clients' own.
         sends: True where models travel.
-        occupation: what clients have done with their time.
+        occupation: the clients' use of their time.
     """
     shared, algorithm = prepared.layout.shared, prepared.algorithm
     assert isinstance(algorithm, Aggregator)

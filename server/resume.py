@@ -18,11 +18,11 @@ _log = logging.getLogger(__name__)
 
 
 def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
-    """Hold what is given in Python beside the experiment to what the run was begun with.
+    """Refuse other parts given in Python beside the experiment than the run began with.
 
     Args:
         given: the names of these parts.
-        folder: the run's.
+        folder: of the run to resume.
 
     Raises:
         InvalidInput: if they are others.
@@ -31,7 +31,7 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
     if set(given) != set(begun):
         again = "".join(f"{name}=…, " for name in begun)
         raise InvalidInput(
-            f"a run is gone on with as it was begun: {folder.path} with {_listed(begun)} given in Python beside the "
+            f"a run is resumed as it began: {folder.path} with {_listed(begun)} given in Python beside the "
             f"experiment, got {_listed(given)}: call fed.simulate(experiment, {again}output={str(folder.path)!r}, "
             "resume=True)"
         )
@@ -44,12 +44,12 @@ def newest_checkpoint(fingerprint: Mapping[str, Any], folder: RunFolder) -> tupl
     in a warning, with the rounds that are repeated.
 
     Args:
-        fingerprint: of the run to resume.
-        folder: the run's.
+        fingerprint: of the run, by :func:`run_fingerprint`.
+        folder: of the run to resume.
 
     Raises:
-        InvalidExperiment: if another experiment was begun, or one on other clients or with another model.
-        InvalidInput: if it was begun on nodes and is to be simulated, or the other way round, or its metrics cannot be
+        InvalidExperiment: if the run began with another experiment, other clients or another model.
+        InvalidInput: if it began on nodes and is to be simulated, or the other way round, or its metrics cannot be
             read.
         InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
@@ -86,9 +86,9 @@ def run_fingerprint(experiment: Experiment, layout: Layout, clients: int | None)
     """The experiment and the shapes that a run shares with its checkpoints.
 
     Args:
-        experiment: what is run.
+        experiment: to run.
         layout: the model's.
-        clients: how many there are, if that must stay so.
+        clients: their number, where it must stay the same; None on real nodes.
     """
     parts = {part.name: list(part.shape) for part in (*layout.trained, *layout.averaged, *layout.integers)}
     return {"experiment": experiment.dump(), "shapes": {"clients": clients, "model": parts}}
@@ -97,9 +97,9 @@ def run_fingerprint(experiment: Experiment, layout: Layout, clients: int | None)
 def _check_place(clients: int | None, clients_begun: int | None, folder: RunFolder) -> None:
     """Refuse to simulate a run on real nodes, whose clients are not counted, and the other way round."""
     if clients_begun is None and clients is not None:
-        raise InvalidInput(f"{folder.path} is a run on real nodes: go on with it by fed server --resume {folder.path}")
+        raise InvalidInput(f"{folder.path} is a run on real nodes: resume it by fed server --resume {folder.path}")
     if clients_begun is not None and clients is None:
-        raise InvalidInput(f"{folder.path} is a simulation: go on with it by fed simulate --resume {folder.path}")
+        raise InvalidInput(f"{folder.path} is a simulation: resume it by fed simulate --resume {folder.path}")
 
 
 def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:
@@ -108,13 +108,13 @@ def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -
         is_free = any(key == name or key.startswith(f"{name}.") for name in _MAY_DIFFER)
         if not is_free and flat_now.get(key) != flat_begun.get(key):
             raise InvalidExperiment(
-                f"a run is gone on with as it was begun, but {key} is {flat_begun.get(key)} in {where}, got "
+                f"a run is resumed as it began, but {key} is {flat_begun.get(key)} in {where}, got "
                 f"{flat_now.get(key)}: take that back, or run the experiment anew in another folder"
             )
 
 
 def _flat(values: Any, path: str = "") -> dict[str, Any]:
-    """Nested mappings as one, of dotted paths; tuples as lists."""
+    """Nested mappings as one mapping of dotted paths, with lists in place of tuples."""
     if isinstance(values, Mapping) and values:
         found = [_flat(inner, f"{path}.{key}" if path else str(key)) for key, inner in values.items()]
         return {key: value for part in found for key, value in part.items()}

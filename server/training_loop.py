@@ -1,4 +1,4 @@
-"""Runs rounds one after another, and keeps what they measure: metrics, checkpoints, the model."""
+"""The training loop: one round after another, with metrics, checkpoints and the model written down."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Scoring(Protocol):
-    """One round's scores, of models as they were when it began."""
+    """Scores of one round's models, as they were when the scoring began."""
 
     def line(self) -> dict[str, Any]:
         """The scores as a part of the round's metrics."""
@@ -31,30 +31,30 @@ class Scoring(Protocol):
 
 
 class _Round(NamedTuple):
-    """A round that is done, but perhaps not scored yet."""
+    """A round that is done, and perhaps not scored yet."""
 
     line: dict[str, Any]
-    exchange: RoundStats
+    stats: RoundStats
     scoring: Scoring | None
     states: tuple[State, Mapping[int | str, State]]
 
 
 class TrainingLoop:
-    """A run under way.
+    """All rounds of a run.
 
     Args:
-        experiment: as resolved.
+        experiment: with every default resolved.
         policy: of its rounds.
-        federation: whose rounds they are.
-        begin_scoring: scores the federation's models as they are now.
-        has_scores: whether there are samples to score them on.
-        scores_meanwhile: whether that goes on while the next round trains.
+        federation: trains.
+        begin_scoring: begins to score the federation's models as they are now.
+        has_scores: True where there are samples to score them on.
+        scores_meanwhile: True where the scoring goes on during the next round.
         load_module: a model's state → a module.
-        facts: what the summary says beside what was measured; asked for at the end.
+        facts: called at the end for what the summary says beside the measurements.
         report: draws the run.
         fingerprint: the experiment and the shapes that its checkpoints belong to.
-        folder: where it is kept, if it is.
-        after_round: is called after each round, with its line of the metrics.
+        folder: of the run; None: nothing is written.
+        after_round: called after each round with its line of the metrics.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TrainingLoop:
         self._fingerprint = fingerprint
 
     def restore(self, number: int, state: Tree) -> None:
-        """Go on after a round, with the state of its checkpoint."""
+        """Resume after a round, from the state of its checkpoint."""
         assert self._folder is not None
         self._metrics = [self._as_measured(line) for line in self._folder.resume(number)]
         self._federation.restore(state["federation"])
@@ -105,18 +105,17 @@ class TrainingLoop:
         self._began -= state["wall_s"]
 
     def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A line of the metrics with the losses that were not finite, which JSON has no numbers for."""
+        """A line of the metrics with the losses that were not finite, for which JSON has no number."""
         if line["test_loss"] is None and self._has_scores and self._policy.evaluates(line["round"]):
             return {**line, "test_loss": math.nan}
         return line
 
     def run(self) -> Run:
-        """All rounds that are left.
+        """Run all remaining rounds.
 
         Raises:
             RunFailed: if the folder cannot be written to any more.
-            Diverged: if a loss or a model is no longer finite; what was done until then is kept, as it is after an
-                interruption.
+            Diverged: if a loss or a model is no longer finite. The rounds before are kept, as after an interruption.
         """
         try:
             for number in range(self._first, self._policy.count + 1):
@@ -133,11 +132,11 @@ class TrainingLoop:
             raise
         if self._metrics and not any(line["replied"] for line in self._metrics):
             why = "is a deadline too short?" if any(line["late"] for line in self._metrics) else "all have failed"
-            _log.warning("no client has ever answered, so that the model is the first one: %s", why)
+            _log.warning("no client has ever answered, so the model is the initial one: %s", why)
         return self._finish("finished", None)
 
     def _give_up(self, status: str, reason: str | None) -> None:
-        """Keep what was done."""
+        """Write the results so far."""
         try:
             self._finish(status, reason)
         except RunFailed as error:  # the error that counts is on its way
@@ -145,32 +144,32 @@ class TrainingLoop:
                 _log.warning("%s", error)
 
     def _round(self, number: int) -> None:
-        """Train; then record the round before, which was scored meanwhile, or this one, if nobody else scores it."""
-        exchange = self._federation.round(number)
-        self._warn_unanswered(number, exchange)
+        """Train, then record the round before, which was scored meanwhile; without workers, record this one too."""
+        stats = self._federation.round(number)
+        self._warn_unanswered(number, stats)
         line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
         self._record_pending()
         scoring = self._begin_scoring() if self._policy.evaluates(number) else None
-        self._pending = _Round(line, exchange, scoring, (self._federation.model(), self._federation.models()))
+        self._pending = _Round(line, stats, scoring, (self._federation.model(), self._federation.models()))
         if not self._scores_meanwhile:
             self._record_pending()
 
-    def _warn_unanswered(self, number: int, exchange: RoundStats) -> None:
-        """Of rounds in a row in which no answer counts, the first."""
-        is_unanswered = exchange.selected > 0 and not exchange.replied
+    def _warn_unanswered(self, number: int, stats: RoundStats) -> None:
+        """Warn of a round without an answer that counts, once for all such rounds in a row."""
+        is_unanswered = stats.selected > 0 and not stats.replied
         if is_unanswered and not self._is_unanswered:
             _log.warning(
                 "round %d: no answer counts, of %d clients that were asked (%d were late, %d failed): the model stays "
-                "as it was; this is not said again until an answer counts",
+                "as it was; the next such warning comes after an answer has counted",
                 number,
-                exchange.selected,
-                exchange.late,
-                exchange.failed,
+                stats.selected,
+                stats.late,
+                stats.failed,
             )
         self._is_unanswered = is_unanswered
 
     def _keep(self, number: int) -> None:
-        """A checkpoint, if it is time for one."""
+        """Write a checkpoint, if one is due."""
         if self._checkpoints is None or self._every is None or number % self._every:
             return
         assert self._folder is not None
@@ -185,8 +184,8 @@ class TrainingLoop:
             return
         pending, self._pending = self._pending, None
         scores = pending.scoring.line() if pending.scoring else {"test_accuracy": None, "test_loss": None}
-        line = {**pending.line, **scores, **pending.exchange._asdict()}
-        # Together: an interruption within the next round finds the model that the last line measured.
+        line = {**pending.line, **scores, **pending.stats._asdict()}
+        # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
         self._metrics.append(line)
         if self._folder is not None:
@@ -200,7 +199,7 @@ class TrainingLoop:
         directory = self._folder.path if self._folder else None
         run = Run(self._experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self._folder is not None:
-            self._folder.keep(model)  # first, so that no failure to draw costs the work
+            self._folder.keep(model)  # first, so that a report that fails costs no model
             self._folder.finish(run.summary, self._report(run))
         return run
 

@@ -30,14 +30,14 @@ _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
 
 
 class Observer(Protocol):
-    """Is told how a run goes on."""
+    """Listener to a run's progress."""
 
     def begin(self, expectation: Expectation) -> None:
-        """Before the first round."""
+        """Called before the first round."""
         ...
 
     def round(self, line: Mapping[str, Any]) -> None:
-        """After a round, with its line of the metrics."""
+        """Called after a round with its line of the metrics."""
         ...
 
 
@@ -56,7 +56,7 @@ def simulate(
     """Run an experiment on this machine, on its GPUs where there are any.
 
     Args:
-        experiment: what to run.
+        experiment: to run.
         data: training data by client, in place of the experiment's.
         model: a factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
         loss: (output, target) → scalar, in place of cross-entropy. Targets may then have any type and shape.
@@ -65,21 +65,21 @@ def simulate(
             held-out samples. A function with the attribute ``mean_over_samples = True`` is given batches instead, whose
             values are averaged.
         output: the run's folder; nothing is written without one.
-        overwrite: take the place of a run that the folder holds.
+        overwrite: replace a run that the folder holds.
         resume: continue the run that the folder holds, from its newest whole checkpoint, or from the beginning where it
             ended before its first one. It ends with the same bits as a run that was never interrupted. Data, model,
             loss and metric that were given to it must be given again.
-        observer: is told how the run goes on.
+        observer: told of the run's progress.
 
     Returns:
         The run: metrics by round, summary, trained model.
 
     Raises:
-        InvalidInput: if experiment, data, model and loss do not fit each other, the folder holds something, or what is
-            to be gone on with is another experiment.
-        RunFailed: if the folder cannot be written to any more; it then holds what was last kept, to be gone on with.
-        Diverged: if a loss or a model is no longer finite. The folder then holds the last good model, and all metrics
-            until then; so it does after an interruption.
+        InvalidInput: if experiment, data, model and loss do not fit each other, the folder holds something, or the
+            run to resume is another experiment's.
+        RunFailed: if the folder cannot be written to any more; the run can be resumed from its newest checkpoint.
+        Diverged: if a loss or a model is no longer finite. The folder then holds the last good model and all metrics
+            until then, as after an interruption.
 
     Note:
         A process trains one group of clients after another with one module. Parameters and buffers are each client's

@@ -59,7 +59,7 @@ def test_the_reference_is_what_the_command_prints(capsys: pytest.CaptureFixture[
             assert all(f"`{key}`" in page for key in family.section(kind).model_fields if key != "kind")
 
 
-def test_the_guide_tells_what_metrics_mean_and_the_columns_of_traces() -> None:
+def test_guide_explains_metrics_and_columns_of_traces() -> None:
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     for key in ("selected", "replied", "late", "failed", "staleness_mean", "virtual_s"):
         assert f"| `{key}` |" in text

@@ -170,7 +170,7 @@ def test_constraints_pin_what_is_needed_and_nothing_else() -> None:
     assert names <= needed
 
 
-def test_the_extra_for_flower_is_what_users_are_told_to_install() -> None:
+def test_the_extra_for_flower_is_the_documented_one() -> None:
     assert PROJECT["project"]["optional-dependencies"]["flower"] == [FLOWER]
 
 

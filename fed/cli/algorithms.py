@@ -105,6 +105,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         return
     params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
     state = algorithm.init(params_P)
+    algorithm.check_state(state, _PARAMETERS, "init")
     yield "server keeps", _fields(state)
     kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if algorithm.keeps_private else ""]
     kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]
@@ -147,13 +148,13 @@ _ROUNDS = "any cohort, sampling and schedule of the step size"
 
 
 def _fields(state: Any) -> str:
-    """The names of a named tuple's tensors, those of its parts among them, without their shape suffixes."""
+    """The names of a named tuple's values, those of its parts among them, without their shape suffixes."""
     names = []
-    for name, part in zip(getattr(state, "_fields", ()), state or (), strict=False):
-        if part is None or hasattr(part, "shape"):
-            names += [re.sub(r"_[A-Z0-9]+$", "", name)] if part is not None else []
-        else:
+    for name, part in ({} if state is None else state._asdict()).items():
+        if isinstance(part, tuple):
             names += filter(None, [_fields(part)] if hasattr(part, "_fields") else map(_fields, part))
+        elif part is not None:
+            names.append(re.sub(r"_[A-Z0-9]+$", "", name))
     return ", ".join(names)
 
 

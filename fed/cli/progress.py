@@ -40,7 +40,7 @@ class Display(Protocol):
 
 
 class Lines(Display):
-    """At most eleven lines, whatever the number of steps."""
+    """Eleven lines at most, whatever the number of steps."""
 
     def __init__(self) -> None:
         self._tenths = 0

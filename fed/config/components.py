@@ -10,6 +10,7 @@ that this room knows of the rooms below it by name alone.
 import dataclasses
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -193,11 +194,21 @@ def _load(family: Family[Any], kind: str) -> Callable[..., Any]:
 def _import(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
     except Exception as error:
-        # A ValueError would pass for a wrong value of the experiment, and the place where the module fails be lost.
-        raise ImportError(f"module {module} fails while it is imported: {error!r}") from error
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise InvalidExperiment(f"cannot import {module} ({error}); is its folder on the path?") from None
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InvalidExperiment(
+            f"module {module} fails while it is imported, at {_place_of(error)}: {problem}: correct it"
+        ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """The file and line that an error comes from."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 @cache

@@ -1,1 +1,1 @@
-"""Runs, checkpoints and the files that hold them, each written whole or not at all."""
+"""Run folders, checkpoints and the files that hold them, each written whole or not at all."""

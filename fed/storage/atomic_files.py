@@ -1,4 +1,4 @@
-"""Files that are seen whole or not at all, also after a crash or a loss of power."""
+"""Atomic files: each is seen whole or not at all, even after a crash or a loss of power."""
 
 import errno
 import os
@@ -14,19 +14,19 @@ from fed.errors import InvalidInput
 __all__ = ["LOCK", "held", "replaced", "sync_folder", "write_atomically"]
 
 LOCK = ".lock"
-"""A file in a folder that a process has to itself; where that was killed, it means nothing."""
+"""The lock file of a folder that a process has to itself. The file of a killed process locks nothing."""
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Write a file in place of the one that may be there.
 
     Args:
-        path: where.
-        content: what.
-        mode: who may read and write it, less what the process masks.
+        path: of the file.
+        content: of the file.
+        mode: its permissions, less the process's umask.
 
     Raises:
-        OSError: if it cannot be written; what was there is as it was.
+        OSError: if it cannot be written; the file that was there is unchanged.
 
     Example:
         >>> write_atomically(Path("summary.json"), b"{}")
@@ -39,20 +39,20 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 @contextmanager
 def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write into that takes the place of ``path`` when the block ends, on the disk and not in a cache alone.
+    """Open a new file that takes the place of ``path`` when the block ends, on the disk and not only in a cache.
 
-    Until then it stands beside it as ``.NAME.PID``; after an error nothing of it is left.
+    During the block it stands beside ``path`` as ``.NAME.PID``. After an error it is removed.
 
     Args:
-        path: where.
-        mode: who may read and write it from the first byte on, less what the process masks.
+        path: of the file.
+        mode: its permissions from the first byte on, less the process's umask.
 
     Raises:
-        OSError: if it cannot be written; what was there is as it was.
+        OSError: if it cannot be written; the file that was there is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)  # of an earlier process of that number: its mode would stay
+        temporary.unlink(missing_ok=True)  # an earlier process of this number left it: its mode would stay
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         with temporary.open("wb") as file:
             yield file
@@ -65,7 +65,7 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows which files a folder holds.
+    """Wait until the disk has the folder's list of files.
 
     Raises:
         OSError: if the disk fails.
@@ -82,13 +82,13 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def held(folder: Path, remedy: str) -> Iterator[None]:
-    """Have a folder to oneself among all processes that ask for it like this; it is made where it does not exist.
+    """Lock a folder against all other processes that lock it, and make it where it does not exist.
 
-    The system lets go of it when a process is killed.
+    The system unlocks it when the process is killed.
 
     Args:
-        folder: which.
-        remedy: what a user who cannot have it may do instead of waiting.
+        folder: to lock.
+        remedy: advice for a user who finds it locked, besides waiting.
 
     Raises:
         InvalidInput: if another process has it, or it cannot be written to.
@@ -112,7 +112,7 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            (folder / LOCK).unlink()  # while it is ours: who waits for this very file finds that it is gone
+            (folder / LOCK).unlink()  # while it is locked: a process that waits for this file finds it gone
         lock.release()
         if not was_there:
             with suppress(OSError):  # it is no longer empty

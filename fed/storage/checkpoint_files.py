@@ -1,8 +1,8 @@
-"""A checkpoint's file: safetensors with a seal, the SHA-256 of all its other bytes.
+"""Checkpoint files: safetensors with a seal, the SHA-256 of all other bytes.
 
-Whatever changes in it, its length included, the seal tells, without PyTorch. It holds two arrays of bytes,
-``structure`` and ``tensors`` (:mod:`fed.storage.serialization`): where a million clients have a state, an entry for
-each tensor would make a header of more than the 100 MB that safetensors read.
+The seal reveals any change of a file, its length included. It is checked without PyTorch, so that listing runs is
+fast. A file holds two arrays of bytes, ``structure`` and ``tensors`` (:mod:`fed.storage.serialization`). An entry for
+each tensor would need a larger header than the 100 MB that safetensors reads, where a million clients have a state.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ _SEAL = "format 1, round {number}, sha256 {digest}"
 _SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
 _UNSEALED = "0" * 64
 _HEADER_BYTES = 4096
-"""More than a header of ours has."""
+"""An upper bound of a header's length."""
 _PIECE_BYTES = 1 << 20
 
 
 def file_name(number: int) -> str:
-    """What the checkpoint of a round is called.
+    """The name of a round's checkpoint.
 
     Example:
         >>> file_name(12), file_name(12_345_678)
@@ -36,7 +36,7 @@ def file_name(number: int) -> str:
 
 
 def numbers_in(folder: Path) -> list[int]:
-    """The rounds of the checkpoints in a folder, whole or not, in ascending order; none where there is no folder.
+    """The rounds of a folder's checkpoints, whole or damaged, in ascending order; none where there is no folder.
 
     Raises:
         OSError: if the folder cannot be read.
@@ -74,7 +74,7 @@ def newest_whole(folder: Path, rounds: int | None = None) -> tuple[int | None, l
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote.
+    """Remove the unfinished files of a process that was killed while it wrote.
 
     Raises:
         OSError: if it cannot be removed.
@@ -104,9 +104,9 @@ def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterabl
     Args:
         file: new, empty and seekable.
         number: of the round.
-        structure: of the tree.
-        tensors: the bytes of its tensors, one after another; each is asked for when the one before is written.
-        size_bytes: of all of these.
+        structure: the tree without its tensors' numbers.
+        tensors: the bytes of its tensors. Each is asked for after the one before has been written.
+        size_bytes: the total length of the tensors.
 
     Raises:
         OSError: if there is no room.
@@ -135,7 +135,7 @@ def _header(number: int, structure_bytes: int, tensors_bytes: int) -> bytes:
 
 
 def flaw_of(path: Path, number: int) -> str | None:
-    """What is wrong with a file that should be a round's checkpoint, as the end of a sentence; None if it is whole."""
+    """The end of a sentence that says what is wrong with a round's checkpoint; None if it is whole."""
     try:
         with path.open("rb") as file:
             return _flaw(file, number)

@@ -1,4 +1,4 @@
-"""Checkpoints: the whole state of a run after some of its rounds, of which the newest whole one is gone on from."""
+"""Checkpoints: the whole state of a run after some of its rounds. A run resumes from the newest whole one."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ from fed.storage.checkpoint_files import (
     remove_unfinished,
     write_sealed,
 )
-from fed.storage.serialization import bytes_of, put_together, taken_apart
+from fed.storage.serialization import bytes_of, join_tree, split_tree
 from fed.storage.state_trees import Tree, plain, refilled
 
 __all__ = ["Checkpoints", "Tree", "plain", "refilled"]
@@ -25,14 +25,14 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """A folder of checkpoints, of which the last few are kept.
+    """A folder of checkpoints, of which the newest few are kept.
 
-    Each is a file that is there whole or not at all, also after a crash, and that notices any change of its bytes.
-    One process writes into a folder at a time.
+    Each is a file that is whole or not there at all, even after a crash, and any change of its bytes is noticed. One
+    process at a time writes into a folder.
 
     Args:
-        folder: where they are; it is made with the first of them.
-        keep: how many stay, at least 1.
+        folder: of the checkpoints; the first one makes it.
+        keep: the number of checkpoints that stay, at least 1.
 
     Raises:
         ValueRange: if ``keep`` is less than 1.
@@ -50,28 +50,28 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
-            raise ValueRange(f"keep must be at least 1, got {keep}: the newest checkpoint is what a run goes on from")
+            raise ValueRange(f"keep must be at least 1, got {keep}: a run resumes from the newest checkpoint")
         self.folder, self.keep = folder, keep
 
     def write(self, number: int, state: Tree) -> None:
-        """Keep the state after a round; it is then the newest, and all but the last ``keep`` go.
+        """Write the state after a round, then remove all but the newest ``keep`` checkpoints up to this round.
 
-        Later ones go too: they are of a course that was given up when the run went on from an earlier one. Nothing goes
-        before the new one has been read back. No more than one tensor is copied at a time.
+        Checkpoints of later rounds are removed too: a run that resumed from an earlier round has repeated those rounds.
+        None is removed before the new one has been read back. At most one tensor is copied at a time.
 
         Args:
             number: of the round, 0 or more.
-            state: a tree. Tensors on GPUs and such as are not contiguous will do; one that stands in it several times
-                is written once.
+            state: a tree. Its tensors may be on GPUs, and need not be contiguous. One that occurs several times is
+                written once.
 
         Raises:
             InvalidCheckpoint: if the state holds what a tree cannot.
-            CheckpointFailed: if it cannot be written; those before it are as they were.
+            CheckpointFailed: if it cannot be written; earlier checkpoints are unchanged.
             ValueRange: if the number is negative.
         """
         if number < 0:
             raise ValueRange(f"a checkpoint's number must be 0 or more, got {number}: count rounds from 1")
-        structure, tensors = taken_apart(state)
+        structure, tensors = split_tree(state)
         size_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         try:
             self._make_folder()
@@ -85,8 +85,8 @@ class Checkpoints:
     def newest(self, rounds: int | None = None) -> tuple[int, Tree] | None:
         """The number and the state of the newest whole checkpoint; None if there is no checkpoint at all.
 
-        A warning names each newer one with its flaw. Tensors come back on the CPU, those that were one tensor as one,
-        all others with memory of their own.
+        A warning names each newer one with its flaw. Tensors come back on the CPU. One that occurred several times is
+        one tensor again; all others have memory of their own.
 
         Args:
             rounds: the number of rounds with metrics, which no checkpoint may exceed; None: no matter.
@@ -123,7 +123,7 @@ class Checkpoints:
     def _read(self, number: int) -> Tree:
         with safe_open(self._path(number), "pt") as file:
             structure = bytes_of(file.get_tensor("structure")).tobytes()
-            return put_together(structure, file.get_tensor("tensors"))
+            return join_tree(structure, file.get_tensor("tensors"))
 
     def _check(self, number: int, size_bytes: int) -> None:
         flaw = flaw_of(self._path(number), number)
@@ -132,7 +132,7 @@ class Checkpoints:
             raise self._failure(number, f"read back, it {flaw}", size_bytes)
 
     def _retire(self, number: int) -> None:
-        """Remove all but the last ones until this; the run is not worth less if that fails."""
+        """Remove old checkpoints. A run does not fail where that fails."""
         try:
             numbers = numbers_in(self.folder)
             stay = [other for other in numbers if other <= number][-self.keep :]
@@ -145,7 +145,7 @@ class Checkpoints:
     def _failure(self, number: int, reason: str, size_bytes: int) -> CheckpointFailed:
         try:
             earlier = [other for other in numbers_in(self.folder) if other != number]
-        except OSError:  # no folder, or none that can be read: nothing that could be said to be kept
+        except OSError:  # no folder, or an unreadable one: there is no earlier checkpoint to name
             earlier = []
         kept = (
             f"earlier checkpoints are kept, the last of round {earlier[-1]}" if earlier else "there is no earlier one"

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics by round, a summary, the model; in memory, and in a folder."""
+"""Results of a run, in memory and in its folder: metrics by round, a summary, the model."""
 
 import errno
 import json
@@ -37,13 +37,13 @@ class Run:
     """A finished run.
 
     Args:
-        experiment: what was run, every default resolved.
-        metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning, bytes, counts
-            and losses are the round's own; what a round did not measure is None.
+        experiment: with every default resolved.
+        metrics: one mapping for each round. ``virtual_s`` and ``wall_s`` count from the run's beginning. Bytes, counts
+            and losses are the round's own. A value that a round did not measure is None.
         summary: the run in one mapping: totals of bytes, the last measured accuracy and loss, the status.
         model: the trained module.
         models: where clients keep models of their own, client id → module; empty otherwise.
-        directory: the folder that holds all this, or None.
+        directory: the run's folder, or None.
     """
 
     experiment: Experiment
@@ -58,16 +58,16 @@ class RunFolder:
     """A run's folder, readable while the run goes on: each file appears whole, metrics line by line.
 
     Args:
-        path: the folder; it is made where it does not exist, once the run begins.
-        overwrite: take an existing run's place, once this one begins: bad input costs no run.
+        path: the folder; the run makes it when it begins.
+        overwrite: replace a run that the folder holds when this one begins, so that bad input costs no run.
 
     Raises:
         OutputExists: if the folder holds anything and ``overwrite`` is not given.
-        InvalidInput: if there can be no such folder.
+        InvalidInput: if the folder cannot be made.
     """
 
     FILES = ("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
-    """Beside them there may be ``checkpoints/``."""
+    """The files of a run; there may be ``checkpoints/`` too."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
@@ -77,7 +77,7 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path) -> "RunFolder":
-        """The folder of a run that is there, to be gone on with.
+        """The folder of an existing run, to be resumed.
 
         Raises:
             InvalidInput: if it holds none, or cannot be read.
@@ -85,10 +85,10 @@ class RunFolder:
         with written_to(path):
             if not is_run(path):
                 raise InvalidInput(f"{path} must be the folder of a run, got none there: fed runs lists what there is")
-        return cls(path, overwrite=True)  # nothing is overwritten unless it begins
+        return cls(path, overwrite=True)  # nothing is overwritten unless the run begins again
 
     def held(self) -> AbstractContextManager[None]:
-        """Have it to oneself, for as long as the run goes on.
+        """Lock it against other processes while the run goes on.
 
         Raises:
             InvalidInput: if another process has it, or there can be no such folder.
@@ -97,20 +97,20 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of its checkpoints; there need be none."""
+        """The folder of its checkpoints, which may not exist."""
         return self.path / "checkpoints"
 
     def begin(self, experiment: Experiment, given: Sequence[str] = ()) -> None:
-        """Write what is known before the first round, in place of what an earlier run left.
+        """Write the files that precede the first round, in place of an earlier run's files.
 
-        What tells that it is a run's folder comes first, so that it can be overwritten wherever this is broken off.
+        The file that marks a run's folder comes first, so that an interruption leaves a folder that can be overwritten.
 
         Args:
-            experiment: what is run.
-            given: the names of what was given in Python beside it.
+            experiment: to run.
+            given: the names of the parts given in Python beside it.
 
         Raises:
-            InvalidInput: if there can be no such folder.
+            InvalidInput: if the folder cannot be made.
         """
         found = {**environment(), "given": list(given)}
         with written_to(self.path):
@@ -121,20 +121,20 @@ class RunFolder:
             write_atomically(self.path / "metrics.jsonl", b"")
 
     def experiment(self) -> Experiment:
-        """What was run.
+        """The experiment that was run.
 
         Raises:
             InvalidInput: if it cannot be read.
         """
         if not (self.path / "experiment.yaml").exists():
             raise InvalidInput(
-                f"{self.path / 'experiment.yaml'} must say what is to be gone on with, got no such file: restore it, "
+                f"{self.path / 'experiment.yaml'} must hold the experiment to resume, got no such file: restore it, "
                 "or run the experiment again with --overwrite"
             )
         return Experiment.load(self.path / "experiment.yaml")
 
     def given(self) -> list[str]:
-        """The names of what was given to the run in Python beside its experiment.
+        """The names of the parts given in Python beside the experiment.
 
         Raises:
             InvalidInput: if the file that says so cannot be read.
@@ -182,7 +182,7 @@ class RunFolder:
         return [line for line, _ in lines]
 
     def sync(self) -> None:
-        """Wait until the disk has all lines: a checkpoint that outlives a loss of power goes with those until it.
+        """Wait until the disk has all lines of the metrics, so that a checkpoint never outlives the lines before it.
 
         Raises:
             RunFailed: if the disk fails.
@@ -191,7 +191,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Add a round's line to ``metrics.jsonl``, in one write; the whole line, or nothing of it.
+        """Add a round's line to ``metrics.jsonl``, in one write: the whole line or nothing.
 
         Raises:
             RunFailed: if there is no room.
@@ -200,23 +200,23 @@ class RunFolder:
         with self._written_on(), (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
             size_bytes = file.tell()
             written_bytes = file.write(content)
-            if written_bytes != len(content):  # a disk that is almost full takes what it can
+            if written_bytes != len(content):  # an almost full disk takes a part
                 file.truncate(size_bytes)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def keep(self, model: nn.Module) -> None:
-        """Write the model's tensors; what else its state may hold has no place there.
+        """Write the model's tensors. Other values of its state are left out.
 
         Raises:
-            RunFailed: if there is no room; a model that was there before is as it was.
+            RunFailed: if there is no room; an earlier model is unchanged.
         """
         tensors = {name: part for name, part in model.state_dict().items() if isinstance(part, Tensor)}
-        state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights stand twice
+        state = {name: part.contiguous().clone() for name, part in tensors.items()}  # tied weights occur twice
         with self._written_on():
             write_atomically(self.path / "model.safetensors", save(state))
 
     def finish(self, summary: Mapping[str, Any], report: str) -> None:
-        """Write the report, and last of all the summary: where there is one, all else is there.
+        """Write the report and then the summary: a folder with a summary has all other files.
 
         Raises:
             RunFailed: if there is no room.
@@ -227,7 +227,7 @@ class RunFolder:
 
     @contextmanager
     def _written_on(self) -> Iterator[None]:
-        """Say what the system refuses once the run has begun."""
+        """Turn a refusal of the system during a run into RunFailed."""
         try:
             yield
         except OSError as error:
@@ -238,7 +238,7 @@ class RunFolder:
 
 
 def clear_run(folder: Path) -> None:
-    """Remove a run's files and checkpoints; all others stay. What tells that it is a run's folder goes last.
+    """Remove a run's files and checkpoints; other files stay. The file that marks a run's folder goes last.
 
     Raises:
         OSError: if one cannot be removed.
@@ -250,7 +250,7 @@ def clear_run(folder: Path) -> None:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote a file of a run.
+    """Remove the unfinished files of a process that was killed while it wrote.
 
     Raises:
         OSError: if it cannot be removed.
@@ -265,14 +265,14 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 
 
 def refuse_taken(folder: Path, *, overwrite: bool) -> None:
-    """Hold a folder to come to being new or empty, or else free to be overwritten.
+    """Refuse to write into a folder that holds something, unless it may be overwritten.
 
     Args:
-        folder: what is to be written to.
-        overwrite: the user allows it, and what the folder holds is of the kind that takes its place.
+        folder: to write to.
+        overwrite: True where the user allows it and the folder holds a result of the same kind.
 
     Raises:
-        OutputExists: if it is neither, or is a file.
+        OutputExists: if it holds something and may not be overwritten, or is a file.
     """
     is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if is_taken and not overwrite:
@@ -284,7 +284,7 @@ def refuse_taken(folder: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def written_to(folder: Path) -> Iterator[None]:
-    """Lay what the system refuses here to the choice of the folder.
+    """Turn a refusal of the system into the advice to choose another folder.
 
     Raises:
         InvalidInput: if the folder cannot be read, made or written to.
@@ -296,7 +296,7 @@ def written_to(folder: Path) -> Iterator[None]:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """JSON without NaN and infinity, which no other reader takes: they become null."""
+    """JSON with null in place of NaN and infinity, which other readers refuse."""
     return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -311,13 +311,13 @@ def _finite(value: Any) -> Any:
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs in order to repeat a run: versions, hardware, and the commit of the folder it ran in."""
+    """Versions, hardware and the commit of the working folder, with which a reader can repeat a run."""
     commit = None
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
         commit = answer.stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):
-        pass  # no git here: the commit is unknown, which the null says
+        pass  # without git the commit is null: unknown
     return {
         "fed": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What runs have left in their folders, read back: metrics, how far they came, and whether they can be resumed."""
+"""Reading of run folders: metrics, state, and the round that a run can resume after. It does not load PyTorch."""
 
 import json
 import os
@@ -19,13 +19,13 @@ _Kind = TypeVar("_Kind", int, str)
 
 
 class RunState(StrEnum):
-    """How a run ended, as far as its folder tells."""
+    """The end of a run, as its folder tells it."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     UNFINISHED = "unfinished"
-    """There is no summary: it goes on, or it ended without a word, as one that is killed does."""
+    """There is no summary: the run goes on, or was killed."""
     UNREADABLE = "unreadable"
 
 
@@ -34,17 +34,17 @@ class KeptRun:
     """A run as its folder shows it.
 
     Args:
-        folder: where it is.
-        state: how it ended.
-        reason: why it failed or cannot be read; None otherwise.
+        folder: of the run.
+        state: its end.
+        reason: the reason that it failed or cannot be read; None otherwise.
         name: the experiment's.
         algorithm: its kind.
-        rounds: how many are done.
-        rounds_planned: how many were to be, where the experiment says so.
+        rounds: the number of rounds done.
+        rounds_planned: the number of rounds of the experiment, where it says so.
         test_accuracy: the last one measured.
-        written: when it ended, or was last written to.
-        checkpoint: the round after which it could be resumed: that of the newest whole checkpoint within the metrics.
-            None for a run that is finished, or has none.
+        written: the time of its end, or of the last write.
+        checkpoint: the round after which it can resume: that of the newest whole checkpoint within the metrics. None
+            for a run that is finished, or has none.
     """
 
     folder: Path
@@ -60,12 +60,12 @@ class KeptRun:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
+    """True for the folder of a run."""
     return (path / "environment.json").is_file()
 
 
 def state_of(path: Path) -> RunState:
-    """How the run in a folder ended; unreadable where there is none.
+    """The end of the run in a folder; unreadable where there is none.
 
     Example:
         >>> state_of(Path("runs/none"))
@@ -78,10 +78,10 @@ def state_of(path: Path) -> RunState:
 
 
 def kept_run(path: Path) -> KeptRun:
-    """What the folder of a run shows.
+    """The run in a folder.
 
-    Of one that is not finished the newest checkpoint is read, to see whether it is whole. Never raises on what a folder
-    holds: what cannot be read is the reason that the run is unreadable.
+    The newest checkpoint of a run that is not finished is read, to see that it is whole. A file that cannot be read
+    makes the run unreadable, with the reason, and raises nothing.
 
     Example:
         >>> kept_run(Path("runs/none")).reason
@@ -111,18 +111,16 @@ def kept_run(path: Path) -> KeptRun:
 
 
 def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """The lines of a run's metrics, each as it is read and as it stands in the file.
-
-    A last line that is cut short, as a crash leaves it, counts for nothing.
+    """The whole lines of a run's metrics, each as a mapping and as bytes. A last line cut short by a crash is left out.
 
     Args:
-        path: the run's folder. Without ``metrics.jsonl`` it has done no round.
+        path: the run's folder. Without ``metrics.jsonl`` there are no lines.
 
     Raises:
         InvalidInput: if the file cannot be read, or another line is not a round's.
     """
     file = path / "metrics.jsonl"
-    lines = (_content(file) or b"").split(b"\n")[:-1]  # what follows the last end of a line is cut short
+    lines = (_content(file) or b"").split(b"\n")[:-1]  # the part after the last end of a line is cut short
     found = []
     for number, line in enumerate(lines, 1):
         measured = _line(line)
@@ -137,11 +135,11 @@ def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 
 
 def runs_below(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[Path]:
-    """The folders of runs at a place and below it, in the order of their names; those within a run's own are no runs.
+    """The folders of runs in a folder and below it, in the order of their names; none within a run's folder.
 
     Args:
-        folder: where to look.
-        unreadable: is told of every folder that cannot be looked into.
+        folder: to search.
+        unreadable: called with the error of every folder below that cannot be read.
 
     Raises:
         InvalidInput: if there is no such folder, or it cannot be read itself.
@@ -208,7 +206,7 @@ def _json(content: bytes) -> Any:
 
 
 def _within(kind: type[_Kind], section: Any, *keys: str) -> _Kind | None:
-    """What stands at a place among nested keys, if it is there and of this kind."""
+    """The value at nested keys, if it is there and of this kind."""
     for key in keys:
         section = section.get(key) if isinstance(section, dict) else None
     return section if isinstance(section, kind) else None
@@ -224,12 +222,12 @@ def _content(file: Path) -> bytes | None:
 
 
 def _written(path: Path) -> datetime | None:
-    """When the summary was written, or else whatever was last."""
+    """The time of the summary, or else of the newest file."""
     summary = path / "summary.json"
     try:
         files = [summary] if summary.exists() else [*path.iterdir(), *(path / "checkpoints").glob("*")]
         return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
-    except (OSError, ValueError):  # it may be going on, and a file that was there a moment ago replaced
+    except (OSError, ValueError):  # a run that goes on may just have replaced a file
         return None
 
 

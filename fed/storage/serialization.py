@@ -1,8 +1,8 @@
-"""A tree as bytes: its structure in JSON, the numbers of its tensors one after another.
+"""Serialization of trees: the structure in JSON, then the numbers of all tensors.
 
-In the structure an object with one key stands for what JSON lacks: ``{"tuple": […]}``, ``{"dict": [[key, value], …]}``,
-so that 1 and "1" are two keys; ``{"int": "0x…"}`` beyond 63 bits, ``{"float": "…"}`` of the eight bytes of what is not
-finite, ``{"tensor": n}`` the n-th of the tensors. Those stand once each, however often the tree holds them.
+In the structure an object with one key stands for what JSON lacks: ``{"tuple": […]}``; ``{"dict": [[key, value], …]}``,
+which keeps 1 and "1" apart; ``{"int": "0x…"}`` beyond 63 bits; ``{"float": "…"}`` with the eight bytes of a number that
+is not finite; ``{"tensor": n}`` for the n-th tensor. A tensor that occurs several times is stored once.
 """
 
 import json
@@ -16,25 +16,25 @@ from torch import Tensor
 
 from fed.storage.state_trees import Tree, refused
 
-__all__ = ["MOST_LEVELS", "bytes_of", "put_together", "taken_apart"]
+__all__ = ["MOST_LEVELS", "bytes_of", "join_tree", "split_tree"]
 
 MOST_LEVELS = 100
-"""How deep a tree may be: JSON is read by recursion, which Python bounds."""
+"""The greatest depth of a tree: JSON is read by recursion, which Python bounds."""
 
 _Path: TypeAlias = tuple[int | str, ...]
 
 
-def taken_apart(tree: Tree) -> tuple[bytes, list[Tensor]]:
-    """The structure of a tree, and the tensors in it.
+def split_tree(tree: Tree) -> tuple[bytes, list[Tensor]]:
+    """Split a tree into its structure and its tensors.
 
     Raises:
         InvalidCheckpoint: if it holds something that a tree cannot, or is deeper than ``MOST_LEVELS``.
 
     Example:
-        >>> structure, tensors = taken_apart({"step": 3, 7: (torch.zeros(2, dtype=torch.int8), None)})
+        >>> structure, tensors = split_tree({"step": 3, 7: (torch.zeros(2, dtype=torch.int8), None)})
         >>> structure.decode()
         '{"tree":{"dict":[["step",3],[7,{"tuple":[{"tensor":0},null]}]]},"tensors":[["int8",[2]]]}'
-        >>> put_together(structure, torch.tensor([5, 6], dtype=torch.uint8))
+        >>> join_tree(structure, torch.tensor([5, 6], dtype=torch.uint8))
         {'step': 3, 7: (tensor([5, 6], dtype=torch.int8), None)}
     """
     tensors: dict[int, tuple[int, Tensor]] = {}
@@ -43,7 +43,7 @@ def taken_apart(tree: Tree) -> tuple[bytes, list[Tensor]]:
     shapes = [[str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for tensor in kept]
     content = {"tree": described, "tensors": shapes}
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", "surrogatepass"), kept  # any str, also one that is no text
+    return text.encode("utf-8", "surrogatepass"), kept  # any str, even one that is no valid text
 
 
 def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) -> Any:
@@ -73,27 +73,29 @@ def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) 
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's numbers in the order of its indices, as they are in memory; copied only if that differs or is a GPU's.
+    """The bytes of a tensor's numbers, in the order of its indices.
+
+    They are copied only if the memory has another order, or is a GPU's.
 
     Example:
         >>> list(bytes_of(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).T))
         [1, 3, 2, 4]
     """
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    row = dense.as_strided((dense.numel(),), (1,))  # a lone number may have any stride, which a view refuses
+    row = dense.as_strided((dense.numel(),), (1,))  # a single number may have any stride, which view refuses
     data: memoryview = row.view(torch.uint8).numpy().data
     return data
 
 
-def put_together(structure: bytes, content: Tensor) -> Tree:
-    """The tree that was taken apart; its tensors are on the CPU, each with memory of its own.
+def join_tree(structure: bytes, content: Tensor) -> Tree:
+    """Join a tree from its structure and its tensors' bytes. Each tensor is on the CPU, with memory of its own.
 
     Args:
-        structure: as :func:`taken_apart` gave it.
-        content: uint8 [size], the :func:`bytes_of` all its tensors.
+        structure: as :func:`split_tree` gave it.
+        content: uint8 [size], :func:`bytes_of` all its tensors.
 
     Raises:
-        ValueError: if the two are not of one tree.
+        ValueError: if structure and bytes are not of the same tree.
     """
     described = json.loads(structure.decode("utf-8", "surrogatepass"))
     tensors, offset = [], 0

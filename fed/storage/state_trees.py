@@ -1,4 +1,4 @@
-"""Trees: what a run's state is made of once it is to be kept, and the way there from named tuples and back."""
+"""Trees of plain containers: the form of a state in a checkpoint, made from named tuples and turned back into them."""
 
 from collections.abc import Iterable
 from typing import Any, TypeAlias
@@ -10,9 +10,9 @@ from fed.errors import InvalidCheckpoint
 __all__ = ["Tree", "plain", "refilled", "refused"]
 
 Tree: TypeAlias = Any
-"""Dicts whose keys are int or str, lists and tuples of trees; tensors, int, float, bool, str and None at their ends.
+"""Dicts with keys of int or str, lists and tuples of trees; their leaves are tensors, int, float, bool, str and None.
 
-Any to the type checker, since a dict or a list of something narrower would not pass for one of trees.
+The type is Any because type checkers do not take a dict of something narrower for a dict of trees.
 """
 
 _Path: TypeAlias = tuple[int | str, ...]
@@ -20,7 +20,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 def plain(state: Any) -> Tree:
-    """A tree of what an algorithm keeps: a named tuple becomes a dict of its fields.
+    """The tree of a state: a named tuple becomes a dict of its fields.
 
     Args:
         state: named tuples, tuples, lists and dicts, nested at will, of tensors, numbers, str and None.
@@ -50,13 +50,12 @@ def _plain(state: Any, path: _Path) -> Tree:
 
 
 def refilled(template: Any, tree: Tree) -> Any:
-    """The state of which :func:`plain` made a tree, in the named tuples of another state of the same algorithm.
+    """The state that :func:`plain` made a tree of, with the named tuples of another state of the same algorithm.
 
     Args:
-        template: a state of the same shape: the same named tuples, fields, lengths and keys, and tensors of the same
-            shapes and types. A None stands for any one tensor or number, and the other way round; an
-            empty tensor for one of any shape.
-        tree: what is to be in it; its tensors go to the devices of the template's.
+        template: a state with the same named tuples, fields, lengths and keys, and tensors of the same shapes and
+            types. None matches any tensor or number, and is matched by it. An empty tensor matches any shape.
+        tree: the content. Its tensors move to the devices of the template's.
 
     Raises:
         InvalidCheckpoint: if the shapes differ.
@@ -72,17 +71,17 @@ def refilled(template: Any, tree: Tree) -> Any:
 
 def _refilled(template: Any, tree: Tree, path: _Path) -> Any:
     if _is_named(template):
-        _hold(type(tree) is dict and tree.keys() == set(template._fields), template, tree, path)
+        _check(type(tree) is dict and tree.keys() == set(template._fields), template, tree, path)
         pairs = zip(template._fields, template, strict=True)
         return type(template)._make([_refilled(part, tree[name], (*path, name)) for name, part in pairs])
     if type(template) is dict:
-        _hold(type(tree) is dict and tree.keys() == template.keys(), template, tree, path)
+        _check(type(tree) is dict and tree.keys() == template.keys(), template, tree, path)
         return {key: _refilled(part, tree[key], (*path, key)) for key, part in template.items()}
     if type(template) in (tuple, list):
-        _hold(type(tree) is type(template) and len(tree) == len(template), template, tree, path)
+        _check(type(tree) is type(template) and len(tree) == len(template), template, tree, path)
         pairs_of = enumerate(zip(template, tree, strict=True))
         return type(template)([_refilled(*pair, (*path, index)) for index, pair in pairs_of])
-    _hold(_is_end(tree) and (template is None or tree is None or _alike(template, tree)), template, tree, path)
+    _check(_is_end(tree) and (template is None or tree is None or _alike(template, tree)), template, tree, path)
     return tree.to(template.device) if isinstance(template, Tensor) and isinstance(tree, Tensor) else tree
 
 
@@ -100,7 +99,7 @@ def _alike(template: Any, tree: Tree) -> bool:
     return type(template) is type(tree)
 
 
-def _hold(holds: bool, template: Any, tree: Tree, path: _Path) -> None:
+def _check(holds: bool, template: Any, tree: Tree, path: _Path) -> None:
     if not holds:
         raise InvalidCheckpoint(
             f"{_place(path)} must have the shape of {_described(template)}, got {_described(tree)}: resume with the "
@@ -124,7 +123,7 @@ def _listed(names: Iterable[str], most: int = 8) -> str:
 
 
 def refused(found: str, path: _Path) -> InvalidCheckpoint:
-    """The error that says what no checkpoint can hold, and where in the state it is."""
+    """The error for a value that no checkpoint can hold; it names its place in the state."""
     return InvalidCheckpoint(
         "a state to keep must be of dense tensors, int, float, bool, str and None, in tuples, lists and dicts with "
         f"keys of int or str, got {found} at {_place(path)}: keep its parts as these"

@@ -46,7 +46,7 @@ def after(rule: Aggregator, means: list[Tensor]) -> Any:
         (BMUF, {"nesterov": 1}, "nesterov must be a boolean, got 1"),
     ],
 )
-def test_a_hyper_parameter_out_of_range_is_named_with_its_range(rule: Any, keys: dict[str, Any], message: str) -> None:
+def test_hyper_parameter_out_of_range_is_named_with_its_range(rule: Any, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueRange) as caught:
         rule(**keys)
     assert message in str(caught.value)
@@ -77,7 +77,7 @@ def test_bmuf_is_its_recursion_in_numpy(nesterov: bool) -> None:
     np.testing.assert_allclose(rule.model_to_send(state).numpy(), start, rtol=0, atol=1e-14)
 
 
-def test_fedavgm_with_a_constant_update_settles_at_its_long_run_step() -> None:
+def test_fedavgm_with_constant_updates_reaches_its_stationary_step() -> None:
     mean = torch.ones(PARAMETERS, dtype=torch.float64)
     rule = FedAvgM(momentum=0.5, server_lr=0.1)
     before, now = after(rule, [mean] * 60), after(rule, [mean] * 61)
@@ -90,7 +90,7 @@ def test_fedavg_adds_the_mean_update() -> None:
     assert torch.equal(after(FedAvg(), [mean]).model_P, start + mean)
 
 
-def test_fedprox_pulls_towards_the_anchor_for_one_client_and_for_many_at_once() -> None:
+def test_fedprox_pulls_one_or_many_clients_to_the_anchor() -> None:
     gradient, x, anchor = (torch.stack(updates(seed, 3)) for seed in (6, 7, 8))
     rule = FedProx(mu=0.25)
     corrected = rule.correct(gradient, x, anchor, None, ())

@@ -231,7 +231,7 @@ def test_a_report_of_many_clients_is_that_of_each_alone(rule: Aggregator) -> Non
 
 
 @battery
-def test_a_local_rule_of_many_clients_is_that_of_each_alone(rule: Aggregator) -> None:
+def test_local_rule_on_many_clients_equals_each_alone(rule: Aggregator) -> None:
     if not rule.corrects:
         return
     work = a_group(rule, after_two_rounds(rule))
@@ -305,7 +305,7 @@ def test_a_state_survives_a_checkpoint(rule: Aggregator) -> None:
 
 
 @battery
-def test_steps_are_none_or_a_number_that_a_client_can_take(rule: Aggregator) -> None:
+def test_steps_are_none_or_a_valid_number(rule: Aggregator) -> None:
     steps = rule.steps(rule.init(start_vector()))
     assert steps is None or (type(steps) is int and steps > 0)
 
@@ -319,7 +319,7 @@ def test_a_rule_is_a_frozen_value(rule: Aggregator) -> None:
 
 
 @battery
-def test_a_page_has_its_paper_its_equation_and_each_hyper_parameter(rule: Aggregator) -> None:
+def test_page_has_paper_equation_and_each_hyper_parameter(rule: Aggregator) -> None:
     target = type(rule)
     own = {field.name for field in dataclasses.fields(rule)}
     assert own <= arguments(target).keys()

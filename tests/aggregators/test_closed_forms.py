@@ -142,7 +142,7 @@ def test_fednova_is_consistent_where_fedavg_is_not(momentum: float, nesterov: bo
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99])
-def test_the_gradients_of_an_update_are_those_that_the_optimizer_adds_up(momentum: float, nesterov: bool) -> None:
+def test_gradients_of_an_update_are_the_optimizers_sum(momentum: float, nesterov: bool) -> None:
     optimizer, x = SGD(lr=1.0, momentum=momentum, nesterov=nesterov), torch.zeros(1, dtype=torch.float64)
     for steps in range(1, 13):
         optimizer.step(x, torch.ones_like(x))
@@ -189,7 +189,7 @@ def test_mimelite_without_momentum_is_fedavg() -> None:
 # Fairness.
 
 
-def test_qfedavg_with_q_zero_is_fedavg_of_clients_that_count_alike() -> None:
+def test_qfedavg_with_q_zero_is_fedavg_with_equal_weights() -> None:
     ours, local_sgd = (states(rule, PROBLEM, 5.0) for rule in (QFedAvg(q=0.0), LocalSGD()))
     assert_near(model_after(20, ours), model_after(20, local_sgd), 1e-13)
 
@@ -249,7 +249,7 @@ def test_afl_is_its_recursion_in_numpy_where_all_take_part() -> None:
     assert_near(state.mixture_N.numpy(), mixture, 1e-12)
 
 
-def test_afl_moves_the_shares_of_those_who_take_part_among_them() -> None:
+def test_afl_moves_weights_only_among_sampled_clients() -> None:
     asked = iter([[1, 2, 4], [0, 1]])
     _, first, second = states_of(AFL(mixture_lr=1e-3), 2, asked)
     assert_near(first.mixture_N.numpy()[[0, 3, 5]], np.full(3, 1 / 6), 1e-15)
@@ -263,7 +263,7 @@ def test_afl_moves_the_shares_of_those_who_take_part_among_them() -> None:
     assert_near(second.model_P.numpy(), x + share @ moves / share.sum(), 1e-13)
 
 
-def test_afl_stays_where_it_is_if_nobody_with_a_share_takes_part() -> None:
+def test_afl_stays_if_no_sampled_client_has_weight() -> None:
     _, one, two = states_of(AFL(mixture_lr=1e3), 2, iter([[0, 1, 2, 3, 4, 5], [0]]))
     shares = one.mixture_N.numpy()
     assert shares[0] == 0
@@ -271,7 +271,7 @@ def test_afl_stays_where_it_is_if_nobody_with_a_share_takes_part() -> None:
     assert torch.equal(one.model_P, two.model_P)
 
 
-def test_afl_sees_no_difference_where_there_is_none_but_in_age_and_number() -> None:
+def test_afl_ignores_differences_in_age_and_number() -> None:
     # Client 0 answered twice, client 1 once and counts by half: losses of 2, updates of 1 and -1, shares of 1/3.
     losses_N, here_N = torch.tensor([4.0, 1.0, 0.0]).double(), torch.tensor([2.0, 0.5, 0.0]).double()
     mean = torch.tensor([2 * 1.0 - 0.5 * 1.0]).double(), losses_N, here_N  # λ_i N = 1
@@ -362,7 +362,7 @@ def test_local_sgd_settles_where_fedavg_of_equal_samples_does() -> None:
     assert_near(model_after(400, states(LocalSGD(), PROBLEM, 5.0, lr=0.05, steps=5)), fixed, 1e-10)
 
 
-def test_post_local_sgd_takes_single_steps_until_the_switch_and_all_of_them_after_it() -> None:
+def test_post_local_sgd_takes_single_steps_until_the_switch() -> None:
     def rounds(number: int, steps: int, start: Floats) -> Floats:
         left = PROBLEM.contraction(0.05, steps)
         for _ in range(number):
@@ -395,7 +395,7 @@ def test_easgd_settles_at_its_closed_form(elasticity: float | None, steps: int) 
     assert steps == 1 or np.abs(fixed - fedavg).max() > 1e-3  # so that the test can tell them apart
 
 
-def test_easgd_with_one_step_is_the_papers_with_the_pull_after_it() -> None:
+def test_easgd_with_one_step_is_the_papers() -> None:
     lr, alpha = 0.05, 0.2
     x, centre, asked = np.full((6, 4), 5.0), np.full(4, 5.0), cohorts(6, 3, seed=4)
     run = states(EASGD(elasticity=alpha), PROBLEM, 5.0, lr=lr, steps=1, asked=cohorts(6, 3, seed=4))
@@ -418,7 +418,7 @@ def test_easgds_period_takes_the_place_of_the_experiments_steps() -> None:
 
 
 @pytest.mark.parametrize("rule", [EASGD(elasticity=0.2), EAMSGD(elasticity=0.2, momentum=0.9)])
-def test_what_an_exchange_gives_the_centre_it_takes_from_the_clients(rule: Any) -> None:
+def test_easgd_exchange_conserves_the_sum_of_models(rule: Any) -> None:
     # Without gradients, Σ x_i + c stays; so with a single client that moves, the centre gets α of it.
     flat = Quadratics(torch.zeros(6, 4, 4, dtype=torch.float64), PROBLEM.minimum_NP, PROBLEM.samples_N1)
     start = torch.linspace(-1, 1, 24, dtype=torch.float64).view(6, 4)
@@ -433,7 +433,7 @@ def test_what_an_exchange_gives_the_centre_it_takes_from_the_clients(rule: Any) 
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.9])
-def test_eamsgd_with_one_step_is_its_recursion_in_numpy_whoever_takes_part(delta: float) -> None:
+def test_eamsgd_with_one_step_is_its_recursion_in_numpy(delta: float) -> None:
     lr, alpha = 0.02, 0.1
     rule = EAMSGD(elasticity=alpha, momentum=delta)
     run = states(rule, PROBLEM, 5.0, lr=lr, steps=1, asked=cohorts(6, 3, seed=4))

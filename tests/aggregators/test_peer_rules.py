@@ -65,7 +65,7 @@ def test_on_a_complete_graph_one_round_is_the_mean(rule: PeerRule) -> None:
 
 @pytest.mark.parametrize("rule", [*RULES, Local()])
 @pytest.mark.parametrize("topology", [ring, complete, exponential])
-def test_one_peer_at_a_time_computes_its_row_of_all_at_once(rule: PeerRule, topology: Topology) -> None:
+def test_one_peer_alone_computes_its_row_of_all(rule: PeerRule, topology: Topology) -> None:
     mixing_NN = mixing_matrix(topology(PEERS))  # type: ignore[arg-type]  # a graph
     weights_NN = mixing_NN.to_dense()
     x_NP, target_NP = start(3), start(4)

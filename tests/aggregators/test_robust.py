@@ -305,9 +305,7 @@ def test_attackers_far_away_leave_the_geometric_median_near_the_honest(front: di
 
 @attacks
 @pytest.mark.parametrize("kind", [FedNormBound, FedCenteredClipping])
-def test_attackers_far_away_move_a_bounded_rule_by_their_share_of_the_bound(
-    kind: Callable[..., Robust], how: str
-) -> None:
+def test_distant_attackers_move_a_bounded_rule_by_a_bounded_share(kind: Callable[..., Robust], how: str) -> None:
     # From 0 both sum p_i m_i min(1, τ / ‖m_i‖): a share α of attackers adds vectors of at most τ.
     messages_SM, honest_HM = attacked(how)
     bound = 1.5
@@ -462,7 +460,7 @@ def test_clients_count_alike_unless_told_otherwise() -> None:
     ],
     ids=str,
 )
-def test_as_many_replies_as_the_bound_asks_for_are_enough_and_one_less_is_not(rule: Robust, needed: int) -> None:
+def test_exactly_the_bounds_number_of_replies_is_enough(rule: Robust, needed: int) -> None:
     rule.check(needed)
     result(rule, drawn(needed, 3))
     for refused in (lambda: rule.check(needed - 1), lambda: result(rule, drawn(needed - 1, 3))):
@@ -470,7 +468,7 @@ def test_as_many_replies_as_the_bound_asks_for_are_enough_and_one_less_is_not(ru
             refused()
 
 
-def test_a_cohort_that_is_too_small_is_refused_before_the_first_round() -> None:
+def test_too_small_a_cohort_is_refused_before_the_first_round() -> None:
     keys: dict[str, Any] = {"data": {"clients": 12}, "rounds": {"count": 1, "cohort": 6}}
     experiment = fed.Experiment(algorithm={"kind": "krum", "attackers": 2}, **keys)
     with pytest.raises(
@@ -506,7 +504,7 @@ def test_the_centre_stays_from_round_to_round_behind_other_pieces() -> None:
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=name_of)
-def test_a_robust_rule_sees_single_messages_and_leaves_them_as_they_are(rule: Robust) -> None:
+def test_robust_rule_sees_single_messages_and_keeps_them_unchanged(rule: Robust) -> None:
     assert not rule.linear
     messages_SM = drawn(11, 7)
     before = messages_SM.copy()

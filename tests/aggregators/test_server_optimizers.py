@@ -37,7 +37,7 @@ def after(rule: Aggregator, updates: Floats) -> list[Floats]:
 
 @pytest.mark.parametrize("rule", list(SECOND), ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("given", [{}, {"server_lr": 0.3, "beta1": 0.5, "tau": 0.02}], ids=["defaults", "others"])
-def test_an_adaptive_optimiser_is_its_recursion_in_numpy_over_50_steps(rule: Any, given: dict[str, float]) -> None:
+def test_adaptive_optimiser_is_its_recursion_in_numpy(rule: Any, given: dict[str, float]) -> None:
     defaults = {"server_lr": 0.1, "beta1": 0.0} if rule is FedAdagrad else {"server_lr": 0.03, "beta1": 0.9}
     keys = {**defaults, "tau": 1e-3, **given}
     x, m, v = np.linspace(-1, 1, PARAMETERS), np.zeros(PARAMETERS), np.full(PARAMETERS, keys["tau"] ** 2)
@@ -54,7 +54,7 @@ def test_the_decay_of_the_second_moment_is_a_hyper_parameter(rule: Any) -> None:
     assert np.abs(slow - fast).max() > 1e-3
 
 
-def test_yogi_and_adam_agree_where_the_second_moment_is_the_square() -> None:
+def test_yogi_and_adam_agree_where_both_second_moments_agree() -> None:
     # v = Δ² stays under both: Adam's mean of two equal numbers, and sign(0) = 0.
     updates = np.full((STEPS, PARAMETERS), 1e-3)
     adam, yogi = after(FedAdam(), updates)[-1], after(FedYogi(), updates)[-1]
@@ -86,7 +86,7 @@ def test_small_updates_are_those_of_momentum_over_two_tau(rule: Any) -> None:
         (FedAdam, {"server_lr": 0.0}, "server_lr must be greater than 0, got 0.0"),
     ],
 )
-def test_a_hyper_parameter_out_of_range_is_named_with_its_range(rule: Any, keys: dict[str, Any], message: str) -> None:
+def test_hyper_parameter_out_of_range_is_named_with_its_range(rule: Any, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueRange) as caught:
         rule(**keys)
     assert message in str(caught.value)

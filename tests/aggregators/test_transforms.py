@@ -31,7 +31,7 @@ class Also(Piece):
         return report._replace(message=(*report.message, 2 * report.message[0]))
 
 
-def test_long_updates_are_shortened_to_the_norm_and_short_ones_stay() -> None:
+def test_clipping_shortens_only_long_updates_to_the_norm() -> None:
     (clipped_KP,) = chain(Clip(norm=1.0)).report(work()).message
     expected_KP = torch.tensor([[0.6, -0.8], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
     torch.testing.assert_close(clipped_KP, expected_KP, rtol=1e-15, atol=0)
@@ -75,7 +75,7 @@ def test_nesterovs_momentum_looks_a_step_ahead_of_its_velocity() -> None:
     assert moves == [1 + 0.5 * 1, 1 + 0.5 * 1.5, 1 + 0.5 * 1.75]
 
 
-def test_rules_of_single_messages_act_in_the_order_of_the_chain_before_the_mean() -> None:
+def test_message_rules_act_before_the_mean_in_chain_order() -> None:
     messages_SM = torch.tensor([[1.0], [2.0], [30.0]], dtype=torch.float64)
     weights_S, stream = torch.ones(3, dtype=torch.float64), np.random.default_rng(0)
 

@@ -31,14 +31,14 @@ def test_rounds_over_grpc_are_timed_and_none_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_200_nodes_report_for_50_rounds_and_the_server_does_not_grow(tmp_path: Path) -> None:
+def test_server_memory_does_not_grow_with_200_nodes(tmp_path: Path) -> None:
     found = measured(tmp_path / "deployment.json", "--parts", "many")["many"]
     assert (found["rounds"], found["nodes"], found["failed"]) == (50, 200, 0)
     assert found["growth_mb"] < 50  # a model of 1 MB kept from each round would be that
 
 
 @pytest.mark.long
-def test_the_servers_memory_is_a_few_models_whatever_the_number_of_nodes(tmp_path: Path) -> None:
+def test_server_memory_is_independent_of_the_number_of_nodes(tmp_path: Path) -> None:
     """Beyond a base that is another run's; the algorithm's state is a model in float64, two of float32."""
     options = "--parts", "empty,large", "--rounds", "2", "--nodes", "10"
     found = measured(tmp_path / "deployment.json", *options)["large"]
@@ -46,9 +46,7 @@ def test_the_servers_memory_is_a_few_models_whatever_the_number_of_nodes(tmp_pat
     assert 0 < found["models_beyond_state"] <= 8
 
 
-def test_without_flower_it_is_said_what_installs_it_and_ours_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_flower_only_our_engine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     deployment, on_flower = importlib.import_module("deployment"), importlib.import_module("on_flower")
     monkeypatch.setattr(on_flower, "is_installed", lambda: False)
@@ -64,7 +62,7 @@ def test_without_flower_it_is_said_what_installs_it_and_ours_is_measured(
 
 @pytest.mark.long
 @pytest.mark.skipif(not (ROOT / "benchmarks/.venv/installed").exists(), reason="make benchmark installs Flower")
-def test_both_engines_are_measured_in_one_run_and_leave_no_processes(tmp_path: Path) -> None:
+def test_both_engines_are_measured_and_leave_no_processes(tmp_path: Path) -> None:
     options = "--parts", "empty,flower,flower-whole", "--rounds", "2", "--nodes", "2"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     found = measured(tmp_path / "deployment.json", *options, environment=environment)

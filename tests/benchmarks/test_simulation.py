@@ -37,7 +37,7 @@ def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
     assert "no such name: theirs; known: ours-0" in done.stderr
 
 
-def test_the_table_takes_the_place_between_the_markers_of_a_page(tmp_path: Path) -> None:
+def test_table_replaces_text_between_the_markers_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     assert report.put_into(page, "new")

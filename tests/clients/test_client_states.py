@@ -36,7 +36,7 @@ class Client:
         return sorted(path.name for path in self.kept.iterdir())
 
 
-def test_a_task_goes_on_from_what_the_task_left_that_it_names(tmp_path: Path) -> None:
+def test_task_continues_from_the_state_of_the_task_it_names(tmp_path: Path) -> None:
     client = Client(tmp_path)
     first = client.train(1)
     after_first = client.train(2, kept_after="1-1")
@@ -45,7 +45,7 @@ def test_a_task_goes_on_from_what_the_task_left_that_it_names(tmp_path: Path) ->
     assert client.train(1) == first
 
 
-def test_what_a_client_keeps_goes_in_the_order_of_its_tasks_whatever_its_clock_says(tmp_path: Path) -> None:
+def test_client_states_follow_task_order_not_the_clock(tmp_path: Path) -> None:
     """The clock of a small machine begins at 1970, or is set back."""
     client = Client(tmp_path)
     client.train(1)

@@ -81,7 +81,7 @@ def test_accuracy_does_not_depend_on_the_labels_type() -> None:
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_a_metric_of_the_users_own_takes_the_place_of_accuracy(as_tensor: bool) -> None:
+def test_a_users_metric_replaces_accuracy(as_tensor: bool) -> None:
     def absolute_error(output: Tensor, target: Tensor) -> Tensor | float:
         error = (output - target).abs().mean()
         return error if as_tensor else error.item()
@@ -200,7 +200,7 @@ def test_nothing_of_a_graph_is_built() -> None:
     assert seen == [False]
 
 
-def test_samples_stay_as_they_are_where_a_model_works_in_place() -> None:
+def test_samples_stay_unchanged_where_a_model_works_in_place() -> None:
     class Scaling(nn.Module):
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs.mul_(0.5)

@@ -47,7 +47,7 @@ each_model = pytest.mark.parametrize("name", MAKERS)
 
 @each_model
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_have_a_place_for_every_class_and_the_models_type(name: str, dtype: torch.dtype) -> None:
+def test_scores_have_every_class_and_the_models_type(name: str, dtype: torch.dtype) -> None:
     make, inputs = MAKERS[name]
     module, batch = make().to(dtype), inputs(3)
     scores = module(batch.to(dtype) if batch.is_floating_point() else batch)
@@ -65,7 +65,7 @@ def test_a_sample_is_scored_alike_in_any_company(name: str) -> None:
 
 
 @each_model
-def test_what_a_model_starts_from_is_a_matter_of_the_seed(name: str) -> None:
+def test_the_seed_determines_the_initial_model(name: str) -> None:
     make, _ = MAKERS[name]
     packed = []
     for seed in (1, 1, 2):
@@ -77,7 +77,7 @@ def test_what_a_model_starts_from_is_a_matter_of_the_seed(name: str) -> None:
 
 
 @each_model
-def test_an_untrained_model_knows_no_more_and_no_less_than_a_guess(name: str) -> None:
+def test_an_untrained_model_scores_like_a_guess(name: str) -> None:
     """A loss of ln C: scores far from zero, sure of what they do not know, would first have to be unlearnt."""
     make, inputs = MAKERS[name]
     targets = torch.randint(5, (50, 6) if name.startswith("char") else (50,))
@@ -157,9 +157,7 @@ def test_a_cnn_is_its_formula() -> None:
     ],
     ids=["mlp", "cnn"],
 )
-def test_batch_norm_stands_before_each_relu_that_follows_weights_of_a_block(
-    make: Callable[[], nn.Module], widths: list[int]
-) -> None:
+def test_batch_norm_stands_before_each_relu_of_a_block(make: Callable[[], nn.Module], widths: list[int]) -> None:
     module = make()
     assert isinstance(module, nn.Sequential)
     parts = [part for part in module if not isinstance(part, nn.MaxPool2d | nn.Flatten | nn.Unflatten)]
@@ -245,5 +243,5 @@ def test_what_cannot_be_built_is_refused_in_a_line(make: Callable[[], Any], prob
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (7, 4), (1, 4, 5)])
-def test_the_smallest_image_a_cnn_takes_is_halved_down_to_one_pixel(shape: tuple[int, ...]) -> None:
+def test_smallest_image_of_a_cnn_is_pooled_to_one_pixel(shape: tuple[int, ...]) -> None:
     assert cnn(shape, 3)(torch.randn(1, *shape)).shape == (1, 3)

@@ -113,7 +113,7 @@ def test_every_number_has_one_place_and_parameters_come_first(make: Callable[[],
     assert torch.equal(layout.pack(module)[0][: layout.parameters], packed.to(layout.dtype))
 
 
-def test_statistics_are_averaged_counters_are_integers_and_tied_weights_stand_once() -> None:
+def test_statistics_are_floats_counters_integers_tied_weights_single() -> None:
     normed = Layout.of(batch_norm())
     assert [part.name for part in normed.averaged] == ["1.running_mean", "1.running_var"]
     assert [part.name for part in normed.integers] == ["1.num_batches_tracked"]

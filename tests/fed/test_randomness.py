@@ -41,7 +41,7 @@ def draws(streams: Streams, purpose: str, *key: object, count: int = 4) -> list[
 
 
 @given(names, names, st.integers(0, 2**40))
-def test_a_name_gives_its_stream_again_whatever_was_drawn_in_between(
+def test_a_name_gives_its_stream_again_after_other_draws(
     one: tuple[str, object], other: tuple[str, object], seed: int
 ) -> None:
     streams = Streams(seed)
@@ -69,7 +69,7 @@ def test_seeds_are_different_streams() -> None:
     ("key", "same"),
     [(np.int8(7), 7), (np.int64(7), 7), (np.uint64(7), 7), (np.str_("ann"), "ann"), (np.float64(0.5), 0.5)],
 )
-def test_a_value_of_numpys_names_the_stream_of_the_plain_value(key: object, same: object) -> None:
+def test_numpy_and_plain_values_name_the_same_stream(key: object, same: object) -> None:
     assert draws(Streams(3), "order", key, 2) == draws(Streams(3), "order", same, 2)
     assert Streams(3).torch_seed("module", 2, key) == Streams(3).torch_seed("module", 2, same)
 
@@ -112,7 +112,7 @@ def test_torch_seeds_are_valid_and_spread_over_all_bits() -> None:
         assert abs(sum(seed >> bit & 1 for seed in seeds) - 2048) < 160
 
 
-def test_code_with_a_seed_neither_sees_nor_moves_the_global_generator() -> None:
+def test_seeded_code_neither_reads_nor_moves_the_global_generator() -> None:
     inside = []
     for state in (0, 1, 2):
         torch.manual_seed(state)
@@ -127,7 +127,7 @@ def test_code_with_a_seed_neither_sees_nor_moves_the_global_generator() -> None:
         assert not torch.equal(torch.rand(5), inside[0])
 
 
-def test_the_global_generator_comes_back_after_an_error_and_from_within() -> None:
+def test_global_generator_is_restored_after_errors_and_nesting() -> None:
     drawn = []
 
     def draw_and_fail() -> None:
@@ -160,7 +160,7 @@ def test_the_gpus_generator_is_isolated_too() -> None:
         assert torch.equal(torch.rand(5, device=cuda), inside)
 
 
-def test_uniform_and_normal_numbers_of_names_have_their_distributions_and_are_independent() -> None:
+def test_named_numbers_have_their_distributions_and_are_independent() -> None:
     streams = Streams(5)
     uniforms_N4 = np.array([streams.uniforms("a", number) for number in range(20_000)])
     normals_N2 = np.array([streams.normals("b", number) for number in range(20_000)])

@@ -79,7 +79,7 @@ def test_sums_that_cancel_lose_nothing(column: list[float]) -> None:
 
 
 @given(st.lists(numbers, min_size=1, max_size=8), weights)
-def test_what_is_added_and_taken_away_leaves_nothing_but_the_rest(column: list[float], weight: float) -> None:
+def test_added_and_subtracted_vectors_cancel_exactly(column: list[float], weight: float) -> None:
     there_and_back = [*column, 1.0, *(-number for number in reversed(column))]
     vectors = [torch.tensor([number], dtype=torch.float64) for number in there_and_back]
     mean = float(mean_of(vectors, [weight] * len(vectors)).finish())
@@ -178,7 +178,7 @@ def test_more_vectors_than_lanes_have_room_for_are_refused() -> None:
     ("number", "weight"),
     [(math.nan, 1), (math.inf, 1), (-math.inf, 1), (1e300, 1), (-1e300, 1), (1e200, 1e200), (2.0**800, 1)],
 )
-def test_what_is_not_finite_or_too_large_is_refused_and_leaves_no_trace(number: float, weight: float) -> None:
+def test_infinite_or_huge_vectors_are_refused_without_a_trace(number: float, weight: float) -> None:
     mean = mean_of([torch.ones(3 * PIECE)], [2])
     bad_P = torch.ones(3 * PIECE, dtype=torch.float64)
     bad_P[2 * PIECE + 5] = number
@@ -247,7 +247,7 @@ def test_the_mean_of_nothing_is_refused() -> None:
         WeightedMean(3).finish()
 
 
-def test_a_sum_leaves_its_vectors_alone_and_can_go_on_after_a_look() -> None:
+def test_a_sum_keeps_its_vectors_and_continues_after_finish() -> None:
     vector_P = torch.tensor([1.0, 2.0], dtype=torch.float64)
     mean = mean_of([vector_P], [3])
     first_P = mean.finish()
@@ -275,7 +275,7 @@ def test_a_vector_alone_is_what_its_lanes_would_leave(numbers: list[float], weig
 
 @pytest.mark.parametrize("size", [1, 3, PIECE, 3 * PIECE + 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_of_trained_models_less_their_start_the_exact_mean_is_taken(size: int, dtype: torch.dtype) -> None:
+def test_mean_of_model_differences_is_exact(size: int, dtype: torch.dtype) -> None:
     """Differences of numbers of one type, as float64 holds them: of float32, all of them."""
     generator = torch.Generator().manual_seed(size)
     start_P = torch.randn(size, generator=generator, dtype=dtype)
@@ -292,7 +292,7 @@ def test_of_trained_models_less_their_start_the_exact_mean_is_taken(size: int, d
 
 @pytest.mark.parametrize("size", [1, PIECE // 2, PIECE, PIECE + 1, 3 * PIECE + 5])
 @pytest.mark.parametrize("factor", [1.0, 0.25])
-def test_a_difference_is_added_as_if_it_had_been_made_before(size: int, factor: float) -> None:
+def test_a_difference_is_added_as_if_computed_before(size: int, factor: float) -> None:
     generator = torch.Generator().manual_seed(size)
     start_P, *vectors = (torch.randn(size, generator=generator) for _ in range(4))
     taken, made = WeightedMean(size), WeightedMean(size)
@@ -314,7 +314,7 @@ def test_a_difference_that_is_not_finite_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 3])
-def test_the_last_look_at_a_sum_is_as_good_as_any(size: int, count: int) -> None:
+def test_last_finish_equals_an_earlier_one(size: int, count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     vectors = [torch.randn(size, generator=generator) * 2.0 ** (30 * place - 60) for place in range(count)]
     means = [mean_of(vectors, range(1, count + 1)) for _ in range(2)]
@@ -332,7 +332,7 @@ BOUNDS = [PIECE // 3, PIECE // 2, PIECE // 2 + 1, PIECE - 1, PIECE, PIECE + 1, 2
 
 
 @pytest.mark.parametrize("size", BOUNDS)
-def test_around_every_bound_of_length_no_order_and_no_grouping_matters(size: int) -> None:
+def test_order_and_grouping_do_not_matter_around_length_bounds(size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     powers = (0, 40, -30, 3)
     vectors = [torch.randn(size, generator=generator).mul_(2.0**power) for power in powers]
@@ -350,7 +350,7 @@ def test_around_every_bound_of_length_no_order_and_no_grouping_matters(size: int
         assert same_bits(alone, expected_P[place : place + 1])
 
 
-def test_sums_that_were_cut_and_sums_that_were_not_are_merged_alike() -> None:
+def test_cut_and_uncut_sums_merge_alike() -> None:
     """A long first vector is kept whole or cut at once by its length; a merged one is cut in any case."""
     for size in (PIECE + 1, LONGEST + 1):
         vector_P = torch.randn(size, generator=torch.Generator().manual_seed(1))

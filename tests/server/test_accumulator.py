@@ -33,7 +33,7 @@ def halved(staleness: int) -> float | None:
     return 0.5**staleness if staleness < 3 else None
 
 
-def test_staleness_lessens_messages_and_no_weights_whether_or_not_a_rule_needs_each() -> None:
+def test_staleness_discounts_messages_and_not_weights() -> None:
     """Two answers of weights 1 and 3 and ages 0 and 2."""
     for is_linear in (True, False):
         gathered, tasks = accumulator(is_linear=is_linear), opened([5, 3])
@@ -49,7 +49,7 @@ def test_staleness_lessens_messages_and_no_weights_whether_or_not_a_rule_needs_e
             assert weights_S.tolist() == [1, 3]
 
 
-def test_each_client_of_a_group_counts_in_the_mean_age_and_among_the_late() -> None:
+def test_grouped_clients_count_singly_in_age_and_lateness() -> None:
     gathered, tasks = accumulator(), opened([4, 4, 4, 5, 1, 1])
     for clients in ([0, 1, 2], [3], [4, 5]):
         gathered.take(group(clients, 1.0, len(clients)), tasks, NOW, halved)

@@ -74,7 +74,7 @@ def test_the_model_moves_by_the_mean_weighted_by_samples() -> None:
     assert stats.train_loss == 0.5
 
 
-def test_a_share_makes_of_the_mean_of_some_that_of_all_members() -> None:
+def test_shares_turn_a_cohorts_mean_into_all_members_mean() -> None:
     """EASGD moves by the sum of the pulls: of one of two clients, that one's."""
     moves = over(Scripted([lambda task: [reply(task, 1.0)], silent]), EASGD())
     accumulator = moves.new_accumulator()
@@ -100,7 +100,7 @@ class Hall(Scripted):
         return int(client)
 
 
-def test_what_all_members_hold_is_counted_anew_when_they_are_others_and_not_before() -> None:
+def test_member_totals_are_recounted_only_when_members_change() -> None:
     fleet, held = Hall([1, 2, 3]), Held()
     assert [held.by_all(fleet) for _ in range(5)] == [6] * 5
     assert fleet.looks == 3
@@ -110,7 +110,7 @@ def test_what_all_members_hold_is_counted_anew_when_they_are_others_and_not_befo
     assert held.by_all(fleet) == 3
 
 
-def test_who_was_asked_is_forgotten_when_nobody_can_be_asked_again_in_that_round() -> None:
+def test_cohort_is_forgotten_when_its_round_is_over() -> None:
     seen: list[tuple[int, int]] = []
 
     def noted(task: Task) -> list[Answer]:
@@ -193,7 +193,7 @@ def test_a_round_without_replies_leaves_the_model() -> None:
     assert (stats.replied, stats.failed, stats.late, stats.train_loss) == (0, 1, 0, None)
 
 
-def test_a_round_with_fewer_replies_than_the_rule_needs_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:
+def test_round_with_too_few_replies_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Scripted([lambda task: [reply(task, 1.0)]] * 3)
     moves = over(fleet, FedTrimmedMean())
     stats = moves.round(1, [0, 1])
@@ -278,7 +278,7 @@ def test_a_group_counts_as_its_clients_do() -> None:
     assert ours.train_loss == pytest.approx((0.1 * 3 + 0.2 * 1 + 0.5 * 2) / 6)
 
 
-def test_the_last_loss_of_each_client_is_known_however_it_answers() -> None:
+def test_last_loss_of_each_client_is_known() -> None:
     moves = coordinator(silent, together(1.0, 3.0), lambda task: [reply(task, -2.0)])
     moves.round(1, [0, 1, 2])
     assert moves.losses == {0: 0.1, 1: 0.2, 2: 0.5}
@@ -306,7 +306,7 @@ def test_the_order_of_groups_does_not_matter() -> None:
     ],
     ids=["of nobody's too", "not asked", "twice", "another's", "name", "round", "nobody", "answered"],
 )
-def test_a_group_that_must_not_count_changes_nothing_and_is_counted(
+def test_uncounted_group_changes_nothing_and_is_recorded(
     bad: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
     moves = coordinator(lambda task: [reply(task, 1.0)], bad)
@@ -325,7 +325,7 @@ def test_a_group_counts_once() -> None:
     assert (stats.replied, stats.failed) == (2, 0)
 
 
-def test_what_arrives_is_counted_in_bytes_whether_or_not_it_counts() -> None:
+def test_bytes_are_counted_whether_or_not_the_answer_counts() -> None:
     moves = coordinator(silent, together(1.0, 1.0, 1.0))
     assert moves.round(1, [0, 1]).bytes_up == 3 * 3 * 4
 
@@ -345,7 +345,7 @@ def test_of_groups_integer_buffers_the_largest_is_taken() -> None:
 
 
 @pytest.mark.parametrize("step", [1, -1])
-def test_of_several_that_diverged_the_first_is_named_whatever_their_order(step: int) -> None:
+def test_first_diverged_client_is_named_in_any_order(step: int) -> None:
     def diverged(task: Task) -> Iterator[Answer]:
         yield Answer.failure(task, "no number", diverged=True)
 

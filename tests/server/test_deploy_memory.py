@@ -22,7 +22,7 @@ class Tied(nn.Module):
         self.register_buffer("table", torch.arange(4.0), persistent=False)
 
 
-def test_a_module_that_is_free_memory_takes_no_memory_and_comes_back_as_it_was() -> None:
+def test_released_module_takes_no_memory_and_returns_unchanged() -> None:
     module, layout = Tied(), Layout.of(Tied())
     vector_V, integers_I = layout.pack(module)
     restore_memory = _free_memory(module)

@@ -80,7 +80,7 @@ def _wait_until_it_trains(deployment: Deployment, client: int) -> None:
     wait_for(lambda: any(path.stat().st_size for path in _files(deployment, client)), f"client {client} to train")
 
 
-def test_a_client_killed_while_it_trains_and_started_again_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+def test_client_killed_in_training_and_restarted_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(epochs=40, rounds={"count": 2}, options={"insecure": False, "host": "127.0.0.1"})
     server, (victim, _) = deployment.server(), deployment.all_clients()
     _wait_until_it_trains(deployment, 0)
@@ -91,7 +91,7 @@ def test_a_client_killed_while_it_trains_and_started_again_changes_no_bit(deploy
     _hold_to_simulation(deployment, tmp_path)
 
 
-def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+def test_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(epochs=20)
     server, _ = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(2)
@@ -102,7 +102,7 @@ def test_a_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start,
     _hold_to_simulation(deployment, tmp_path)
 
 
-def test_a_server_says_what_it_waits_for_who_comes_and_goes_and_what_begins(deployed: _Start) -> None:
+def test_server_logs_waiting_joining_leaving_and_beginning(deployed: _Start) -> None:
     deployment = deployed(rounds={"count": 2})
     server, first = deployment.server(), deployment.client(0)
     server.wait_to_say("waiting for 2 nodes, of which 1 are there")
@@ -122,7 +122,7 @@ def test_a_server_says_what_it_waits_for_who_comes_and_goes_and_what_begins(depl
         assert re.search(rf"{connected}{answered}the run is over; 2 tasks were done\n", node.said), node.said
 
 
-def test_no_two_processes_share_a_run_or_what_a_node_keeps(deployed: _Start, tmp_path: Path) -> None:
+def test_run_and_node_folders_belong_to_one_process(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(epochs=20)
     server, (_, frozen) = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)
@@ -136,7 +136,7 @@ def test_no_two_processes_share_a_run_or_what_a_node_keeps(deployed: _Start, tmp
     _hold_to_simulation(deployment, tmp_path)
 
 
-def test_a_client_that_has_lost_what_it_kept_goes_on_and_both_ends_say_so(deployed: _Start) -> None:
+def test_client_that_lost_its_state_resumes_and_both_report(deployed: _Start) -> None:
     patience = {"lease_s": 600.0}
     deployment = deployed(epochs=20, rounds={"count": 3}, algorithm="scaffold", options={"patience": patience})
     server, (victim, _) = deployment.server(), deployment.all_clients()
@@ -153,7 +153,7 @@ def test_a_client_that_has_lost_what_it_kept_goes_on_and_both_ends_say_so(deploy
     _hold_tidy(deployment)
 
 
-def test_a_client_frozen_beyond_the_deadline_is_late_and_takes_part_again(deployed: _Start) -> None:
+def test_client_frozen_beyond_the_deadline_is_late_and_returns(deployed: _Start) -> None:
     patience = {"silence_s": 60.0, "stall_s": 60.0}
     deployment = deployed(
         hidden=4000,
@@ -180,7 +180,7 @@ def test_a_client_frozen_beyond_the_deadline_is_late_and_takes_part_again(deploy
 
 
 @pytest.mark.long
-def test_a_client_killed_while_it_sends_and_started_again_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+def test_client_killed_in_sending_and_restarted_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(hidden=4000, epochs=1, rounds={"count": 2})
     server = deployment.server()
     with relayed((deployment.host, deployment.port), bytes_per_s=300e3) as relay:
@@ -195,7 +195,7 @@ def test_a_client_killed_while_it_sends_and_started_again_changes_no_bit(deploye
 
 
 @pytest.mark.long
-def test_a_client_killed_between_tasks_and_started_again_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
+def test_client_killed_between_tasks_and_restarted_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(epochs=20)
     server = deployment.server()
     victim, other = deployment.all_clients()
@@ -213,7 +213,7 @@ def test_a_client_killed_between_tasks_and_started_again_changes_no_bit(deployed
 
 
 @pytest.mark.long
-def test_a_client_frozen_beyond_its_lease_has_failed_and_takes_part_again(deployed: _Start) -> None:
+def test_client_frozen_beyond_its_lease_fails_and_returns(deployed: _Start) -> None:
     deployment = deployed(epochs=20, options={"patience": {"lease_s": 3.0, "silence_s": 2.0}})
     server = deployment.server()
     _, frozen = deployment.all_clients()
@@ -301,7 +301,7 @@ def test_a_server_killed_anywhere_and_resumed_changes_no_bit(deployed: _Start, t
 
 
 @pytest.mark.long
-def test_an_asynchronous_run_whose_server_was_killed_asks_for_open_tasks_again(deployed: _Start) -> None:
+def test_resumed_asynchronous_server_dispatches_open_tasks_again(deployed: _Start) -> None:
     rounds = {"kind": "buffered", "buffer": 2, "concurrency": 3, "count": 10}
     deployment = deployed(clients=3, epochs=20, rounds=rounds)
     server, _ = deployment.server(), deployment.all_clients()
@@ -332,9 +332,7 @@ def test_a_network_that_is_cut_and_healed_changes_no_bit(deployed: _Start, tmp_p
 
 
 @pytest.mark.long
-def test_a_link_between_two_machines_that_goes_down_and_up_changes_no_bit(
-    deployed: _Start, tmp_path: Path, link: "_Link"
-) -> None:
+def test_interrupted_link_between_machines_changes_no_bit(deployed: _Start, tmp_path: Path, link: "_Link") -> None:
     deployment = deployed(hidden=4000, epochs=5, options={"insecure": False, "host": link.host})
     server = deployment.server()
     deployment.client(0, prefix=link.beyond)
@@ -391,7 +389,7 @@ def link() -> Iterator[_Link]:
 
 
 @pytest.mark.long
-def test_a_round_closes_by_quorum_and_deadline_when_half_of_the_clients_are_gone(deployed: _Start) -> None:
+def test_round_closes_by_quorum_when_half_the_clients_leave(deployed: _Start) -> None:
     rounds = {"count": 6, "cohort": "all", "deadline_s": 4.0, "quorum": 0.5}
     deployment = deployed(clients=4, epochs=40, rounds=rounds)
     server, clients = deployment.server(), deployment.all_clients()
@@ -407,7 +405,7 @@ def test_a_round_closes_by_quorum_and_deadline_when_half_of_the_clients_are_gone
 
 
 @pytest.mark.long
-def test_a_run_waits_for_half_of_its_clients_and_says_so(deployed: _Start) -> None:
+def test_a_run_waits_for_lost_clients_and_logs_it(deployed: _Start) -> None:
     deployment = deployed(clients=4, epochs=10, options={"patience": {"lease_s": 2.0}})
     server, clients = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)
@@ -423,9 +421,7 @@ def test_a_run_waits_for_half_of_its_clients_and_says_so(deployed: _Start) -> No
 
 
 @pytest.mark.long
-def test_a_server_without_room_for_an_answer_says_so_and_goes_on_when_there_is(
-    deployed: _Start, tmp_path: Path
-) -> None:
+def test_server_without_room_for_an_answer_reports_and_resumes(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(hidden=4000, epochs=30, rounds={"count": 2})
     server, _ = deployment.server(), deployment.all_clients()
     for client in (0, 1):
@@ -438,7 +434,7 @@ def test_a_server_without_room_for_an_answer_says_so_and_goes_on_when_there_is(
 
 
 @pytest.mark.long
-def test_a_server_without_room_for_a_task_ends_with_the_last_good_state(deployed: _Start, tmp_path: Path) -> None:
+def test_server_without_room_for_a_task_keeps_last_state(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(hidden=4000, epochs=10)
     server, _ = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)
@@ -455,7 +451,7 @@ def test_a_server_without_room_for_a_task_ends_with_the_last_good_state(deployed
 
 
 @pytest.mark.long
-def test_a_node_without_room_says_so_and_takes_part_again_when_there_is(deployed: _Start) -> None:
+def test_node_without_room_reports_it_and_returns_with_room(deployed: _Start) -> None:
     deployment = deployed(hidden=4000, epochs=10, rounds={"count": 30})
     server, (full, _) = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)
@@ -497,7 +493,7 @@ def test_a_training_process_that_is_killed_costs_a_run_nothing(deployed: _Start,
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["terminate", "interrupt"])
-def test_a_server_and_its_nodes_stop_when_they_are_told_to(deployed: _Start, tmp_path: Path, how: str) -> None:
+def test_server_and_nodes_stop_on_request(deployed: _Start, tmp_path: Path, how: str) -> None:
     deployment = deployed(epochs=20)
     server, (node, _) = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(1)

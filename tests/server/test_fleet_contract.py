@@ -86,7 +86,7 @@ def await_free(made: Stage, client: int) -> None:
 
 
 @every_fleet
-def test_members_have_an_order_and_nodes_are_those_without_a_task(kind: str, stage: Open) -> None:
+def test_registered_clients_are_ordered_and_idle_ones_available(kind: str, stage: Open) -> None:
     made = stage(kind)
     fleet = made.fleet
     assert list(fleet.registered()) == list(fleet.available()) == [0, 1, 2]
@@ -176,7 +176,7 @@ def test_an_answer_that_is_there_is_not_waited_over(kind: str, stage: Open) -> N
 
 
 @every_fleet
-def test_a_task_that_is_called_off_is_never_answered_and_its_client_takes_others(kind: str, stage: Open) -> None:
+def test_cancelled_task_is_never_answered_and_frees_its_client(kind: str, stage: Open) -> None:
     made = stage(kind)
     fleet = made.fleet
     fleet.dispatch([made.task(number, number) for number in range(CLIENTS)])
@@ -195,7 +195,7 @@ def test_a_task_that_is_called_off_is_never_answered_and_its_client_takes_others
 
 
 @real_fleets
-def test_answers_that_are_there_are_given_whatever_the_clock_and_though_a_task_is_called_off(
+def test_arrived_answers_are_collected_despite_clock_and_cancellation(
     kind: str, stage: Open
 ) -> None:
     """Simulated ones are there in the instant in which they are given."""
@@ -255,7 +255,7 @@ def test_who_goes_away_for_long_has_failed_its_task(kind: str, stage: Open) -> N
 
 
 @every_fleet
-def test_numbers_that_are_not_finite_are_a_failure_and_no_nodes_word_ends_a_run(kind: str, stage: Open) -> None:
+def test_infinite_numbers_are_a_failure_and_never_end_runs(kind: str, stage: Open) -> None:
     made = stage(kind)
     fleet = made.fleet
     huge_V = torch.full_like(made.model()[0], 1e30)
@@ -288,7 +288,7 @@ FORGERIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @real_fleets
 @pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_refused_answer_is_a_failure_is_counted_and_changes_nothing(kind: str, forgery: str, stage: Open) -> None:
+def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: str, stage: Open) -> None:
     made = stage(kind, algorithm=SCAFFOLD)
     fleet = made.fleet
     kept = fleet.state()["kept"]
@@ -304,7 +304,7 @@ def test_a_refused_answer_is_a_failure_is_counted_and_changes_nothing(kind: str,
 
 
 @every_fleet
-def test_a_fleet_goes_on_from_its_state_with_what_was_collected_and_nothing_else(
+def test_restored_fleet_has_collected_answers_and_nothing_else(
     kind: str, stage: Open, tmp_path: Path
 ) -> None:
     """An answer that was there but had not been collected is made once more, from what its client kept before it."""

@@ -170,7 +170,7 @@ def test_the_quick_stop_exactly_at_the_bound(bound: int) -> None:
     assert store.may_proceed("quick")
 
 
-def test_with_bound_zero_everybody_sees_all_of_a_clocks_pushes_in_the_next() -> None:
+def test_with_bound_zero_all_pushes_are_seen_next_clock() -> None:
     store = filled(0, *range(4))
     for clock in range(1, 6):
         for worker in range(4):
@@ -188,7 +188,7 @@ def test_with_an_infinite_bound_nobody_waits() -> None:
     assert (store.clock("quick"), store.clock("slow")) == (100, 0)
 
 
-def test_workers_come_at_the_smallest_clock_and_go_without_holding_others_back() -> None:
+def test_workers_join_at_the_smallest_clock_and_leave_freely() -> None:
     store = filled(1, "quick", "slow")
     store.tick("quick")
     store.tick("slow")
@@ -244,9 +244,7 @@ def test_workers_come_at_the_smallest_clock_and_go_without_holding_others_back()
         (lambda store: store.push("w", torch.ones(3), worker="b"), r"because the bound is 0: call wait first"),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_a_sentence_and_changes_nothing(
-    call: Callable[[ParameterStore], object], sentence: str
-) -> None:
+def test_invalid_calls_are_refused_and_change_nothing(call: Callable[[ParameterStore], object], sentence: str) -> None:
     store = filled(0, "a", "b")
     store.tick("b")
     before = store.state()
@@ -365,7 +363,7 @@ def test_who_may_proceed_does_not_wait_however_long_it_would() -> None:
         store.wait("a", timeout_s=timeout_s)
 
 
-def test_those_who_may_proceed_are_found_by_clock_in_their_order() -> None:
+def test_workers_that_may_proceed_are_found_in_order() -> None:
     store = ParameterStore(bound=1)
     for worker in "abcde":
         store.register(worker)

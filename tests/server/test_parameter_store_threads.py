@@ -203,7 +203,7 @@ class Period:
 
 @pytest.mark.parametrize("bound", [0, 1, 3, math.inf])
 @pytest.mark.parametrize("attempt", range(3))
-def test_pulls_have_what_they_must_and_nobody_runs_too_far_ahead(bound: float, attempt: int) -> None:
+def test_pulls_are_complete_and_workers_stay_within_the_bound(bound: float, attempt: int) -> None:
     """Of five workers two leave early and two others come late; each at its own speed."""
     store = ParameterStore(bound=bound)
     store.set("w", torch.zeros(NUMBERS, dtype=torch.int64))
@@ -246,7 +246,7 @@ def test_pulls_have_what_they_must_and_nobody_runs_too_far_ahead(bound: float, a
 
 
 @pytest.mark.parametrize("release", ["tick", "leave"])
-def test_all_who_wait_go_on_when_the_slowest_ticks_or_leaves(release: str) -> None:
+def test_waiting_workers_proceed_when_the_slowest_ticks_or_leaves(release: str) -> None:
     store = ParameterStore(bound=0)
     store.set("w", torch.zeros(1))
     store.register("slow")

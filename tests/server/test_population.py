@@ -96,9 +96,7 @@ def test_who_joins_after_the_run_has_begun_changes_nothing(tmp_path: Path, caplo
     assert len(re.findall("client 1000 is not asked in this run: ", caplog.text)) == 1
 
 
-def test_a_run_that_is_resumed_has_the_clients_that_it_was_begun_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_resumed_run_has_its_first_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stage = Stage(tmp_path, caplog)
 
     def end_in_the_second(line: Mapping[str, Any]) -> None:

@@ -45,14 +45,14 @@ def rounds_to_target(epochs: int, most: int) -> int:
 
 @pytest.mark.long
 @pytest.mark.skipif(not MNIST.is_dir(), reason="MNIST's files are not beside this checkout")
-def test_on_mnist_five_local_epochs_need_at_most_half_the_rounds_of_one() -> None:
+def test_five_local_epochs_halve_the_rounds_on_mnist() -> None:
     five = rounds_to_target(epochs=5, most=20)
     assert five <= 20
     assert rounds_to_target(epochs=1, most=2 * five - 1) == 2 * five, "one epoch gets there sooner"
 
 
 @pytest.mark.long
-def test_where_clients_hold_two_classes_scaffold_is_twice_as_fast_as_fedavg_and_ends_above_it() -> None:
+def test_scaffold_beats_fedavg_where_clients_hold_two_classes() -> None:
     """The means over three seeds."""
 
     def accuracies(kind: str) -> list[float]:

@@ -114,7 +114,7 @@ def test_label_flip_turns_labels_around() -> None:
 
 
 @pytest.mark.parametrize("attack", [ALIE(), IPM(), Mimic()], ids=lambda attack: type(attack).__name__)
-def test_who_knows_of_no_honest_client_says_what_it_has_trained(attack: Attack) -> None:
+def test_attacker_without_honest_clients_reports_its_training(attack: Attack) -> None:
     np.testing.assert_array_equal(forged(attack, honest_HP=HONEST_HP[:0]), OWN_AP)
 
 
@@ -183,7 +183,7 @@ class Rounded(Mimic):
 
 def test_attackers_know_what_the_coordinator_receives_and_send_in_its_type() -> None:
     narrow = replace(MESSAGE, dtype=torch.float32)
-    said = {answer.clients[0]: answer.mean_update_M for answer in answers(Rounded(), range(9), message=narrow)}
+    said = {int(answer.clients[0]): answer.mean_update_M for answer in answers(Rounded(), range(9), message=narrow)}
     for client, update_M in said.items():
         assert update_M.dtype == torch.float64
         assert torch.equal(update_M, update_M.float().double())
@@ -221,7 +221,7 @@ def test_the_order_of_arrival_changes_nothing() -> None:
             np.testing.assert_allclose(one[client], other[client], rtol=1e-13)
 
 
-def test_the_client_that_is_mimicked_stays_the_same_while_it_takes_part() -> None:
+def test_mimicked_client_stays_the_same_while_it_participates() -> None:
     def mimicked(clients: list[int], number: int) -> int:
         replies = {answer.clients[0]: answer.mean_update_M[:5] for answer in answers(Mimic(), [*clients, 2, 5], number)}
         assert torch.equal(replies[2], replies[5])
@@ -236,7 +236,7 @@ def test_the_client_that_is_mimicked_stays_the_same_while_it_takes_part() -> Non
     assert mimicked(others, 8) == mimicked(others, 9) != first
 
 
-def test_noise_is_another_one_for_every_attacker_and_in_every_round() -> None:
+def test_noise_differs_by_attacker_and_by_round() -> None:
     one, again, other = (
         [answer.mean_update_M for answer in answers(Gaussian(), [3, 2, 5], number)] for number in (1, 1, 2)
     )
@@ -253,7 +253,7 @@ def recruits(fraction: float = 0.2, clients: int = 20, seed: int = 0, kind: str 
     return recruited(section, range(clients), Streams(seed))[1]
 
 
-def test_attackers_are_drawn_once_and_are_the_same_for_every_kind() -> None:
+def test_attackers_are_drawn_once_alike_for_every_kind() -> None:
     assert len(recruits()) == 4
     assert {recruits(kind=kind) for kind in ADVERSARIES.builtin} == {recruits()}
     assert len({recruits(seed=seed) for seed in range(20)}) > 15
@@ -321,7 +321,7 @@ def test_targets_that_are_no_labels_are_refused() -> None:
 # In whole runs.
 
 
-def test_a_round_of_fedavg_under_sign_flip_is_its_closed_form(quadratics: Quadratics) -> None:
+def test_fedavg_round_under_sign_flip_is_its_closed_form(quadratics: Quadratics) -> None:
     # One step of client i moves x by −η A_i (x − b_i); an attacker says −s times that; weights are those of samples.
     lr, scale = 0.1, 4.0
     keys: dict[str, Any] = {
@@ -380,7 +380,7 @@ def test_workers_change_nothing() -> None:
     assert [line["train_loss"] for line in runs[0].metrics] == [line["train_loss"] for line in runs[1].metrics]
 
 
-def test_a_run_is_repeated_by_its_seed_and_attackers_change_it() -> None:
+def test_seed_repeats_a_run_and_attackers_change_it() -> None:
     def model(**keys: Any) -> bytes:
         experiment = fed.Experiment(rounds={"count": 2}, model={"kind": "logistic"}, **keys)
         return b"".join(

@@ -68,7 +68,7 @@ def test_daily_clients_are_there_for_their_hours_around_the_mean() -> None:
     assert abs(around.std() - 2) < 4 * 2 / math.sqrt(2 * 300)
 
 
-def test_clients_that_come_and_go_are_there_as_often_as_said_from_the_first_instant_on() -> None:
+def test_alternating_clients_are_available_as_configured_from_the_start() -> None:
     """In 1,000 clients with p = 1/4, within 4 standard deviations: at the beginning and later."""
     of = [spells({"kind": "on_off", "on_s": 100, "off_s": 300}, client) for client in range(1000)]
     for time_s in (0.0, 50.0, 1000.0):
@@ -123,7 +123,7 @@ def test_a_trace_that_makes_no_sense_is_refused(tmp_path: Path, rows: list[str],
         spells({"kind": "trace", "path": str(tmp_path / "nothing.csv")})
 
 
-def test_a_spell_that_runs_over_the_period_is_refused_with_the_period(tmp_path: Path) -> None:
+def test_overlong_spell_is_refused_with_the_period(tmp_path: Path) -> None:
     section = {"kind": "trace", "path": table(tmp_path / "t.csv", "client,begins_s,ends_s", "0,5,80")}
     assert through(spells(section), 100) == [(0, 5, False), (5, 80, True), (80, math.inf, False)]
     with pytest.raises(InvalidData, match=r"within the period of 50 s, got"):
@@ -167,7 +167,7 @@ DEVICE_COLUMNS = "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s
     ],
 )
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
-def test_devices_that_make_no_sense_are_refused_before_the_run_begins(
+def test_invalid_devices_are_refused_before_the_run_begins(
     tmp_path: Path, rows: list[str], words: str, algorithm: str
 ) -> None:
     section = {"kind": "trace", "path": table(tmp_path / "t.csv", *rows)}
@@ -177,7 +177,7 @@ def test_devices_that_make_no_sense_are_refused_before_the_run_begins(
     assert not (tmp_path / "run").exists()
 
 
-def test_without_spread_devices_are_uniform_and_a_device_stays_the_same() -> None:
+def test_devices_without_spread_are_uniform_and_constant() -> None:
     made = devices({"kind": "lognormal", "sigma": 0})
     assert made.device(3, Streams(0)) == devices("uniform").device(7, Streams(5)) == Device()
     varied = devices("mobile")
@@ -191,7 +191,7 @@ def test_without_spread_devices_are_uniform_and_a_device_stays_the_same() -> Non
     st.integers(1, 10**6),
     st.integers(0, 10**9),
 )
-def test_samples_in_a_time_are_those_that_an_exchange_of_that_time_trains_on(
+def test_samples_in_a_time_invert_the_exchange_time(
     speed: float, bandwidth: float, latency_s: float, samples: int, size_bytes: int
 ) -> None:
     device = Device(samples_per_s=speed, down_bytes_per_s=bandwidth, up_bytes_per_s=bandwidth / 2, latency_s=latency_s)
@@ -217,7 +217,7 @@ def test_presence_is_a_sorted_list_of_who_is_there(count: int, moves: list[tuple
         present[len(there)]
 
 
-def test_members_come_within_their_time_and_stay_as_long_as_said() -> None:
+def test_membership_times_have_the_configured_distribution() -> None:
     made = devices({"kind": "uniform", "joining_s": 100, "staying_s": 50})
     found = [made.membership(client, Streams(0)) for client in range(4000)]
     joins_s, stays_s = np.array([joins for joins, _ in found]), np.array([leaves - joins for joins, leaves in found])

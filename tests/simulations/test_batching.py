@@ -163,7 +163,7 @@ OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_what_cannot_be_batched_is_found_and_trains_one_by_one_or_is_refused(obstacle: str) -> None:
+def test_unbatchable_models_train_one_by_one_or_are_refused(obstacle: str) -> None:
     given, reason = OBSTACLES[obstacle]
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -229,7 +229,7 @@ def test_rounding_in_half_precision_tells_nothing_against_batching() -> None:
     assert chosen(data, None, model=model, local={"batch_size": 8, "precision": "bfloat16"}).is_batched
 
 
-def test_samples_so_large_that_every_route_overflows_tell_nothing_against_batching() -> None:
+def test_overflow_on_every_route_does_not_prevent_batching() -> None:
     inputs, labels = parts.samples(8, 0)
     data = fed.FederatedData({0: (inputs * 1e30, labels), 1: (inputs, labels)})
     assert chosen(data, loss=parts.squared).is_batched
@@ -264,7 +264,7 @@ def convolving() -> nn.Module:
     ],
     ids=["parameters", "operations", "group", "cohort", "centralized"],
 )
-def test_what_does_not_pay_is_left_out_unless_it_is_asked_for(given: dict[str, Any], reason: str) -> None:
+def test_unprofitable_batching_is_off_unless_requested(given: dict[str, Any], reason: str) -> None:
     found = chosen(**given)
     assert (found.is_batched, found.group) == (False, 1)
     assert reason in found.reason
@@ -272,7 +272,7 @@ def test_what_does_not_pay_is_left_out_unless_it_is_asked_for(given: dict[str, A
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU memory decides")
-def test_groups_are_as_large_as_asked_for_or_as_the_cache_allows() -> None:
+def test_group_size_is_requested_or_fits_the_cache() -> None:
     parameters = 8 * 1000 + 3
     room = 2**21 // (4 * parameters)
     assert room < 70
@@ -321,7 +321,7 @@ def states_of(run: fed.Run) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("batching", ["auto", "on", "off"])
-def test_the_experiment_kept_says_how_it_was_computed_and_repeats_to_the_bit(batching: str, tmp_path: Path) -> None:
+def test_saved_experiment_repeats_the_run_to_the_bit(batching: str, tmp_path: Path) -> None:
     model = {"kind": "mlp", "hidden": [300]}  # of which 26 clients fit into the cache
     keys = fed.Experiment(
         data={"clients": 30}, model=model, rounds={"count": 2}, simulation={"batching": batching, "group": 28}

@@ -141,7 +141,7 @@ def test_fedavg_with_one_client_is_plain_sgd(dtype: torch.dtype, tolerance: floa
         assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
-def test_bmuf_nesterov_is_torch_sgd_with_nesterov_on_the_negative_mean_update(quadratics: Quadratics) -> None:
+def test_bmuf_nesterov_is_torch_nesterov_sgd_on_negative_mean_updates(quadratics: Quadratics) -> None:
     rounds, steps, block_momentum, block_lr = 30, 3, 0.8, 0.7
     local = {"lr": LR, "steps": steps, "batch_size": 100}
     rule = {"kind": "bmuf", "block_momentum": block_momentum, "block_lr": block_lr, "nesterov": True}
@@ -235,7 +235,7 @@ def optimum_of_equals(quadratics: Quadratics, decay: float = 0.0) -> NDArray[np.
     return answer
 
 
-def test_scaffold_with_weight_decay_reaches_the_optimum_of_the_decayed_losses(quadratics: Quadratics) -> None:
+def test_scaffold_with_weight_decay_reaches_the_decayed_optimum(quadratics: Quadratics) -> None:
     local = {"lr": 0.05, "steps": 4, "batch_size": 100, "weight_decay": DECAY}
     finished = run(quadratics, algorithm={"kind": "scaffold"}, local=local, rounds={"count": 400})
     np.testing.assert_allclose(point(finished), optimum_of_equals(quadratics, DECAY), rtol=0, atol=1e-10)
@@ -252,7 +252,7 @@ def test_mimelite_with_weight_decay_rests_where_the_decayed_losses_do(quadratics
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_qfedavg_with_q_zero_is_the_mean_of_models_under_adam_too(quadratics: Quadratics, optimizer: str) -> None:
+def test_qfedavg_with_q_zero_is_fedavg_under_adam(quadratics: Quadratics, optimizer: str) -> None:
     keys: dict[str, Any] = {"local": {"optimizer": optimizer, "lr": 0.05, "steps": 3}, "rounds": {"count": 20}}
     fair = run(quadratics, algorithm={"kind": "qfedavg", "q": 0.0}, **keys)
     mean = run(quadratics, algorithm={"kind": "local_sgd"}, **keys)

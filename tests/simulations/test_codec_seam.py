@@ -34,7 +34,7 @@ CLIENTS, ROUNDS = 3, 2
 INPUTS, HIDDEN, CLASSES = 64, 8, 10
 PARAMETERS = (INPUTS + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
 SENT = {"fedavg": 1, "scaffold": 2, "fednova": 1, "median": 1}
-"""How many parts of a client's message are as long as the parameters; FedNova's has a number beside."""
+"""How many parts of a client's message are as long as the parameters; FedNova's has two numbers beside."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def experiment(algorithm: str = "fedavg", **changed: Any) -> fed.Experiment:
 
 def bytes_of(algorithm: str) -> int:
     """A client's message."""
-    return 4 * (SENT[algorithm] * (PARAMETERS // 2) + (algorithm == "fednova"))
+    return 4 * (SENT[algorithm] * (PARAMETERS // 2) + 2 * (algorithm == "fednova"))
 
 
 everywhere = pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova", "median"])

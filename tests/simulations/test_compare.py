@@ -110,7 +110,7 @@ def test_one_seed_has_no_deviation() -> None:
     assert row_of("A", "fedavg", {5: record(0.5)}, [5], None)["final_test_accuracy_std"] is None
 
 
-def test_target_is_reached_in_the_first_evaluated_round_at_it_or_above() -> None:
+def test_target_is_reached_in_the_first_round_at_it() -> None:
     runs = {0: record(None, 0.5, None, 0.9, 0.7), 1: record(None, 0.95), 2: record(0.1, 0.2)}
     row = row_of("A", "fedavg", runs, [0, 1, 2], 0.9)
     assert row["reached"] == 2
@@ -119,7 +119,7 @@ def test_target_is_reached_in_the_first_evaluated_round_at_it_or_above() -> None
     assert row["virtual_s_to_target"] == 30.0
 
 
-def test_target_that_no_seed_reaches_or_that_there_is_not_leaves_none() -> None:
+def test_unreached_or_absent_target_gives_none() -> None:
     keys = ("rounds_to_target", "bytes_to_target", "virtual_s_to_target")
     missed = row_of("A", "fedavg", {0: record(0.1, 0.2)}, [0], 0.9)
     assert [missed[key] for key in keys] == [None] * 3
@@ -181,7 +181,7 @@ def test_run_is_what_simulate_gives_with_that_seed(both: Both) -> None:
     assert [{**ours, "wall_s": 0} for ours in run.metrics] == [{**their, "wall_s": 0} for their in theirs]
 
 
-def test_run_that_fails_is_a_row_and_the_others_go_on(both: Both) -> None:
+def test_failed_run_is_a_row_and_others_continue(both: Both) -> None:
     for result in both[:2]:
         *others, failed = result.rows
         assert {row["status"] for row in others} == {"finished"}
@@ -247,7 +247,7 @@ def test_overwriting_removes_an_earlier_comparison_and_nothing_else(tmp_path: Pa
     assert all(path.read_text() == "mine" for path in mine)
 
 
-def test_objects_of_python_take_the_place_of_what_the_experiments_name() -> None:
+def test_python_objects_replace_what_the_experiments_name() -> None:
     inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     pair = (inputs, inputs.sum(1, keepdim=True))
     data = fed.FederatedData(train={"a": pair, "b": pair}, test=pair)
@@ -272,7 +272,7 @@ def test_no_jobs_are_refused() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_input_that_only_a_run_finds_bad_is_an_error_and_leaves_nothing(jobs: int, tmp_path: Path) -> None:
+def test_bad_input_found_in_a_run_leaves_no_folder(jobs: int, tmp_path: Path) -> None:
     crowd = {"name": "crowd", "data.clients": 100_000}
     with pytest.raises(InvalidData, match=r"data\.clients must be at most"):
         fed.compare(comparison(compare=[crowd, {"name": "B", "rounds.count": 10**5}]), jobs=jobs, output=tmp_path)

@@ -1,4 +1,4 @@
-"""A run that is broken off and gone on with ends with the same bits as one that never was."""
+"""A run that is interrupted and resumed ends with the same bits as one that never was."""
 
 import math
 import os
@@ -66,7 +66,7 @@ class Breaks:
 
 
 def broken(one: fed.Experiment, folder: Path, after: int, **more: Any) -> None:
-    """A run until it is broken off, begun or gone on with."""
+    """Begin or resume a run until it is interrupted."""
     with pytest.raises(Break):
         fed.simulate(one, output=folder, observer=Breaks(after), resume=folder.exists(), **more)
 
@@ -86,7 +86,7 @@ def same_state(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("case", QUICK)
-def test_a_run_that_is_broken_off_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bits(case: str, tmp_path: Path) -> None:
     one = experiment(case, ROUNDS)
     whole = fed.simulate(one, output=tmp_path / "whole")
     broken(one, tmp_path / "broken", 3)
@@ -239,7 +239,7 @@ def test_the_newest_checkpoint_within_whole_metrics_is_used(
     assert "the checkpoint of round 2 is used" in caplog.text
 
 
-def test_a_finished_run_that_is_gone_on_with_stays_as_it_is(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     one = experiment("scaffold", 3)
     whole = fed.simulate(one, output=tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
@@ -276,7 +276,7 @@ def test_another_experiment_is_not_gone_on_with(change: dict[str, Any], message:
     with pytest.raises(fed.errors.InvalidExperiment, match=message):
         fed.simulate(one.override(change), output=tmp_path / "run", resume=True)
     (tmp_path / "run/experiment.yaml").unlink()
-    with pytest.raises(fed.errors.InvalidInput, match=r"experiment.yaml must say what is to be gone on with, got no"):
+    with pytest.raises(fed.errors.InvalidInput, match=r"experiment.yaml must hold the experiment to resume, got no"):
         fed.simulate(one, output=tmp_path / "run", resume=True)
 
 
@@ -371,7 +371,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(case: str, tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_killed_at_random_points_of_time_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
+def test_run_killed_at_random_times_resumes_to_same_bits(case: str, tmp_path: Path) -> None:
     """At twenty points in each kind of rounds; at five where another algorithm is all that differs."""
     one = experiment(case, 40)
     fed.simulate(one, output=tmp_path / "whole")
@@ -381,7 +381,7 @@ def test_killed_at_random_points_of_time_it_ends_with_the_same_bits(case: str, t
 
 
 @pytest.mark.long
-def test_wherever_it_dies_between_two_files_it_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_run_killed_between_any_files_resumes_to_same_bits(tmp_path: Path) -> None:
     one = experiment("buffered", 3, checkpoints={"every": 1, "keep": 1})
     fed.simulate(one, output=tmp_path / "whole")
     steps = int(program("stepwise", written(one, tmp_path), tmp_path / "steps").stdout)

@@ -97,7 +97,7 @@ def test_figures_are_those_worked_out_by_hand(algorithm: str) -> None:
     assert run.summary["final_test_accuracy"] == run.metrics[-1]["test_accuracy"]
 
 
-def test_a_metric_that_is_no_mean_is_of_all_that_a_client_holds_out() -> None:
+def test_metric_other_than_a_mean_uses_all_held_out_samples() -> None:
     data = fed.FederatedData({"c": parts.samples(1000, 1, torch.float64)})
     run = simulate(experiment(rounds={"cohort": 1}), data=data, model=parts.double, metric=parts.correlation)
     _, (inputs, targets) = split(data, "c")
@@ -141,7 +141,7 @@ class Noting(nn.Module):
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd", "centralized", "fednova"])
-def test_nobody_trains_on_what_is_held_out_and_all_else_is_trained_on(algorithm: str) -> None:
+def test_clients_train_on_exactly_what_is_not_held_out(algorithm: str) -> None:
     data = parts.unequal()
     Noting.seen.clear()
     keys = experiment(algorithm, rounds={"cohort": "all"}, simulation={"batching": "off"})
@@ -191,7 +191,7 @@ def test_what_cannot_be_pickled_stays_here() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
-def test_each_client_is_asked_once_in_groups_that_the_experiment_fixes(algorithm: str) -> None:
+def test_each_client_scores_once_in_fixed_groups(algorithm: str) -> None:
     data = fed.FederatedData({number: parts.samples(8, number) for number in range(70)})
     simulation = Simulation(experiment(algorithm), data, parts.small)
     executor = Late(partial(Work, simulation.recipe))
@@ -285,7 +285,7 @@ def test_a_million_clients_are_not_read_before_they_evaluate() -> None:
 
 
 @pytest.mark.parametrize("on_demand", [False, True])
-def test_where_nobody_holds_anything_out_the_run_says_what_to_do(on_demand: bool) -> None:
+def test_missing_held_out_samples_are_refused_with_the_remedy(on_demand: bool) -> None:
     train = fed.ClientsOnDemand(range(4), lambda client: parts.samples(1, client))
     data = fed.FederatedData(train if on_demand else dict(train), classes=3)
     with pytest.raises(InvalidData) as caught:
@@ -296,7 +296,7 @@ def test_where_nobody_holds_anything_out_the_run_says_what_to_do(on_demand: bool
     )
 
 
-def test_labels_that_are_held_out_are_held_to_the_model_too() -> None:
+def test_held_out_labels_are_checked_against_the_model() -> None:
     inputs, labels = parts.samples(10, 0)
     (_, wrong), (_, held_out) = split(fed.FederatedData({"a": (inputs, torch.arange(10))}), "a")
     labels = labels.clone()
@@ -350,7 +350,7 @@ class Halves(ByClients):
     fraction: float = 0.5
 
 
-def test_a_kind_of_a_users_own_is_one_of_the_two() -> None:
+def test_a_users_evaluation_kind_is_one_of_the_two() -> None:
     own, given = (
         simulate(experiment(evaluation=evaluation), data=parts.unequal(), model=parts.small)
         for evaluation in (f"python:{__name__}:Halves", {"kind": "clients", "fraction": 0.5})

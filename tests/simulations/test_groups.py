@@ -33,9 +33,7 @@ LOCALS = st.builds(
 
 
 @given(SIZES, st.integers(1, 9), LOCALS)
-def test_groups_hold_everybody_once_the_longest_first_and_are_of_one_size_but_for_one(
-    samples: list[int], size: int, local: Local
-) -> None:
+def test_groups_partition_clients_longest_first_with_equal_sizes(samples: list[int], size: int, local: Local) -> None:
     groups = Groups(local, size)
     found = groups.of(samples)
     in_order = [place for group in found for place in group]
@@ -58,7 +56,7 @@ def test_groups_do_not_depend_on_what_was_grouped_before(samples: list[int], siz
 
 
 @given(SIZES, LOCALS, st.none() | st.integers(1, 5))
-def test_the_work_of_a_task_is_that_of_all_its_phases(samples: list[int], local: Local, steps: int | None) -> None:
+def test_task_work_is_the_sum_over_its_phases(samples: list[int], local: Local, steps: int | None) -> None:
     """A phase with epochs of its own takes those, whatever number of steps the task says."""
     alone, twice = Groups(local, 1), Groups(local, 1, phases=(Phase(), Phase(epochs=2)))
     for count in samples:
@@ -67,13 +65,13 @@ def test_the_work_of_a_task_is_that_of_all_its_phases(samples: list[int], local:
         assert twice.seen(count, steps) == alone.seen(count, steps) + 2 * count
 
 
-def test_clients_of_a_group_take_about_as_many_steps_as_each_other() -> None:
+def test_clients_of_a_group_take_similar_numbers_of_steps() -> None:
     assert Groups(Local(batch_size=10), size=2).of([10, 50, 20, 10, 30]) == [[1], [4, 2], [0, 3]]
     assert Groups(Local(steps=7), size=2).of([10, 50, 20, 10, 30]) == [[0], [1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize("group", [2, 4, 9, 32])
-def test_the_mean_of_groups_means_is_the_weighted_mean_of_the_clients(group: int) -> None:
+def test_mean_of_group_means_is_the_clients_weighted_mean(group: int) -> None:
     """In float64: within 1e-12, the rounding of nine terms with weights from 1 to 30."""
     updates = {reduces: _updates(group, reduces=reduces) for reduces in (True, False)}
     assert [len(found) for found in updates.values()] == [-(-9 // group), 9]
@@ -101,7 +99,7 @@ def _updates(group: int, *, reduces: bool) -> list[tuple[Tensor, int]]:
     return found
 
 
-def test_the_update_of_a_single_client_is_its_own_to_the_bit() -> None:
+def test_update_of_a_single_client_has_its_own_bits() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on", "group": 1}), unequal(), small)
     state = simulation.layout.pack(simulation.recipe.module)
     work = Work(simulation.recipe, 0)

@@ -35,7 +35,7 @@ def test_edges_change_no_bit_where_clients_train_one_by_one(algorithm: str, fan_
             assert line[name] == its[name]
 
 
-def test_edges_change_the_model_by_rounding_where_clients_train_in_groups() -> None:
+def test_edges_with_groups_change_the_model_by_rounding_alone() -> None:
     flat, tree = (run(hierarchy, simulation={"batching": "on", "group": 5}) for hierarchy in (None, {"fan_out": 7}))
     for part, its in zip(flat.model.state_dict().values(), tree.model.state_dict().values(), strict=True):
         torch.testing.assert_close(part, its, rtol=1e-5, atol=1e-6)  # float32, a few of its bits
@@ -68,7 +68,7 @@ def test_a_deadline_leaves_time_for_the_way_through_an_edge() -> None:
     assert sum(line["late"] for line in tree.metrics) > sum(line["late"] for line in flat.metrics)
 
 
-def test_a_run_with_edges_is_gone_on_with_to_the_bit(tmp_path: Any) -> None:
+def test_a_run_with_edges_resumes_to_the_bit(tmp_path: Any) -> None:
     class Stop(Exception):
         pass
 

@@ -134,7 +134,7 @@ def spoilt(pair: Callable[[Pair], Pair], client: int = 7) -> fed.FederatedData:
         (lambda pair: (pair[0], pair[1] - 3), r"targets of client 7 must be in 0 … 1, .* got -3"),
     ],
 )
-def test_a_wrong_client_is_named_in_the_round_that_reads_it(pair: Callable[[Pair], Pair], said: str) -> None:
+def test_wrong_client_is_named_in_the_round_reading_it(pair: Callable[[Pair], Pair], said: str) -> None:
     with pytest.raises(InvalidData, match=said):
         fed.simulate(experiment(rounds={"count": 1}), data=spoilt(pair), model=lambda: nn.Linear(2, 2))
 
@@ -144,7 +144,7 @@ def test_a_built_in_model_must_be_told_the_classes() -> None:
         fed.simulate(experiment(), data=million(classes=None))
 
 
-def test_labels_in_memory_are_held_to_the_model_at_once_and_others_when_read() -> None:
+def test_labels_are_checked_at_once_or_when_read() -> None:
     reads: list[int] = []
     data = million(reads, classes=None)
     module = nn.Linear(2, 2)

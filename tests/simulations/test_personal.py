@@ -216,7 +216,7 @@ def states_of(models: Mapping[Any, nn.Module]) -> dict[Any, bytes]:
     }
 
 
-def test_without_a_tie_dittos_own_models_are_those_of_clients_that_learn_alone() -> None:
+def test_ditto_without_regularisation_is_local_learning() -> None:
     """But for rounding, as a step with a rule is computed otherwise than one without."""
     keys: dict[str, Any] = {"rounds": {"count": 3}, "local": {"steps": 3, "batch_size": 100}, "evaluation": "clients"}
     alone = simulate(fed.Experiment(algorithm={"kind": "local"}, **keys), data=data(), model=module())
@@ -317,7 +317,7 @@ def test_each_phase_takes_its_time() -> None:
     )
 
 
-def test_steps_that_the_algorithm_asks_for_leave_phases_with_epochs_as_they_are() -> None:
+def test_requested_steps_leave_phases_with_epochs_unchanged() -> None:
     """The head's two epochs of full batches are two steps; the body takes the algorithm's number."""
     seen = {}
     for count in (1, 4):
@@ -421,14 +421,14 @@ def test_what_is_private_may_be_the_first_layers(evaluation: str) -> None:
         torch.testing.assert_close(dict(model.state_dict()), dict(states[1][client].state_dict()), rtol=1e-10, atol=0)
 
 
-def test_a_personal_model_that_diverges_ends_the_run_and_is_named() -> None:
+def test_diverged_personal_model_ends_the_run_and_is_named() -> None:
     described = fed.Experiment(algorithm={"kind": "ditto", "strength": 1e300}, local={"epochs": 5})
     with pytest.raises(fed.errors.Diverged, match="client 0"):
         simulate(described, data=data(), model=module())
 
 
 @pytest.mark.parametrize("kind", ["ditto", "fedper"])
-def test_a_round_that_diverges_leaves_every_clients_own_as_it_was(kind: str) -> None:
+def test_diverged_round_leaves_personal_models_unchanged(kind: str) -> None:
     spoiled = data()
     spoiled.train[3][0].mul_(1e200)
     described = fed.Experiment(algorithm={"kind": kind}, local={"epochs": 4}, simulation={"batching": "off"})
@@ -443,7 +443,7 @@ def test_a_round_that_diverges_leaves_every_clients_own_as_it_was(kind: str) -> 
         assert torch.equal(integers_I, before[client][1])
 
 
-def test_private_layers_are_the_last_ones_and_tied_weights_go_together() -> None:
+def test_private_layers_are_last_and_keep_tied_weights_together() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -464,7 +464,7 @@ def test_private_layers_are_the_last_ones_and_tied_weights_go_together() -> None
     }
 
 
-def test_dittos_own_model_is_the_shared_one_until_it_is_first_asked() -> None:
+def test_ditto_models_start_from_the_global_model() -> None:
     run = simulate(
         fed.Experiment(algorithm={"kind": "ditto"}, rounds={"count": 1, "cohort": 2}), data=data(), model=module()
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import fed
 from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.fedavg import FedAvg, State
 from fed.clients.training.executor import InProcess, Item
 from fed.clients.training.worker import Work
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
@@ -49,7 +50,7 @@ def repeatable(run: fed.Run) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", EVERY_ALGORITHM)
-def test_the_same_seed_gives_the_same_bits_twice_and_another_seed_does_not(kind: str) -> None:
+def test_same_seed_gives_same_bits_and_another_does_not(kind: str) -> None:
     experiment = fed.Experiment(**SMALL, algorithm={"kind": kind})
     torch.manual_seed(1)
     first = simulate(experiment)
@@ -127,7 +128,7 @@ def test_virtual_time_comes_from_work_and_bytes() -> None:
     assert [line["virtual_s"] for line in run.metrics] == pytest.approx([slowest, 2 * slowest, 3 * slowest])
 
 
-def test_power_of_choice_asks_those_whose_losses_a_run_has_found_to_be_the_largest(
+def test_power_of_choice_samples_clients_with_the_largest_losses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Losses are clients' own numbers, 0 to 5: once each has had a task, the last two are asked again and again."""
@@ -248,7 +249,7 @@ def test_float64_stays_float64_all_the_way() -> None:
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float64}
 
 
-def test_a_loss_of_the_users_own_takes_any_target_and_leaves_accuracies_out() -> None:
+def test_a_users_loss_takes_any_target_without_accuracy() -> None:
     pair = (torch.randn(10, 3), torch.randn(10, 2))
     data = fed.FederatedData({"a": pair, "b": pair}, pair)
     experiment = fed.Experiment(rounds={"count": 3})
@@ -300,7 +301,7 @@ def poisoned(at: int) -> fed.FederatedData:
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "dpsgd", "local"])
-def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_model(kind: str, tmp_path: Path) -> None:
+def test_nan_loss_stops_the_run_and_keeps_last_model(kind: str, tmp_path: Path) -> None:
     experiment = fed.Experiment(
         algorithm={"kind": kind}, rounds={"count": 9}, local={"lr": 1e30, "epochs": 3, "batch_size": 4}
     )
@@ -315,7 +316,7 @@ def test_a_loss_that_becomes_nan_stops_the_run_and_keeps_the_last_good_model(kin
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-def test_a_report_that_overflows_stops_the_run_and_names_the_client(batching: str) -> None:
+def test_overflowing_report_stops_the_run_and_names_the_client(batching: str) -> None:
     """The loss of client 2 is 1e10, and finite; its power is not."""
     data = fed.FederatedData(
         {client: (torch.ones(2, 1), torch.full((2,), 1e10 if client == 2 else 1.0)) for client in range(4)}
@@ -402,7 +403,7 @@ def test_a_cohort_above_the_population_is_refused() -> None:
         simulate(fed.Experiment(**SMALL).override({"rounds.cohort": 13}))
 
 
-def test_fewer_candidates_than_the_cohort_are_refused_before_the_first_round() -> None:
+def test_too_few_candidates_are_refused_before_the_first_round() -> None:
     sampling = {"kind": "power_of_choice", "candidates": 4}
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 5, got 4"):
         Simulation(fed.Experiment(**SMALL).override({"rounds.sampling": sampling}))
@@ -415,14 +416,14 @@ def test_null_sections_need_python_objects() -> None:
         simulate(fed.Experiment(**{**SMALL, "model": None}))
 
 
-def test_a_single_sample_under_batch_norm_is_refused_by_the_clients_name() -> None:
+def test_single_sample_under_batch_norm_names_its_client() -> None:
     pair = (torch.randn(4, 64), torch.randint(10, (4,)))
     data = fed.FederatedData({"many": pair, "lonely": (pair[0][:1], pair[1][:1])})
     with pytest.raises(InvalidData, match="2 samples or more on every client, got 1 on client 'lonely'"):
         simulate(fed.Experiment(rounds={"count": 1}), data=data, model=Normalised)
 
 
-def test_an_error_in_a_users_model_says_which_client_was_training() -> None:
+def test_users_model_error_names_the_training_client() -> None:
     class Fragile(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
             if self.training:
@@ -437,7 +438,7 @@ def test_an_error_in_a_users_model_says_which_client_was_training() -> None:
 @pytest.mark.parametrize(
     ("evaluation", "scores"), [("coordinator", ScoringByCoordinator), ("clients", ScoringByClients)]
 )
-def test_an_interruption_after_training_keeps_the_model_that_the_last_line_measured(
+def test_interruption_after_training_keeps_the_last_measured_model(
     evaluation: str, scores: type[ScoringByCoordinator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[int] = []
@@ -462,7 +463,7 @@ def test_an_interruption_after_training_keeps_the_model_that_the_last_line_measu
         assert all(torch.equal(stored[name], tensor) for name, tensor in two.model.state_dict().items())
 
 
-def test_a_fleet_trains_what_is_due_and_its_clock_moves_to_the_last_arrival() -> None:
+def test_fleet_trains_due_tasks_and_advances_to_last_arrival() -> None:
     simulation = Simulation(fed.Experiment(**SMALL, local={"steps": 7, "batch_size": 4}))
     done: list[Any] = []
 
@@ -507,6 +508,13 @@ class _Forgetful(Aggregator):
         return (state[0] + reduced.update_P,)
 
 
+class _Growing(FedAvg):
+    """An aggregator of a user's own whose model becomes a matrix."""
+
+    def apply(self, state: State, reduced: Reduced) -> State:
+        return State(super().apply(state, reduced).model_P.unsqueeze(0))
+
+
 class _NoRule:
     """A class that keeps neither contract."""
 
@@ -514,7 +522,14 @@ class _NoRule:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("_Forgetful", "model_P"),
+        (
+            "_Forgetful",
+            r"_Forgetful.init must return a named tuple whose model_P is .*, got tuple: correct _Forgetful.i",
+        ),
+        (
+            "_Growing",
+            r"_Growing.apply must .* of shape \(\d+,\), got model_P of shape \(1, \d+\): correct _Growing.apply",
+        ),
         ("_NoRule", "must make a fed.aggregators.base.Aggregator or PeerRule, got _NoRule"),
     ],
 )
@@ -522,7 +537,7 @@ def test_an_algorithm_that_keeps_no_contract_is_one_sentence(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = types.ModuleType("own_rules")
-    own.rule = {"_Forgetful": _Forgetful, "_NoRule": _NoRule}[name]  # type: ignore[attr-defined]
+    own.rule = {"_Forgetful": _Forgetful, "_Growing": _Growing, "_NoRule": _NoRule}[name]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, f"own_rules{name}", own)
     with pytest.raises(InvalidExperiment, match=message):
         simulate(fed.Experiment(**SMALL, algorithm={"kind": f"python:own_rules{name}:rule"}))

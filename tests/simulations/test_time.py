@@ -78,9 +78,7 @@ def test_a_round_ends_with_its_slowest_client(devices: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("backups", [{}, {"backup_after_s": 0.9}, {"backup_after_s": 10.0}], ids=str)
-def test_over_selection_ends_with_the_cohorts_last_reply_and_the_others_are_late(
-    backups: dict[str, Any], devices: dict[str, Any]
-) -> None:
+def test_over_selection_ends_at_the_cohorts_last_reply(backups: dict[str, Any], devices: dict[str, Any]) -> None:
     finished = run({"count": 1, "cohort": 4, "over_selection": 1.5, **backups}, devices)
     fastest = sorted(1 / SPEEDS[client] for client in cohort(1, 6))
     assert lines(finished, "selected", "replied", "late", "failed") == [(6, 4, 2, 0)]
@@ -129,7 +127,7 @@ def test_idle_time_and_late_clients_are_told(devices: dict[str, Any]) -> None:
     assert told == {client: count for client, count in late.items() if count}
 
 
-def test_a_deadline_ends_a_round_and_a_quorum_keeps_it_open(devices: dict[str, Any]) -> None:
+def test_deadline_ends_a_round_unless_a_quorum_is_missing(devices: dict[str, Any]) -> None:
     by_deadline = run({"count": 1, "deadline_s": 0.3, "partial_work": "drop"}, devices)
     assert lines(by_deadline, "virtual_s", "replied", "late") == [(pytest.approx(0.3), 5, 3)]
     for quorum in (0.75, 0.7):  # 6 of 8, and more than 5
@@ -152,7 +150,7 @@ def test_backups_are_asked_for_those_that_are_slow(devices: dict[str, Any]) -> N
     assert finished.metrics[0]["virtual_s"] == pytest.approx(arrivals[3])
 
 
-def test_who_goes_away_while_a_quorum_waits_for_others_has_failed(tmp_path: Path) -> None:
+def test_client_leaving_while_a_quorum_waits_has_failed(tmp_path: Path) -> None:
     """A second a task, of three clients: two go away in it, the second of them while nobody else can be asked."""
     path = tmp_path / "spells.csv"
     spells = ["0,0,1000", "1,0,0.75", "1,20,1000", "2,0,0.25", "2,10,1000"]
@@ -172,7 +170,7 @@ def test_a_quorum_is_reached_with_parts_of_the_work() -> None:
         assert selected == replied + failed > 4
 
 
-def test_who_breaks_down_does_so_after_a_part_of_its_time() -> None:
+def test_failing_task_ends_after_part_of_its_time() -> None:
     finished = run({"count": 12, "cohort": 1}, {**SECOND_A_SAMPLE, "failure": 0.6})
     fates = [Streams(0).uniforms("fate", task)[:2] for task in range(12)]
     ends = np.cumsum([at if fails < 0.6 else 1.0 for fails, at in fates])
@@ -180,7 +178,7 @@ def test_who_breaks_down_does_so_after_a_part_of_its_time() -> None:
     assert [line["failed"] for line in finished.metrics] == [int(fails < 0.6) for fails, _ in fates]
 
 
-def test_those_who_train_together_keep_the_step_sizes_of_their_rounds() -> None:
+def test_grouped_clients_keep_the_step_sizes_of_their_rounds() -> None:
     """Some are asked in earlier rounds than others of a schedule, and train in one group or each alone."""
     rounds = {"kind": "buffered", "count": 8, "buffer": 2, "concurrency": 6}
     section = {**SECOND_A_SAMPLE, "kind": "lognormal"}
@@ -224,7 +222,7 @@ def test_backups_have_what_is_left_of_a_rounds_time(devices: dict[str, Any], wat
     assert [{task.deadline_s for task in tasks} for _, tasks, _ in watched.sent] == [{0.4}, {0.4 - 0.15}]
 
 
-def test_each_draw_of_a_round_has_a_stream_of_its_own(watched: type[Watched]) -> None:
+def test_each_draw_of_a_round_has_its_own_stream(watched: type[Watched]) -> None:
     run({"count": 4, "cohort": 3, "quorum": 1.0}, {**SECOND_A_SAMPLE, "failure": 0.7})
     drawn = dict.fromkeys(range(1, 5), 0)
     for _, tasks, free in watched.sent:
@@ -242,7 +240,7 @@ def test_each_draw_of_a_round_has_a_stream_of_its_own(watched: type[Watched]) ->
     ],
     ids=str,
 )
-def test_a_step_size_is_scaled_by_how_many_move_the_model(
+def test_step_size_is_scaled_by_the_number_of_updates(
     rounds: dict[str, Any], devices: dict[str, Any], watched: type[Watched]
 ) -> None:
     run({"count": 3, **rounds}, {**devices, "failure": 0.3}, local={"scaling": "linear"})
@@ -323,7 +321,7 @@ def weight_of(staleness: Any) -> Any:
     return lambda age: 1.0 if age <= 1 else 1 / (10 * (age - 1) + 1)
 
 
-def test_an_update_that_is_too_stale_is_dropped_and_counted_late(devices: dict[str, Any]) -> None:
+def test_too_stale_an_update_is_dropped_and_counted_late(devices: dict[str, Any]) -> None:
     rounds = {"kind": "buffered", "count": 30, "buffer": 2, "concurrency": 8}
     ages = lines(run(rounds, devices), "staleness_mean", "late")
     assert max(age for age, _ in ages) > 2
@@ -354,9 +352,7 @@ def equal_data() -> fed.FederatedData:
     ],
     ids=str,
 )
-def test_with_equal_devices_and_samples_rounds_reduce_to_synchronous_ones_to_the_bit(
-    algorithm: str, rounds: dict[str, Any]
-) -> None:
+def test_equal_devices_and_samples_reduce_to_synchronous_rounds(algorithm: str, rounds: dict[str, Any]) -> None:
     def finished(rounds: dict[str, Any]) -> fed.Run:
         described = fed.Experiment(
             algorithm={"kind": algorithm}, rounds=rounds, local={"batch_size": 8}, simulation={"group": 4}
@@ -384,7 +380,7 @@ def test_unsynchronised_rounds_have_the_same_bits_whoever_trains(workers: int) -
 
 
 @pytest.mark.parametrize("kind", ["buffered", "asynchronous", "bounded_staleness"])
-def test_workers_have_room_for_groups_whose_clients_started_from_models_of_their_own(kind: str) -> None:
+def test_worker_slots_fit_groups_with_individual_start_models(kind: str) -> None:
     """Of models larger than all else that travels; a group's answers come singly then."""
     buffer = {"buffer": 3} if kind == "buffered" else {}
     run = fed.simulate(
@@ -414,9 +410,7 @@ def test_a_buffer_larger_than_who_has_tasks_is_refused(devices: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_clients_that_register_and_leave_take_part_while_they_are_members(
-    rounds: dict[str, Any], watched: type[Watched]
-) -> None:
+def test_clients_participate_between_registering_and_leaving(rounds: dict[str, Any], watched: type[Watched]) -> None:
     """In a sample and a second each: who is asked is a member then, and who leaves in a task has failed it."""
     section = {**SECOND_A_SAMPLE, "joining_s": 4, "staying_s": 12}
     finished = run(rounds, section)
@@ -484,7 +478,7 @@ def test_rounds_of_bounded_staleness_are_an_event_queue_by_hand(
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "local_sgd"])
-def test_with_equal_devices_a_bound_of_zero_is_synchronous_rounds_of_everybody_to_the_bit(algorithm: str) -> None:
+def test_staleness_bound_zero_is_synchronous_with_equal_devices(algorithm: str) -> None:
     runs = [
         simulate(
             fed.Experiment(algorithm=algorithm, rounds={"count": 4, **rounds}, local={"batch_size": 8}),
@@ -498,7 +492,7 @@ def test_with_equal_devices_a_bound_of_zero_is_synchronous_rounds_of_everybody_t
     assert [{**line, "wall_s": 0} for line in runs[0].metrics] == [{**line, "wall_s": 0} for line in runs[1].metrics]
 
 
-def test_one_client_that_holds_all_data_is_no_cohort_to_be_waited_for(devices: dict[str, Any]) -> None:
+def test_one_client_with_all_data_needs_no_cohort(devices: dict[str, Any]) -> None:
     """Centralized: three rounds of one step on all eight samples, a thousand a second, whatever the cohort."""
     for rounds in ({"count": 3}, {"count": 3, "cohort": 4}):
         finished = run(rounds, devices, algorithm={"kind": "centralized"})
@@ -513,7 +507,7 @@ def test_one_client_that_holds_all_data_is_no_cohort_to_be_waited_for(devices: d
         {"kind": "bounded_staleness"},
     ],
 )
-def test_a_round_that_nobody_stays_long_enough_for_ends_in_words(
+def test_endless_round_without_available_clients_ends_with_a_reason(
     rounds: dict[str, Any], watched: type[Watched]
 ) -> None:
     away = {"kind": "on_off", "on_s": 20.0, "off_s": 20_000.0}
@@ -538,7 +532,7 @@ def test_a_round_waits_for_as_many_clients_as_are_members() -> None:
 
 
 @pytest.mark.parametrize("kind", ["synchronous", "buffered", "asynchronous", "bounded_staleness"])
-def test_where_nobody_will_ever_be_there_again_the_run_says_what_to_do(kind: str) -> None:
+def test_run_without_future_clients_stops_with_the_remedy(kind: str) -> None:
     rounds = {"kind": kind, **({"buffer": 2} if kind == "buffered" else {})}
     with pytest.raises(RunFailed, match=r"never be there again|will ever be there again") as refused:
         run(rounds, {"kind": "uniform", "staying_s": 1e-6})

@@ -34,7 +34,7 @@ def simulated_time_to_target(rounds: dict[str, Any]) -> float:
 
 
 @pytest.mark.long
-def test_buffers_take_half_the_time_of_waiting_for_everybody_and_a_deadline_lies_between() -> None:
+def test_buffers_halve_synchronous_time_with_deadlines_between() -> None:
     policies: list[dict[str, Any]] = [WAITING, DEADLINE, BUFFERED]
     waiting_s, deadline_s, buffered_s = map(simulated_time_to_target, policies)
     assert buffered_s <= waiting_s / 2

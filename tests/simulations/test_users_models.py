@@ -65,7 +65,7 @@ def test_a_parameter_whose_data_a_forward_pass_replaces_is_trained(algorithm: st
 
 
 @pytest.mark.parametrize("batch_size", [4, 16])
-def test_a_model_that_changes_its_inputs_in_place_leaves_the_data_alone(batch_size: int) -> None:
+def test_model_changing_inputs_in_place_leaves_the_data_unchanged(batch_size: int) -> None:
     class Scaling(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs.mul_(0.5))
@@ -78,7 +78,7 @@ def test_a_model_that_changes_its_inputs_in_place_leaves_the_data_alone(batch_si
     assert all(torch.equal(data.train[client][0], untouched.train[client][0]) for client in data.train)
 
 
-def test_what_a_model_caches_while_it_is_evaluated_it_can_train_with() -> None:
+def test_tensors_cached_in_evaluation_can_be_trained_with() -> None:
     class Caching(nn.Linear):
         def __init__(self) -> None:
             super().__init__(4, 2)
@@ -104,7 +104,7 @@ def test_a_model_that_keeps_what_it_computed_can_be_returned() -> None:
     assert run.summary["status"] == "finished"
 
 
-def test_buffers_that_are_not_saved_do_not_go_from_one_client_or_evaluation_to_the_next() -> None:
+def test_unsaved_buffers_do_not_leak_between_clients_or_evaluations() -> None:
     class Counting(nn.Linear):
         def __init__(self) -> None:
             super().__init__(4, 2)
@@ -122,7 +122,7 @@ def test_buffers_that_are_not_saved_do_not_go_from_one_client_or_evaluation_to_t
     assert often.metrics[-1]["test_loss"] == once.metrics[-1]["test_loss"]
 
 
-def test_batches_that_share_a_step_are_shuffled_for_a_model_may_normalise_within_each() -> None:
+def test_accumulated_batches_are_shuffled_for_normalising_models() -> None:
     seen: list[tuple[float, ...]] = []
 
     class Watching(nn.Linear):
@@ -142,14 +142,14 @@ class WithMask(nn.Linear):
         self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1), persistent=persistent)
 
 
-def test_an_infinite_constant_is_refused_where_it_is_state_and_kept_where_it_is_none() -> None:
+def test_infinite_constant_is_refused_only_in_the_state() -> None:
     with pytest.raises(InvalidModel, match=r"got -inf in mask: .* persistent=False"):
         simulate(experiment(), data=two_clients(), model=lambda: WithMask(True))
     run = simulate(experiment(), data=two_clients(), model=lambda: WithMask(False))
     assert run.model.get_buffer("mask")[0, 1] == -math.inf
 
 
-def test_half_precision_of_a_float64_model_is_refused_because_nothing_would_come_of_it() -> None:
+def test_half_precision_of_a_float64_model_is_refused() -> None:
     data = fed.FederatedData({0: samples(dtype=torch.float64)})
     with pytest.raises(InvalidModel, match=r"local.precision must be float32.* float64, got bfloat16"):
         simulate(experiment(local={"precision": "bfloat16"}), data=data, model=lambda: nn.Linear(4, 2).double())
@@ -174,7 +174,7 @@ def test_a_module_that_cannot_be_copied_is_refused() -> None:
         simulate(experiment(), data=two_clients(), model=computed)
 
 
-def test_a_loss_with_a_dimension_is_refused_and_not_met_in_the_first_step() -> None:
+def test_loss_with_a_dimension_is_refused_at_the_start() -> None:
     def in_a_row(output: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output, target).reshape(1)
 
@@ -205,7 +205,7 @@ def test_labels_may_be_any_integers(dtype: torch.dtype, tmp_path: Path) -> None:
     assert equal(run, simulate(experiment(), data=fed.FederatedData({0: samples()})))
 
 
-def test_integers_below_zero_under_a_loss_of_ones_own_are_no_classes() -> None:
+def test_negative_integers_under_a_users_loss_are_no_classes() -> None:
     inputs, labels = samples()
     data = fed.FederatedData({0: (inputs, labels - 5)})
     run = simulate(experiment(), data=data, loss=lambda output, target: (output[:, 0] - target).square().mean())
@@ -235,7 +235,7 @@ def test_state_that_is_no_tensor_stays_out_of_the_file(tmp_path: Path) -> None:
     assert run.summary["status"] == "finished"
 
 
-def test_the_virtual_time_of_a_run_that_stops_is_that_of_its_last_round(tmp_path: Path) -> None:
+def test_stopped_runs_virtual_time_is_its_last_rounds(tmp_path: Path) -> None:
     inputs, labels = samples()
     data = fed.FederatedData({"good": (inputs, labels), "bad": (inputs * 1e15, labels)})
     with pytest.raises(Diverged):
@@ -265,7 +265,7 @@ def test_a_measure_that_is_not_finite_is_no_error(value: float) -> None:
     assert math.isnan(deviation)
 
 
-def test_a_client_is_not_named_by_what_differs_from_run_to_run() -> None:
+def test_client_names_do_not_differ_from_run_to_run() -> None:
     with pytest.raises(InvalidData, match="integer or a text"):
         fed.FederatedData({object(): samples()})
 
@@ -276,7 +276,7 @@ def drawn_globally() -> tuple[Tensor, Tensor]:
     return inputs, (inputs[:, 0] > 0.5).long()
 
 
-def test_a_source_that_draws_globally_draws_the_same_in_every_run() -> None:
+def test_source_with_global_draws_repeats_in_every_run() -> None:
     keys = experiment(data={"kind": f"python:{__name__}:drawn_globally", "clients": 4})
     torch.manual_seed(1)
     first = simulate(keys)
@@ -288,7 +288,7 @@ def test_a_source_that_draws_globally_draws_the_same_in_every_run() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_loss_and_a_metric_that_hold_tensors_go_where_the_model_is() -> None:
+def test_loss_and_metric_with_tensors_move_to_the_device() -> None:
     loss, metric = (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])) for _ in range(2))
     run = simulate(experiment(), data=two_clients(), model=lambda: nn.Linear(4, 2).cuda(), loss=loss, metric=metric)
     assert run.summary["final_test_accuracy"] is not None
@@ -296,7 +296,7 @@ def test_a_loss_and_a_metric_that_hold_tensors_go_where_the_model_is() -> None:
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_hooks_on_parameters_are_refused_for_training_would_not_call_them(register: str) -> None:
+def test_parameter_hooks_are_refused_because_training_ignores_them(register: str) -> None:
     module = parts.small()
     getattr(next(module.parameters()), register)(lambda gradient: None)
     with pytest.raises(InvalidModel, match=r"parameters must have no hooks, .* got one on 0\.weight"):

@@ -72,7 +72,7 @@ def test_large_numbers_are_shortened() -> None:
 
 
 @pytest.mark.parametrize("classes", [3, None])
-def test_of_a_million_clients_some_are_looked_at_and_the_picture_says_so(classes: int | None) -> None:
+def test_a_million_clients_are_described_by_a_sample(classes: int | None) -> None:
     reads = []
 
     def make(client: int) -> Pair:

@@ -35,7 +35,7 @@ def held_by(train: Mapping[str, Pair]) -> dict[str, set[float]]:
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5, 0.9])
-def test_what_is_held_out_and_what_is_trained_on_are_apart_and_together_all(fraction: float) -> None:
+def test_held_out_and_training_samples_partition_the_data(fraction: float) -> None:
     train, held_out = for_each(in_memory(), fraction, Streams(3))
     kept, out = held_by(train.train), held_by(held_out)
     for client, size in SIZES.items():
@@ -46,7 +46,7 @@ def test_what_is_held_out_and_what_is_trained_on_are_apart_and_together_all(frac
     assert "b" not in held_out, "its one sample is trained on"
 
 
-def test_what_is_held_out_on_demand_is_what_is_held_out_in_memory() -> None:
+def test_holding_out_on_demand_equals_in_memory() -> None:
     reads: list[str] = []
 
     def read(client: str) -> Pair:
@@ -70,7 +70,7 @@ def test_what_is_held_out_on_demand_is_what_is_held_out_in_memory() -> None:
                 assert len(held_out[client][1]) == 0
 
 
-def test_each_seed_and_client_draws_its_own_and_none_draws_a_test_set() -> None:
+def test_each_seed_and_client_draws_its_own_held_out_samples() -> None:
     """Of 37 samples 18 are drawn: that two draws agree has a chance of 1 in 10¹⁰."""
     draws = [held_by(for_each(in_memory(), 0.5, Streams(seed))[1])["c"] for seed in (0, 0, 1)]
     assert draws[0] == draws[1] != draws[2]

@@ -74,7 +74,7 @@ def test_of_one_pair_the_last_share_is_the_test_set(tmp_path: Path, part: str) -
     assert idx(str(tmp_path), test_fraction=0.0).test is None
 
 
-def test_colour_images_keep_their_channels_and_dots_may_join_the_name(tmp_path: Path) -> None:
+def test_colour_images_keep_channels_and_names_may_have_dots(tmp_path: Path) -> None:
     (tmp_path / "train-images.idx4-ubyte").write_bytes(idx_bytes(images(4, shape=(3, 8, 8))))
     (tmp_path / "train-labels.idx1-ubyte").write_bytes(idx_bytes(labels(4)))
     assert idx(str(tmp_path), test_fraction=0.0).inputs.shape == (4, 3, 8, 8)
@@ -159,7 +159,7 @@ def test_a_test_set_of_another_shape_is_refused(tmp_path: Path, loaded: Callable
 
 
 @pytest.mark.skipif(not MNIST.is_dir(), reason=f"needs {MNIST}")
-def test_mnist_is_read_to_the_byte_and_split_in_its_order(loaded: Callable[..., FederatedData]) -> None:
+def test_mnist_is_read_exactly_and_split_in_order(loaded: Callable[..., FederatedData]) -> None:
     pixels = read_idx(MNIST / "t10k-images-idx3-ubyte.gz")
     digits = read_idx(MNIST / "t10k-labels-idx1-ubyte.gz")
     assert hashlib.md5(idx_bytes(pixels)).hexdigest() == "2646ac647ad5339dbf082846283269ea"

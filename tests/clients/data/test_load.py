@@ -60,7 +60,7 @@ def test_every_sample_is_trained_on_once_or_held_out(loaded: Load, named: Named,
     assert len(data.test[1]) == 12
 
 
-def test_the_test_set_depends_on_the_seed_and_not_on_the_partition(loaded: Load) -> None:
+def test_test_set_depends_on_seed_and_not_on_partition(loaded: Load) -> None:
     def test_set(seed: int, **keys: Any) -> Tensor:
         data = loaded(seed=seed, kind="digits", **keys)
         assert data.test is not None
@@ -99,7 +99,7 @@ def test_every_natural_client_keeps_a_sample(loaded: Load, named: Named) -> None
     assert len(data.test[1]) == 2
 
 
-def test_what_a_natural_client_holds_out_does_not_depend_on_the_others(loaded: Load, named: Named) -> None:
+def test_natural_clients_hold_out_samples_independently_of_others(loaded: Load, named: Named) -> None:
     everyone = loaded(kind=named(numbered))
     alone = loaded(kind=named(lambda: numbered().take(np.arange(10))))
     assert torch.equal(everyone.train["ann"][0], alone.train["ann"][0])
@@ -118,7 +118,7 @@ def test_natural_with_a_number_keeps_the_largest(loaded: Load, named: Named) -> 
         loaded(kind=named(numbered), clients=4)
 
 
-def test_overlap_gives_samples_more_holders_and_leaves_the_test_set_alone(loaded: Load, named: Named) -> None:
+def test_overlap_adds_holders_and_keeps_the_test_set(loaded: Load, named: Named) -> None:
     kind = named(numbered)
     once, more = (loaded(kind=kind, clients=4, partition={"kind": "iid", "overlap": overlap}) for overlap in (0.0, 1.5))
     assert sum(more.sizes.values()) == 2.5 * sum(once.sizes.values())

@@ -56,7 +56,7 @@ def test_a_million_clients_cost_one_read() -> None:
 
 
 @pytest.mark.parametrize("said", [0, -1, 2.5, "many", None])
-def test_a_size_that_is_none_is_refused_with_the_clients_name(said: object) -> None:
+def test_an_invalid_size_is_refused_with_the_clients_name(said: object) -> None:
     sizes: Callable[[Any], Any] = {**dict.fromkeys(range(9), 2), 4: said}.__getitem__
     data = FederatedData(ClientsOnDemand(range(9), make, sizes), classes=2)
     with pytest.raises(InvalidData, match=f"a number of samples, at least 1, got {said!r} for client 4"):
@@ -152,7 +152,7 @@ def test_a_wrong_client_is_found_when_it_is_read(second: Any, said: str) -> None
 
 
 @pytest.mark.parametrize("second", [WRONG[0][0], WRONG[-1][0]])
-def test_the_first_client_and_the_test_set_are_checked_at_once(second: Any) -> None:
+def test_first_client_and_test_set_are_checked_at_once(second: Any) -> None:
     with pytest.raises(InvalidData, match="client 'b'"):
         FederatedData(ClientsOnDemand(["b"], lambda client: second), classes=2)
     with pytest.raises(InvalidData, match="the test set"):
@@ -215,7 +215,7 @@ def test_pooled_data_are_read_whole() -> None:
 
 
 @pytest.mark.parametrize("size_of", [size, None])
-def test_what_is_held_out_on_demand_is_what_is_held_out_at_once(loaded: Load, named: Named, size_of: Any) -> None:
+def test_holding_out_on_demand_equals_at_once(loaded: Load, named: Named, size_of: Any) -> None:
     """Two routes: of each client when it is read, and of all clients' samples in one place."""
 
     def large(client: int) -> Pair:
@@ -235,7 +235,7 @@ def test_what_is_held_out_on_demand_is_what_is_held_out_at_once(loaded: Load, na
     assert on_demand.number_of_classes() == 1
 
 
-def test_a_source_of_a_million_clients_is_read_for_its_test_set_alone(loaded: Load, named: Named) -> None:
+def test_a_million_clients_are_read_for_the_test_set_alone(loaded: Load, named: Named) -> None:
     reads: list[int] = []
     train = ClientsOnDemand(MILLION, partial(make, reads=reads), size)
     data = loaded(kind=named(lambda: FederatedData(train, classes=2)), test_fraction=0.4)
@@ -249,7 +249,7 @@ def test_a_source_of_a_million_clients_is_read_for_its_test_set_alone(loaded: Lo
     assert loaded(kind=named(lambda: tested), clients=10**6) is tested
 
 
-def test_where_nothing_can_be_held_out_there_is_no_test_set(loaded: Load, named: Named) -> None:
+def test_no_test_set_where_nothing_can_be_held_out(loaded: Load, named: Named) -> None:
     lonely = ClientsOnDemand(range(3), lambda client: (torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)))
     assert loaded(kind=named(lambda: FederatedData(lonely))).test is None
 

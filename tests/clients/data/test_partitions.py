@@ -75,7 +75,7 @@ def test_a_stream_says_all_about_a_partition(keys: dict[str, Any]) -> None:
 
 
 @given(number=st.integers(1, 100), clients=st.integers(1, 20), by=st.sampled_from(["index", "score"]))
-def test_iid_range_and_rank_give_equal_sizes_give_or_take_one(number: int, clients: int, by: str) -> None:
+def test_iid_range_and_rank_give_nearly_equal_sizes(number: int, clients: int, by: str) -> None:
     dealt = samples(number)
     for holders in (
         iid(dealt, clients, np.random.default_rng(0)),

@@ -55,7 +55,7 @@ def test_dirichlet_share_of_a_client_is_beta_distributed() -> None:
     assert np.abs(distribution - np.arange(1, draws + 1) / draws).max() < bound
 
 
-def test_a_class_is_shared_at_random_not_by_the_order_of_the_source() -> None:
+def test_a_class_is_shared_at_random_not_in_order() -> None:
     labels_N = np.zeros(4000, dtype=np.int64)
     holders_N = dirichlet(of_labels(labels_N), 2, np.random.default_rng(0), 5.0)
     first, second = holders_N[:2000].mean(), holders_N[2000:].mean()

@@ -112,7 +112,7 @@ def test_a_bad_table_names_the_file_and_the_place(tmp_path: Path, content: str, 
     assert path in message
 
 
-def test_a_column_of_texts_is_to_be_named_as_what_it_is(tmp_path: Path) -> None:
+def test_a_column_of_texts_must_be_declared(tmp_path: Path) -> None:
     message = refused(csv, written(tmp_path))
     assert "row 1, column town must be a number, got 'Ulm'" in message
     assert "data.metadata" in message

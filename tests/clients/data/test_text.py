@@ -73,9 +73,7 @@ def test_speakers_who_say_too_little_are_left_out(tmp_path: Path, loaded: Callab
     assert "ALL" not in loaded(kind="text", path=path, sequence_length=14).train
 
 
-def test_a_folder_of_plays_is_one_corpus_and_a_client_a_file(
-    tmp_path: Path, loaded: Callable[..., FederatedData]
-) -> None:
+def test_a_folder_of_plays_is_one_corpus(tmp_path: Path, loaded: Callable[..., FederatedData]) -> None:
     written(tmp_path, name="a.txt")
     written(tmp_path, "HAMLET:\nWords, words, words.\n", name="b.txt")
     assert list(loaded(kind="text", path=str(tmp_path), sequence_length=7).train) == ["ALL", "First Citizen", "HAMLET"]

@@ -112,7 +112,7 @@ def attended(
         server.stop(0).wait()
 
 
-def test_a_node_that_trains_on_stays_however_often_its_connection_breaks(tmp_path: Path) -> None:
+def test_training_node_stays_however_often_its_connection_breaks(tmp_path: Path) -> None:
     training = Trained()
     training.goes_on.clear()
 
@@ -202,7 +202,7 @@ def test_a_connection_begins_with_a_joining_whatever_fails_meanwhile(
     assert list(said[0].joining.held) == []
 
 
-def test_a_task_whose_failure_is_on_its_way_is_not_named_as_held(tmp_path: Path) -> None:
+def test_failed_task_in_delivery_is_not_reported_as_held(tmp_path: Path) -> None:
     """Else a connection that is begun meanwhile would name it, and the server wait for as long as its lease."""
     node = EdgeNode("127.0.0.1:1", None, "0", 0, cast(Any, Trained()), tmp_path)
     held, named = _held(node), list[list[Any]]()
@@ -259,7 +259,7 @@ def test_a_node_says_why_its_connection_was_ended(tmp_path: Path, caplog: pytest
     assert any("another connection came?in your name" in record.getMessage() for record in caplog.records)
 
 
-def test_a_node_says_once_that_the_run_has_yet_to_begin(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_node_logs_once_that_the_run_has_not_begun(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     alive = ToNode(heartbeat=Heartbeat())
 
@@ -381,7 +381,7 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
     assert [delivered[0].answer.task.number for delivered in server.delivered] == [1, 2]
 
 
-def test_a_node_names_what_it_holds_until_it_has_delivered_it(tmp_path: Path) -> None:
+def test_node_reports_held_tasks_until_delivery(tmp_path: Path) -> None:
     training = Trained()
     training.goes_on.clear()
     named: list[list[int]] = []

@@ -167,9 +167,7 @@ def served(
         (plan(heartbeat_s=math.inf), "a sign of life every inf s"),
     ],
 )
-def test_a_plan_that_no_server_should_send_ends_the_node_in_a_sentence(
-    said: ToNode, reason: str, tmp_path: Path
-) -> None:
+def test_an_invalid_plan_ends_the_node_with_one_sentence(said: ToNode, reason: str, tmp_path: Path) -> None:
     def says(server: Server) -> Iterator[ToNode]:
         yield said
         threading.Event().wait(0.5)

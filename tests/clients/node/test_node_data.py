@@ -10,7 +10,7 @@ from fed.clients.node.own_data import samples_of
 from fed.config.node_data import NodeData
 
 
-def test_a_source_that_names_no_client_is_the_nodes_own_as_a_whole(tmp_path: Path) -> None:
+def test_source_without_client_names_is_wholly_the_nodes_own(tmp_path: Path) -> None:
     inputs, labels = np.arange(12, dtype=np.float32).reshape(6, 2), np.arange(6) % 3
     np.savez(tmp_path / "samples.npz", inputs=inputs, label=labels)
     description = NodeData(data=cast(Any, {"kind": "npz", "path": str(tmp_path / "samples.npz")}))

@@ -62,9 +62,7 @@ def _damage(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [_remove, _empty, _damage])
-def test_a_client_that_has_lost_what_it_kept_begins_anew_and_says_so(
-    lose: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_client_without_its_state_starts_afresh_and_reports_it(lose: Callable[[Path], None], tmp_path: Path) -> None:
     node = Node(tmp_path, algorithm="scaffold")
     done, first = node.train("1-1", None)
     assert not done.began_anew

@@ -562,7 +562,7 @@ def test_a_trainer_serves_samples_of_any_type_and_shape() -> None:
         assert_agree(task.in_a_group(by), task.one_by_one())
 
 
-def test_no_order_is_drawn_where_all_samples_are_in_every_batch() -> None:
+def test_no_order_is_drawn_for_full_batches() -> None:
     def refused() -> np.random.Generator:
         raise AssertionError("a stream was made for nothing")
 
@@ -574,7 +574,7 @@ def test_no_order_is_drawn_where_all_samples_are_in_every_batch() -> None:
     assert_agree(by.train(*drawn.starts(), drawn.pairs, [refused, order]), drawn.one_by_one())
 
 
-def test_what_is_no_number_stays_with_the_client_that_has_it() -> None:
+def test_nan_stays_with_the_client_that_has_it() -> None:
     """Also with those in the middle, whose places another client's samples must not fill, and with finished ones."""
     pairs = samples((40, 20, 3, 12))
     for broken in (0, 1, 2):
@@ -586,7 +586,7 @@ def test_what_is_no_number_stays_with_the_client_that_has_it() -> None:
             assert [math.isfinite(loss) for loss in got.train_losses] == [row != broken for row in range(4)]
 
 
-def test_a_finished_client_is_left_alone_though_its_next_step_would_overflow() -> None:
+def test_finished_client_is_unchanged_though_another_step_would_overflow() -> None:
     """What it computes there is more than float64 holds, and weights of 0 times that are no number."""
     module = Made(lambda m, x: m.read(x) ** 2)
     one, *others = samples((1, 40, 30, 40))
@@ -699,7 +699,7 @@ class Transposed(nn.Module):
     ],
     ids=["GRU", "sparse", "max_norm", "padding_idx", "scale_grad_by_freq"],
 )
-def test_a_model_of_texts_that_cannot_be_batched_raises_an_error(module: Callable[[], nn.Module]) -> None:
+def test_text_model_that_cannot_be_batched_raises_an_error(module: Callable[[], nn.Module]) -> None:
     """vmap applies an embedding's padding to the first client alone, and frequencies to all of them together."""
     with pytest.raises((RuntimeError, InvalidModel)):
         Task(module().double(), TEXTS, local()).in_a_group()
@@ -723,7 +723,7 @@ def test_a_loss_that_is_no_mean_raises_an_error(name: str) -> None:
         Task(small(), pairs, local(), loss).in_a_group()
 
 
-def test_what_a_group_of_single_samples_hides_raises_an_error_once_there_are_more() -> None:
+def test_mixing_hidden_by_single_samples_raises_an_error_later() -> None:
     for module, loss in ((UNFIT["BatchNorm of the batch"](), cross_entropy), (small(), WEIGHTED)):
         by = Task(module.double(), [], local(), loss).group_trainer()
         if loss is WEIGHTED:

@@ -32,7 +32,7 @@ def batches_of(task: Task) -> Batches:
 
 
 @given(tasks)
-def test_an_epoch_is_all_samples_in_steps_of_one_size_but_the_last(task: Task) -> None:
+def test_epoch_steps_have_one_size_but_the_last(task: Task) -> None:
     samples, batch_size, accumulate, _, never_single = task
     sizes = batches_of(task).sizes
     assert sum(sizes) == samples
@@ -42,7 +42,7 @@ def test_an_epoch_is_all_samples_in_steps_of_one_size_but_the_last(task: Task) -
 
 
 @given(tasks)
-def test_a_step_is_all_its_samples_in_batches_of_one_size_but_the_last(task: Task) -> None:
+def test_step_batches_have_one_size_but_the_last(task: Task) -> None:
     _, batch_size, accumulate, _, never_single = task
     batches = batches_of(task)
     for step in batches.sizes:
@@ -55,7 +55,7 @@ def test_a_step_is_all_its_samples_in_batches_of_one_size_but_the_last(task: Tas
 
 
 @given(tasks)
-def test_a_task_has_as_many_steps_and_samples_as_its_epochs_or_steps_say(task: Task) -> None:
+def test_epochs_or_steps_determine_a_tasks_work(task: Task) -> None:
     _, _, _, length, _ = task
     batches = batches_of(task)
     assert batches.steps == length.get("steps", length.get("epochs", 0) * len(batches.sizes))
@@ -67,7 +67,7 @@ def test_a_task_has_as_many_steps_and_samples_as_its_epochs_or_steps_say(task: T
 
 
 @given(tasks, st.integers(0, 2**32))
-def test_orders_are_the_streams_permutations_unless_every_batch_has_all_samples(task: Task, seed: int) -> None:
+def test_orders_are_permutations_unless_batches_are_full(task: Task, seed: int) -> None:
     samples = task[0]
     batches, ours, theirs = batches_of(task), np.random.default_rng(seed), np.random.default_rng(seed)
     for order_N in batches.orders(ours):
@@ -90,7 +90,7 @@ def test_the_order_is_kept_only_where_it_means_nothing(samples: int, keys: dict[
     assert Batches(Local(**keys), samples).keeps_order is keeps
 
 
-def test_a_last_single_sample_joins_the_step_before_it_where_none_may_be_alone() -> None:
+def test_last_single_sample_joins_the_step_before_if_required() -> None:
     alone, joined = (Batches(Local(batch_size=4), 9, never_single) for never_single in (False, True))
     assert (alone.sizes, joined.sizes) == ([4, 4, 1], [4, 5])
     assert Batches(Local(batch_size=4), 5, never_single=True).keeps_order, "5 samples, all in one step"

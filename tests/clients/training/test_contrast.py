@@ -77,7 +77,7 @@ def test_training_is_a_loop_by_hand_over_three_models() -> None:
     assert not math.isclose(float((trained.vector_V - flat(first)).norm()), 0.0)
 
 
-def test_what_training_does_to_running_statistics_does_not_reach_the_other_models() -> None:
+def test_training_leaves_the_other_models_running_statistics() -> None:
     torch.manual_seed(0)
     first = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
     inputs, labels = torch.linspace(-1, 1, 20).double().view(5, 4), torch.tensor([0, 1, 2, 1, 0])
@@ -116,7 +116,7 @@ def run(algorithm: dict[str, Any], workers: int = 0) -> list[float]:
     return numbers
 
 
-def test_without_the_term_it_is_fedavg_and_with_it_it_is_not() -> None:
+def test_moon_without_its_term_is_fedavg() -> None:
     assert run({"kind": "moon", "mu": 0.0}) == pytest.approx(run({"kind": "fedavg"}), rel=1e-12)
     assert run({"kind": "moon", "mu": 1.0}) != pytest.approx(run({"kind": "fedavg"}), rel=1e-6)
 

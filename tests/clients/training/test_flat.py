@@ -35,7 +35,7 @@ def test_parameters_are_aligned_views_and_keep_their_values(dtype: torch.dtype) 
         assert torch.equal(ours, theirs + 1 if theirs.requires_grad else theirs)
 
 
-def test_the_gaps_stay_zero_and_the_gradient_has_the_same_ones() -> None:
+def test_gaps_stay_zero_in_vector_and_gradient() -> None:
     module = odd()
     working = flat(module)
     count = Layout.of(module).parameters

@@ -30,9 +30,7 @@ shapes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
 
 @given(shapes, st.integers(1, 12), st.integers(0, 99))
-def test_the_cross_entropy_is_pytorchs_and_the_mean_of_its_samples(
-    shape: tuple[int, ...], classes: int, seed: int
-) -> None:
+def test_cross_entropy_is_pytorchs_and_the_mean_over_samples(shape: tuple[int, ...], classes: int, seed: int) -> None:
     output, target = scored(shape, classes, seed)
     expected = functional.cross_entropy(output, target)
     torch.testing.assert_close(cross_entropy(output, target), expected, rtol=1e-14, atol=1e-14)

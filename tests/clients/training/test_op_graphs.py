@@ -341,7 +341,7 @@ def test_a_result_of_another_type_is_added_in_the_inputs() -> None:
     assert_same(mine, [x + 0.5 * by[0].double(), y + 0.5 * by[1].double()])
 
 
-def test_inputs_that_lie_beside_each_other_are_moved_as_if_they_did_not() -> None:
+def test_adjacent_inputs_are_moved_like_separate_ones() -> None:
     """As the tensors of a client stand in one row: memory is the same, and yet neither is the other."""
 
     def of(row: Tensor) -> list[Tensor]:
@@ -363,7 +363,7 @@ def perceptron(w: Tensor, b: Tensor, x: Tensor, weights: Tensor) -> list[Tensor]
     return [*torch.autograd.grad(weighted.sum(), (w, b)), weighted.detach()]
 
 
-def test_what_does_nothing_is_dropped_and_products_are_joined_with_sums() -> None:
+def test_useless_operations_are_dropped_and_products_fused() -> None:
     """Forwards a product with a sum, a ReLU, sums, and weights; backwards the ReLU's; two tensors that move."""
     program = move_in_place(record(perceptron, numbers((4, 5, 3), (4, 5), (4, 2, 3), (4, 2))), 2, -0.1)
     views = {"transpose", "view", "unsqueeze", "expand"}
@@ -385,7 +385,7 @@ def test_simplifying_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch)
     assert_same(simplified, record(FUNCTIONS[name], examples).forward(*copies(examples)))
 
 
-def test_a_program_holds_none_of_the_tensors_that_it_was_recorded_on() -> None:
+def test_a_program_holds_none_of_its_example_tensors() -> None:
     seen: list[weakref.ref[Any]] = []
 
     def function(x: Tensor) -> list[Tensor]:
@@ -437,7 +437,7 @@ def test_what_changes_a_shape_in_place_is_refused(change: Callable[[Tensor], Ten
         record(lambda x: [change(x * 2)], numbers((3, 3)))
 
 
-def test_what_sees_memory_in_a_way_that_was_not_recorded_is_refused() -> None:
+def test_unrecorded_memory_views_are_refused() -> None:
     """Else it would be taken for a constant."""
     with pytest.raises(RuntimeError, match="past PyTorch's operations"):
         record(lambda x: [torch.from_numpy((x * 2).numpy()[:1]) + 1], numbers((3, 3)))

@@ -120,7 +120,7 @@ def test_a_state_begins_anew_with_every_optimizer(name: str) -> None:
     assert torch.equal(stale_P, ours(keys, start_P, gradients_SP[:1])) == stateless
 
 
-def test_a_gradient_kept_by_the_caller_may_change_after_the_step() -> None:
+def test_a_callers_gradient_may_change_after_the_step() -> None:
     """Momentum and moments are the optimizer's own: the trainer computes the next gradient into the same memory."""
     for keys, reference in RULES.values():
         start_P, gradients_SP = problem(torch.float64)

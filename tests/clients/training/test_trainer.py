@@ -165,7 +165,7 @@ def test_batches_are_of_one_size_but_the_last(count: int, keys: dict[str, Any], 
     assert [len(batch) for batch in seen] == sizes
 
 
-def test_every_epoch_sees_every_sample_once_in_an_order_of_its_own() -> None:
+def test_every_epoch_sees_every_sample_once_in_new_order() -> None:
     epochs = np.array(batches(12, batch_size=4, epochs=3)).reshape(3, 12)
     assert (np.sort(epochs) == np.arange(12)).all()
     assert all((one != other).any() for one, other in pairwise(epochs))
@@ -291,7 +291,7 @@ def test_a_rule_that_changes_nothing_changes_no_bit() -> None:
     assert torch.equal(without.vector_V, with_rule.vector_V)
 
 
-def test_batch_norm_trains_like_a_loop_and_brings_its_statistics_back() -> None:
+def test_batch_norm_trains_like_a_loop_with_its_statistics() -> None:
     """9 samples in batches of 4: the last, single one joins the batch before it."""
     module, on = normed(), samples(9)
     by = trainer(module, lr=0.2, batch_size=4, epochs=3)
@@ -337,7 +337,7 @@ def test_loss_and_gradient_are_measured_over_all_samples() -> None:
     torch.testing.assert_close(gradient_P, torch.cat([part.flatten() for part in parts]), rtol=1e-12, atol=1e-15)
 
 
-def test_a_single_last_sample_stays_alone_where_nothing_is_normalised_over_the_batch() -> None:
+def test_last_single_sample_stays_alone_without_batch_norm() -> None:
     grouped = nn.Sequential(nn.GroupNorm(1, 5), nn.Linear(5, 1))
     assert [len(batch) for batch in batches(9, grouped, batch_size=4)] == [4, 4, 1]
 
@@ -368,7 +368,7 @@ def test_start_and_data_stay_as_they_are() -> None:
     assert not torch.equal(trained.vector_V, start_V)
 
 
-def test_a_modules_own_draws_come_from_its_stream_and_from_nowhere_else() -> None:
+def test_a_modules_draws_come_from_its_own_stream_alone() -> None:
     module, on = nn.Sequential(nn.Linear(5, 9), nn.Dropout(0.5), nn.Linear(9, 2)), samples()
     by = trainer(module)
     torch.manual_seed(7)
@@ -402,14 +402,14 @@ def test_frozen_parameters_stay_and_unused_ones_have_no_gradient(weight_decay: f
     assert not torch.equal(state["2.weight"], module.state_dict()["2.weight"])
 
 
-def test_a_loss_that_is_not_finite_is_reported_as_it_is() -> None:
+def test_infinite_loss_is_reported_as_it_is() -> None:
     assert not math.isfinite(train(trainer(mlp(), lr=1e38, epochs=5), mlp(), samples()).train_loss)
     module, (inputs, labels) = mlp(), samples()
     inputs[3, 0] = math.nan
     assert math.isnan(train(trainer(module, lr=1e-9), module, (inputs, labels)).train_loss)
 
 
-def test_the_training_loss_is_the_mean_over_samples_whatever_the_last_batch() -> None:
+def test_training_loss_is_the_mean_over_samples() -> None:
     module, on = mlp(torch.float64), samples(dtype=torch.float64)
     expected = functional.cross_entropy(module(on[0]), on[1]).item()
     for keys in ({"batch_size": 16}, {"batch_size": 49}, {"batch_size": 9, "accumulate": 2}, {"batch_size": 64}):
@@ -453,7 +453,7 @@ def scaled_square(scale: float) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-7, 300.0, 1e4])
-def test_a_float16_gradient_is_the_float32_one_however_the_loss_is_scaled(scale: float) -> None:
+def test_float16_gradient_is_the_float32_one_for_every_scale(scale: float) -> None:
     """One step of least squares with rate 1/scale: y = x − ∇/scale.
 
     Inputs, weights, outputs and what flows back are rounded to 11 bits each, so that the gradient, the mean of
@@ -504,7 +504,7 @@ def test_an_overflow_halves_the_scale_and_no_batch_is_lost() -> None:
 
 
 @pytest.mark.parametrize("loss", [torch.sqrt, lambda w: w + math.inf, lambda w: w * math.nan])
-def test_a_gradient_that_no_scale_makes_finite_is_returned_as_it_is(loss: Callable[[Tensor], Tensor]) -> None:
+def test_gradient_infinite_at_every_scale_is_returned_unchanged(loss: Callable[[Tensor], Tensor]) -> None:
     """Also where the loss itself is finite, as the root is at 0."""
     w, scaler = nn.Parameter(torch.zeros(1, dtype=torch.float16)), _LossScale()
     gradient_P = scaler.gradient(loss(w.float()).sum() * 1e5, flat_of(w))
@@ -583,7 +583,7 @@ class Viewing(nn.Module):
         return scores
 
 
-def test_a_module_that_views_what_it_has_convolved_trains_as_it_is() -> None:
+def test_module_that_views_convolutions_keeps_its_usual_order() -> None:
     module, on = Viewing(), images(torch.float32)
     by = trainer(module, lr=0.3, epochs=2)
     for order in (5, 6):
@@ -592,7 +592,7 @@ def test_a_module_that_views_what_it_has_convolved_trains_as_it_is() -> None:
         assert same_bits(state_of(by, trained), expected)
 
 
-def test_a_module_that_views_tries_channels_last_once_for_each_shape_of_a_clients_inputs() -> None:
+def test_channels_last_is_tried_once_for_each_input_shape() -> None:
     """And not once for each trainer, so that what other clients' samples were like changes nothing."""
     in_usual_order: list[bool] = []
 

@@ -45,7 +45,7 @@ class Watching(nn.Module):
 
 
 @pytest.mark.parametrize("draws", [False, True], ids=["order", "draws"])
-def test_every_client_and_round_and_seed_has_streams_of_its_own(draws: bool) -> None:
+def test_every_client_round_and_seed_has_its_own_streams(draws: bool) -> None:
     keys = fed.Experiment(rounds={"count": 3}, local={"batch_size": 10}, simulation={"batching": "off", "workers": 0})
     seen = []
     for seed in (0, 0, 1):
@@ -62,7 +62,7 @@ def test_every_client_and_round_and_seed_has_streams_of_its_own(draws: bool) -> 
     assert len(set(every)) == len(every) == 2 * 2 * 4
 
 
-def test_twins_in_a_group_part_ways_and_keep_them_in_any_group() -> None:
+def test_identical_clients_differ_by_streams_alike_in_any_group() -> None:
     found = {}
     for group in (1, 3, 4):
         keys = fed.Experiment(
@@ -124,7 +124,7 @@ class Told(FedAvg):
 
 @pytest.mark.parametrize("wants", ["mean", "reported", "updates", "payload"])
 @pytest.mark.parametrize("batching", ["on", "off"])
-def test_a_plain_report_is_the_same_to_the_bit_whether_it_is_asked_for_or_known(batching: str, wants: Wants) -> None:
+def test_plain_report_has_the_same_bits_asked_or_known(batching: str, wants: Wants) -> None:
     keys = fed.Experiment(simulation={"batching": batching})
     simulation = Simulation(keys, parts.unequal(), parts.small)
     recipes = [replace(simulation.recipe, aggregator=aggregator) for aggregator in (FedAvg(), Told())]

@@ -1,9 +1,14 @@
 """``fed algorithms NAME``: all about one algorithm, from its docstring and its code."""
 
 import re
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
+from torch import Tensor
 
+from fed.aggregators.base import Reduced
+from fed.aggregators.fedavg import FedAvg
 from fed.cli.main import main
 from fed.config.registry import ALGORITHMS
 
@@ -83,7 +88,7 @@ def test_ranges_and_defaults_are_those_in_force(capsys: pytest.CaptureFixture[st
     assert re.search(r"nesterov +false +true or false ", told("bmuf", capsys))
 
 
-def test_a_rule_that_chooses_among_clients_says_that_it_refuses_samples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_selection_rule_page_says_that_it_refuses_sample_weights(capsys: pytest.CaptureFixture[str]) -> None:
     for kind in ("krum", "multi_krum", "bulyan"):
         assert "refuses samples" in told(kind, capsys)
     assert "refuses samples" not in told("median", capsys)
@@ -96,3 +101,34 @@ def test_an_unknown_algorithm_is_one_sentence_with_the_nearest(capsys: pytest.Ca
     assert error.count("\n") == 1
     assert main(["algorithms", "SCAFFOLD"]) == 2
     assert "did you mean scaffold?" in capsys.readouterr().err
+
+
+class Counted(NamedTuple):
+    model_P: Tensor
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(FedAvg):
+    """Counts the rounds."""
+
+    def init(self, params_P: Tensor) -> Counted:  # type: ignore[override]  # it keeps more
+        return Counted(params_P, 0)
+
+    def apply(self, state: Counted, reduced: Reduced) -> Counted:  # type: ignore[override]  # as above
+        return Counted(state.model_P + reduced.update_P, state.rounds + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nameless(FedAvg):
+    """Keeps no named tuple."""
+
+    def init(self, params_P: Tensor) -> tuple[Tensor]:  # type: ignore[override]  # the mistake
+        return (params_P,)
+
+
+def test_a_state_may_hold_what_is_no_tensor(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told(f"python:{__name__}:Counting", capsys)
+    assert re.search(r"server keeps +model, rounds +\n", text)
+    assert main(["algorithms", f"python:{__name__}:Nameless"]) == 2
+    assert "Nameless.init must return a named tuple whose model_P is the model" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_last_value_counts_where_it_stands() -> None:
 
 
 @pytest.mark.parametrize("setting", ["rounds.count", "", "=3", "rounds.=3", ".count=3", "a..b=3"])
-def test_setting_without_a_key_and_a_value_is_a_usage_error(setting: str) -> None:
+def test_setting_without_key_and_value_is_a_usage_error(setting: str) -> None:
     with pytest.raises(typer.BadParameter, match="key=value"):
         changes([setting])
 

@@ -61,7 +61,7 @@ def test_an_authority_a_node_and_its_end(run: Run) -> None:
     assert NodeCredentials.load(Path("keys/nodes/bob")).facts.sha256.startswith(table[3][5].rstrip("…"))
 
 
-def test_the_server_gets_another_certificate_for_the_same_or_other_hosts(run: Run) -> None:
+def test_server_certificate_is_renewed_for_same_or_other_hosts(run: Run) -> None:
     run("init", "keys", "--host", "old.example.org", "--days", "20")
     first = ServerCredentials.load(Path("keys"))
     run("issue", "keys", "ann")

@@ -277,9 +277,7 @@ def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
         (("simulation.batching=on", "local.precision=float16"), "simulation.batching must be auto or off here, got on"),
     ],
 )
-def test_show_prints_the_values_where_nobody_can_know_how_clients_train(
-    run: Run, settings: tuple[str, ...], why: str
-) -> None:
+def test_show_prints_values_even_if_batching_is_unknown(run: Run, settings: tuple[str, ...], why: str) -> None:
     code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
     assert (code, err) == (0, "")
     (said,) = comments(out)
@@ -289,7 +287,7 @@ def test_show_prints_the_values_where_nobody_can_know_how_clients_train(
     assert shown == fed.Experiment(**shown).dump()
 
 
-def test_batching_that_cannot_be_is_refused_in_a_sentence_before_anything_is_written(run: Run, folder: Path) -> None:
+def test_impossible_batching_is_refused_before_anything_is_written(run: Run, folder: Path) -> None:
     settings = ("--set", "simulation.batching=on", "--set", "local.precision=float16")
     code, out, err = run("simulate", "tiny.yaml", *settings)
     assert (code, out) == (2, "")
@@ -300,7 +298,7 @@ def test_batching_that_cannot_be_is_refused_in_a_sentence_before_anything_is_wri
     assert not (folder / "runs").exists()
 
 
-def test_a_run_says_in_its_folder_how_it_was_computed_and_runs_again_from_there(run: Run, folder: Path) -> None:
+def test_run_folder_says_how_to_repeat_the_run(run: Run, folder: Path) -> None:
     assert run("simulate", "tiny.yaml", "--set", "simulation.workers=0", "--output", "first").code == 0
     kept = fed.Experiment.load(folder / "first/experiment.yaml")
     assert kept.dump()["simulation"] == {"batching": "on", "group": 32, "workers": 0}
@@ -397,7 +395,7 @@ def test_compare_prints_its_table_and_where_the_report_is(run: Run, folder: Path
     assert (folder / report).is_file()
 
 
-def test_compare_exits_with_1_if_a_run_failed_and_still_reports(run: Run, folder: Path) -> None:
+def test_compare_exits_1_after_a_failed_run_and_reports(run: Run, folder: Path) -> None:
     path = folder / "two.yaml"
     path.write_text(COMPARISON.replace("lr: 0.5", "lr: 1e38"), encoding="utf-8")
     code, out, err = run("compare", "two.yaml", "--jobs", "1", "--json", "--output", "here")

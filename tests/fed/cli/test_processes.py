@@ -111,9 +111,7 @@ def members(session: int) -> list[Path]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="looks at processes as Linux shows them")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_run_with_workers_that_is_ended_leaves_no_process_and_no_file(
-    start: Start, folder: Path, sent: signal.Signals
-) -> None:
+def test_ended_run_with_workers_leaves_no_process_or_file(start: Start, folder: Path, sent: signal.Signals) -> None:
     settings = (ENDLESS, "simulation.workers=2", "simulation.group=1")
     arguments = (part for setting in settings for part in ("--set", setting))
     process = start("simulate", "tiny.yaml", *arguments, "--json", start_new_session=True)
@@ -215,7 +213,7 @@ def read_terminal(end: int) -> str:
     return content.decode()
 
 
-def test_users_module_is_found_in_the_working_folder_and_shadows_nothing(folder: Path) -> None:
+def test_users_module_in_working_folder_is_found_and_shadows_nothing(folder: Path) -> None:
     (folder / "json.py").write_text("raise RuntimeError('shadowed')\n", encoding="utf-8")
     (folder / "mine.py").write_text(
         "from torch import nn\n\n\nclass Net(nn.Linear):\n"

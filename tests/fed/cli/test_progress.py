@@ -26,7 +26,7 @@ def line(number: int, accuracy: float | None = None) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 10, 11, 1_000])
-def test_a_run_has_a_line_about_every_tenth_and_one_at_its_end(rounds: int) -> None:
+def test_progress_has_about_ten_lines_and_a_last_one(rounds: int) -> None:
     kept = Kept()
     watch = SimulationProgress(kept)
     watch.begin(Expectation(rounds, 1.0, 0, 0))
@@ -91,9 +91,7 @@ def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
     assert kept.lines[0].startswith("round 4/5, accuracy 0.300, 2 kB, ")
 
 
-def test_the_time_left_is_that_of_the_rounds_since_a_run_went_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_left_counts_rounds_since_the_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, clock = Kept(), iter([0.0, 100.0, 108.0])
     monkeypatch.setattr("fed.cli.progress.time", SimpleNamespace(monotonic=lambda: next(clock)))
     gone_on_with(kept, tmp_path, 3).round(line(4))

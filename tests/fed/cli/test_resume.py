@@ -113,7 +113,7 @@ def test_an_interrupted_run_goes_on(run: Run, interrupted: Path, whole: dict[str
     assert left_in(interrupted) == whole
 
 
-def test_a_run_that_is_stopped_as_it_goes_on_says_what_was_done_before(
+def test_resumed_run_that_is_stopped_reports_earlier_rounds(
     run: Run, interrupted: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -132,9 +132,7 @@ def test_a_run_that_is_stopped_as_it_goes_on_says_what_was_done_before(
     assert left_in(interrupted) == whole
 
 
-def test_a_run_that_goes_on_is_not_gone_on_with_by_another_process(
-    run: Run, interrupted: Path, whole: dict[str, Any]
-) -> None:
+def test_a_running_run_cannot_be_resumed_by_another_process(run: Run, interrupted: Path, whole: dict[str, Any]) -> None:
     files = {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()}
     with held(interrupted, "wait"):
         refused(run("--resume", "run"), "run is in use by another process")
@@ -146,7 +144,7 @@ def test_a_run_that_goes_on_is_not_gone_on_with_by_another_process(
 
 def test_a_run_goes_on_where_it_was_begun(run: Run, interrupted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "--resume", "run", "--insecure", "--listen", "127.0.0.1:0"]) == 2
-    assert "run is a simulation: go on with it by fed simulate --resume run" in capsys.readouterr().err
+    assert "run is a simulation: resume it by fed simulate --resume run" in capsys.readouterr().err
 
 
 def test_nodes_are_not_simulated(run: Run, interrupted: Path) -> None:
@@ -155,7 +153,7 @@ def test_nodes_are_not_simulated(run: Run, interrupted: Path) -> None:
     assert kept is not None
     shapes = {**kept[1]["fingerprint"]["shapes"], "clients": None}
     checkpoints.write(kept[0] + 1, {**kept[1], "fingerprint": {**kept[1]["fingerprint"], "shapes": shapes}})
-    refused(run("--resume", "run"), "run is a run on real nodes: go on with it by fed server --resume run")
+    refused(run("--resume", "run"), "run is a run on real nodes: resume it by fed server --resume run")
 
 
 def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> None:
@@ -229,7 +227,7 @@ def test_what_is_no_run_is_refused(run: Run, interrupted: Path) -> None:
     (interrupted / "environment.json").write_text("[]")
     refused(run("--resume", "run"), "environment.json must be a run's, as it was written, got something else: restore")
     (interrupted / "experiment.yaml").unlink()
-    refused(run("--resume", "run"), "experiment.yaml must say what is to be gone on with, got no such file: restore it")
+    refused(run("--resume", "run"), "experiment.yaml must hold the experiment to resume, got no such file: restore it")
     assert run("tiny.yaml", "--output", "run", "--overwrite").code == 0
 
 
@@ -238,7 +236,7 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["data", "model", "loss"])
-def test_what_was_given_in_python_is_not_known_to_the_command_line(name: str, run: Run) -> None:
+def test_objects_given_in_python_are_unknown_to_the_command_line(name: str, run: Run) -> None:
     data = fed.FederatedData(train={client: (torch.randn(4, 64), torch.arange(4)) for client in range(10)})
     given = {"data": data, "model": torch.nn.Linear(64, 10), "loss": loss}[name]
     keys: Any = {name: given}
@@ -292,7 +290,7 @@ def test_a_full_disk_stops_the_run_with_one_sentence(
     assert left_in(folder) == whole
 
 
-def test_a_disk_that_is_full_before_the_first_round_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_before_the_first_round_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("environment.json", "experiment.yaml", "metrics.jsonl"):
         disk = FullDisk(name, after=0)
         with monkeypatch.context() as patch:
@@ -302,7 +300,7 @@ def test_a_disk_that_is_full_before_the_first_round_costs_nothing(run: Run, monk
         assert run("tiny.yaml", "--output", name, *again).code == 0
 
 
-def test_a_folder_that_is_full_when_a_run_goes_on_leaves_it_to_be_gone_on_with(
+def test_full_disk_at_a_resume_leaves_the_run_resumable(
     run: Run, interrupted: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FullDisk("metrics.jsonl", after=0)
@@ -347,9 +345,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.long
-def test_a_disk_that_fills_up_stops_the_run_which_goes_on_when_there_is_room(
-    run: Run, small_disk: Path, whole: dict[str, Any]
-) -> None:
+def test_run_stopped_by_a_full_disk_resumes_with_room(run: Run, small_disk: Path, whole: dict[str, Any]) -> None:
     ended = set()
     for room_kb in range(0, 92, 4):
         ballast = small_disk / "ballast"

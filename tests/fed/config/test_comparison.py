@@ -57,7 +57,7 @@ def test_grid_is_the_product_of_its_lists() -> None:
     }
 
 
-def test_trial_depends_neither_on_how_many_there_are_nor_on_other_keys() -> None:
+def test_trial_depends_on_neither_their_number_nor_other_keys() -> None:
     lr = {"log_uniform": [0.001, 1.0]}
     few = [local["lr"] for local in drawn(3, lr=lr)]
     many = [local["lr"] for local in drawn(9, batch_size={"integer": [1, 64]}, lr=lr)]
@@ -181,7 +181,7 @@ def test_what_is_wrong_with_the_base_is_said_once() -> None:
     assert str(refused.value) == "base: local.lr must be greater than 0, got -1"
 
 
-def test_base_may_be_what_no_experiment_is_until_a_variant_completes_it() -> None:
+def test_base_may_be_completed_by_its_variants() -> None:
     base = {"topology": {"kind": "complete"}}
     variants = comparison(base=base, compare=[{"name": "A", "algorithm": {"kind": "dpsgd"}}]).variants()
     assert variants["A"].topology is not None

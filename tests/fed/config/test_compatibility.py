@@ -49,7 +49,7 @@ def problem(**keys: Any) -> str:
 
 @pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("kind", ALGORITHMS.builtin)
-def test_an_algorithm_refuses_the_local_steps_for_which_its_equation_is_wrong(kind: str, local: str) -> None:
+def test_algorithm_refuses_local_steps_that_break_its_equation(kind: str, local: str) -> None:
     keys: dict[str, Any] = {"algorithm": {"kind": kind}, "local": LOCAL[local]}
     if local not in REFUSED.get(kind, set()):
         assert Experiment(**keys).algorithm.kind == kind
@@ -64,7 +64,7 @@ def test_qfedavg_that_is_not_fair_takes_any_local_steps() -> None:
     assert Experiment(algorithm={"kind": "qfedavg", "q": 0.0}, local={"optimizer": "adam"}).local.optimizer == "adam"
 
 
-def test_local_steps_are_refused_in_the_variant_that_they_are_wrong_for() -> None:
+def test_wrong_local_steps_are_refused_in_their_variant() -> None:
     keys: dict[str, Any] = {
         "base": {"local": {"optimizer": "adam"}},
         "compare": [{"name": "ours"}, {"name": "theirs", "algorithm": {"kind": "scaffold"}}],
@@ -115,9 +115,7 @@ def test_what_an_algorithm_combines_with_is_told(
 
 @pytest.mark.parametrize(("key", "value"), [("joining_s", 20.0), ("staying_s", 60.0)])
 @pytest.mark.parametrize("rounds", ["synchronous", "buffered", "bounded_staleness"])
-def test_an_algorithm_that_numbers_its_clients_refuses_those_that_come_or_leave_for_good(
-    rounds: str, key: str, value: float
-) -> None:
+def test_algorithm_that_numbers_clients_refuses_changing_membership(rounds: str, key: str, value: float) -> None:
     line = problem(algorithm="afl", rounds=rounds, devices={"kind": "lognormal", key: value})
     assert line.startswith("algorithm afl needs the same clients from a run's beginning to its end, because it numbers")
     assert f"got devices.{key} {value}: choose an algorithm such as fedavg, or write devices.{key}: " in line
@@ -153,7 +151,7 @@ def test_attackers_that_are_nobody_or_everybody_are_refused(fraction: float, cli
     assert f"got {fraction} of {clients} clients, which is {count}: change it" in line
 
 
-def test_how_many_attack_is_left_open_where_nobody_says_how_many_clients_there_are() -> None:
+def test_number_of_attackers_stays_open_without_number_of_clients() -> None:
     adversaries = {"kind": "ipm", "fraction": 0.001}
     of_the_source = {"kind": "text", "path": "plays", "clients": None}
     for data in (None, of_the_source):

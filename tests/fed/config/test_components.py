@@ -93,7 +93,7 @@ def test_keys_are_the_parameters_that_are_not_given(family: Family[Any]) -> None
     ]
 
 
-def test_making_calls_with_the_keys_and_with_what_is_asked_for(family: Family[Any]) -> None:
+def test_make_passes_the_keys_and_the_requested_arguments(family: Family[Any]) -> None:
     assert family.make("scaled", factor=0.5).make(size=4, stream="never asked for") == (4, 0.5)
     assert family.make("spread", spread=1.0, names=["a"]).make(size=2) == {"size": 2, "spread": 1.0, "names": ["a"]}
     assert family.make("Between", low=3).make() == Between(3, 9)
@@ -156,7 +156,7 @@ def test_every_wrong_key_has_its_line(family: Family[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["make", "target", "copy", "model_fields", "_hidden"])
-def test_a_parameter_with_a_name_of_the_sections_own_is_refused(family: Family[Any], named: Named, name: str) -> None:
+def test_parameter_named_like_a_key_of_the_section_is_refused(family: Family[Any], named: Named, name: str) -> None:
     """It would be taken for the section's attribute, or the other way round."""
     namespace: dict[str, Any] = {}
     exec(f"def source({name}=1): return {name}", namespace)
@@ -164,7 +164,7 @@ def test_a_parameter_with_a_name_of_the_sections_own_is_refused(family: Family[A
     assert f"has a parameter {name}, which cannot be a key: give it another name" in line
 
 
-def test_a_kind_may_be_a_class_a_function_or_an_object_that_is_called(family: Family[Any], named: Named) -> None:
+def test_a_kind_may_be_a_class_function_or_callable(family: Family[Any], named: Named) -> None:
     class Caller:
         def __call__(self, size: int, by: PositiveInt = 3) -> int:
             return size * by
@@ -224,7 +224,7 @@ def test_keys_of_a_callable_are_its_parameters() -> None:
 
 
 @pytest.mark.parametrize("family", [DATA, PARTITIONS, MODELS, ALGORITHMS, TOPOLOGIES, ROUNDS], ids=lambda one: one.name)
-def test_no_built_in_kind_takes_what_is_given_for_a_key(family: Family[Any]) -> None:
+def test_no_built_in_kind_has_a_context_argument_as_key(family: Family[Any]) -> None:
     for kind in family.builtin:
         own = set(family.section(kind).model_fields) - set(family.base.model_fields)
         assert own.isdisjoint(family.given)

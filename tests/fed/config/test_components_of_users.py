@@ -49,7 +49,7 @@ def net(input_shape: "Shape", classes: int, bias: bool = True) -> "Module":
 
 
 @pytest.mark.parametrize("name", ["Net", "net"])
-def test_what_is_given_is_no_key_and_may_be_annotated_for_type_checkers_alone(own: Own, name: str) -> None:
+def test_context_arguments_are_no_keys_and_may_have_unresolved_annotations(own: Own, name: str) -> None:
     kind = f"python:{own(NET)}:{name}"
     model = MODELS.make(kind, bias=False)
     assert model.model_dump() == {"kind": kind, "bias": False}
@@ -73,11 +73,22 @@ class Net:
     assert MODELS.make(f"python:{own(source)}:Net").model_dump()["sizes"] == []
 
 
-@pytest.mark.parametrize("source", ["int('ten')", "None.nothing", "import os\nos.nothing"])
-def test_a_module_that_fails_is_no_bad_input(own: Own, source: str) -> None:
-    with pytest.raises(ImportError, match="fails while it is imported") as caught:
-        MODELS.make(f"python:{own(source)}:Net")
-    assert caught.value.__cause__ is not None
+@pytest.mark.parametrize(
+    ("source", "place", "problem"),
+    [
+        ("int('ten')", 1, "ValueError: invalid literal for int() with base 10: 'ten'"),
+        ("import os\nos.nothing", 2, "AttributeError: module 'os' has no attribute 'nothing'"),
+        ("import nowhere", 1, "ModuleNotFoundError: No module named 'nowhere'"),
+        ("\nNet = (", 2, "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_module_that_fails_is_named_with_the_line(own: Own, source: str, place: int, problem: str) -> None:
+    module = own(source)
+    with pytest.raises(InvalidExperiment) as caught:
+        fed.Experiment(model=f"python:{module}:Net")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"model.kind: module {module} fails while it is imported, at ")
+    assert f"{module}.py:{place}: {problem}" in line
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def holds(dumped: Any, keys: Any) -> bool:
     return bool(dumped == keys)
 
 
-def test_every_section_may_be_left_out_and_dump_shows_what_is_in_force() -> None:
+def test_dump_shows_defaults_of_sections_left_out() -> None:
     assert experiment().dump() == {
         "name": "experiment",
         "seed": 0,
@@ -268,7 +268,7 @@ def outcome(make: Callable[[], Experiment]) -> Experiment | set[str]:
         return set(str(error).splitlines())
 
 
-def test_a_dotted_path_changes_a_key_a_mapping_the_whole_section() -> None:
+def test_dotted_path_changes_a_key_and_mapping_a_section() -> None:
     first = experiment(local={"lr": 0.5, "batch_size": 4}, rounds={"count": 3, "cohort": 2})
     dotted = first.override({"local.lr": 0.25, "rounds.count": 9})
     assert (dotted.local.lr, dotted.local.batch_size) == (0.25, 4)
@@ -286,7 +286,7 @@ def test_sections_on_the_way_to_a_key_are_created() -> None:
     assert with_overrides({"a": 5}, {"a.b": 1}) == {"a": {"b": 1}}
 
 
-def test_a_kind_written_short_stays_when_one_of_its_keys_is_set() -> None:
+def test_a_short_kind_stays_when_its_key_is_set() -> None:
     keys = {"local": {"schedule": "cosine"}, "rounds": {"sampling": "power_of_choice"}, "evaluation": "clients"}
     values = {"local.schedule.warm_up": 2, "rounds.sampling.candidates": 30, "evaluation.fraction": 0.3}
     dumped = experiment(**with_overrides(keys, values)).dump()
@@ -360,7 +360,7 @@ def test_clients_and_partition_follow_from_the_source(
         ({"epochs": None, "steps": None}, (1, None)),
     ],
 )
-def test_work_is_in_epochs_or_in_steps_and_one_epoch_by_default(
+def test_work_is_in_epochs_or_steps_default_one_epoch(
     keys: dict[str, Any], expected: tuple[int | None, int | None]
 ) -> None:
     local = experiment(local=keys).local
@@ -383,7 +383,7 @@ SECTIONS: list[tuple[tuple[str, ...], str, str]] = [
 
 
 @pytest.mark.parametrize(("place", "wrong", "meant"), SECTIONS, ids=lambda part: str(part))
-def test_an_unknown_key_names_the_nearest_and_all_that_are_known(
+def test_unknown_key_error_names_the_nearest_and_all_known(
     place: tuple[str, ...], wrong: str, meant: str, tmp_path: Path
 ) -> None:
     keys = yaml.parse(DIGITS) | {"algorithm": {"kind": "fedprox"}}
@@ -468,7 +468,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keys", "problem"), WRONG, ids=lambda part: str(part)[:60])
-def test_a_wrong_value_is_refused_with_its_path_and_what_is_allowed(keys: dict[str, Any], problem: str) -> None:
+def test_wrong_value_error_names_path_and_allowed_values(keys: dict[str, Any], problem: str) -> None:
     assert problem in problems(**keys)
 
 
@@ -491,7 +491,7 @@ def test_on_and_off_are_words_in_a_file_too(tmp_path: Path) -> None:
         assert Experiment.load(path) == loaded
 
 
-def test_every_wrong_value_has_a_line_that_begins_with_the_file(tmp_path: Path) -> None:
+def test_every_wrong_value_has_a_line_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("seed: true\nlocal: {lr: .inf, batch_size: 1.5}\nrounds: {count: 0}\nalgorithm: {kind: fedavgg}")
     with pytest.raises(InvalidExperiment) as caught:
@@ -525,7 +525,7 @@ def test_a_missing_file_is_bad_input() -> None:
         ({"nesterov": True}, "local: nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov"),
     ],
 )
-def test_keys_that_contradict_each_other_are_refused_with_the_way_out(local: dict[str, Any], problem: str) -> None:
+def test_contradicting_keys_are_refused_with_the_remedy(local: dict[str, Any], problem: str) -> None:
     (line,) = problems(local=local)
     assert line.startswith(problem)
 
@@ -551,7 +551,7 @@ def test_clients_evaluate_where_models_are_their_own_unless_given() -> None:
         assert chosen.override({"algorithm": {"kind": kind}}).evaluation == chosen.evaluation
 
 
-def test_a_coordinator_does_not_evaluate_what_is_for_models_of_clients_own() -> None:
+def test_coordinator_evaluation_refuses_keys_for_clients_own_models() -> None:
     (line,) = problems(algorithm={"kind": PERSONAL}, evaluation="coordinator")
     assert line.startswith(f"evaluation coordinator needs a global model that clients use, got algorithm {PERSONAL}, ")
     assert "whose clients use models of their own, each on its own data: write evaluation: clients, or " in line
@@ -585,7 +585,7 @@ def test_peers_are_on_a_ring_unless_given() -> None:
     assert chosen.override({"algorithm": {"kind": "fedavg"}, "topology": None}).topology is None
 
 
-def test_data_and_model_may_be_null_to_be_given_in_python(tmp_path: Path) -> None:
+def test_data_and_model_may_be_null_and_given_in_python(tmp_path: Path) -> None:
     path = tmp_path / "bare.yaml"
     path.write_text("data: null\nmodel:\n")
     loaded = Experiment.load(path)
@@ -622,7 +622,7 @@ def test_distances_between_names_are_what_people_mean() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"betas": [0.5, 0.9]}, {"eps": 1e-3}])
-def test_the_keys_of_adam_are_refused_under_sgd_and_their_defaults_are_not(keys: dict[str, Any]) -> None:
+def test_adam_keys_are_refused_under_sgd_unless_default(keys: dict[str, Any]) -> None:
     with pytest.raises(InvalidExperiment, match="belong to adam and adamw"):
         Experiment(local=keys)
     assert Experiment(local={"optimizer": "adam", **keys}).local.optimizer == "adam"

@@ -25,7 +25,7 @@ def test_a_schedule_is_its_formula(schedule: Schedule, expected: object) -> None
     assert got == pytest.approx([expected(number) for number in range(1, COUNT + 1)])  # type: ignore[operator]
 
 
-def test_a_warm_up_rises_in_equal_parts_and_then_the_schedule_begins() -> None:
+def test_warm_up_rises_linearly_and_then_the_schedule_begins() -> None:
     warm = Cosine(warm_up=4)
     assert [warm.factor(number, COUNT) for number in range(1, 5)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     rest = [warm.factor(number, COUNT) for number in range(5, COUNT + 1)]

@@ -181,9 +181,7 @@ def test_a_file_is_utf8_and_its_name_begins_every_error(tmp_path: Path) -> None:
         yaml.load(tmp_path)
 
 
-def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_file_error_names_the_searched_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInput) as caught:
         yaml.load(Path("nowhere.yaml"))

@@ -94,7 +94,7 @@ def test_a_node_is_admitted_in_the_name_of_its_certificate(authority: Authority)
         assert asked(address.replace(HOST, "localhost"), theirs.for_grpc()) == theirs.name
 
 
-def test_who_has_no_certificate_for_a_node_of_this_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
+def test_caller_without_a_node_certificate_is_refused(authority: Authority, tmp_path: Path) -> None:
     theirs, ours = node(authority), server(authority)
     stranger = node(Authority.create(tmp_path / "others"))
     posing = grpc.ssl_channel_credentials(theirs.authority_pem, stranger.key_pem, stranger.certificate_pem)
@@ -108,7 +108,7 @@ def test_who_has_no_certificate_for_a_node_of_this_authority_is_refused(authorit
 
 
 @pytest.mark.parametrize("name", ["mallory", "localhost", "127.0.0.1"])
-def test_a_node_cannot_pose_as_the_server_whatever_it_is_called(authority: Authority, name: str) -> None:
+def test_a_node_cannot_pose_as_the_server(authority: Authority, name: str) -> None:
     theirs, mallory = node(authority), node(authority, name)
     posing = grpc.ssl_server_credentials([(mallory.key_pem, mallory.certificate_pem)])
     with serving(posing, authority.roster) as address:
@@ -137,7 +137,7 @@ def test_a_certificate_that_has_expired_is_refused_by_tls_itself(authority: Auth
         assert "Socket closed" in refused(address, theirs.for_grpc())
 
 
-def test_revoking_ends_a_connection_that_stands_and_issuing_again_needs_the_new_certificate(
+def test_revoking_ends_connections_and_old_certificates(
     authority: Authority,
 ) -> None:
     before, other, ours = node(authority), node(authority, "bob"), server(authority)
@@ -168,7 +168,7 @@ def test_a_roster_says_why(authority: Authority) -> None:
     assert "revoked" in str(roster.admits("ann", ann.certificate_pem))
 
 
-def test_a_roster_that_becomes_unreadable_admits_nobody_until_it_is_restored(authority: Authority) -> None:
+def test_unreadable_roster_admits_no_node_until_restored(authority: Authority) -> None:
     ann, roster = node(authority), authority.roster
     good = roster.path.read_bytes()
     for content in (b"{", b"[]", b'{"ann": 3}', b'{"ann": {"sha256": "00"}}', b"\xff", b"[" * 100_000):
@@ -184,9 +184,7 @@ def test_a_roster_that_becomes_unreadable_admits_nobody_until_it_is_restored(aut
     assert roster.admits("ann", ann.certificate_pem) is None
 
 
-def test_a_roster_is_read_again_when_it_changes_and_only_then(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_roster_is_read_again_only_when_it_changes(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     ann, roster = node(authority), authority.roster
     reads = []
     original = Path.open
@@ -246,7 +244,7 @@ def generous() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("generous")
-def test_a_node_has_what_it_needs_and_nothing_else_and_all_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_node_folder_is_complete_minimal_and_private_to_its_owner(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "keys")
     place = authority.issue("ann")
     assert sorted(path.name for path in place.iterdir()) == ["authority.pem", "certificate.pem", "key.pem"]
@@ -341,7 +339,7 @@ def test_one_that_expired_gets_another_without_being_revoked(authority: Authorit
     assert node(authority).facts.sha256 != expired
 
 
-def test_revoking_twice_keeps_the_first_day_and_who_is_unknown_cannot_be(authority: Authority) -> None:
+def test_revoking_twice_keeps_the_first_date(authority: Authority) -> None:
     authority.issue("ann")
     first = authority.revoke("ann")
     later = Authority.load(authority.folder, clock=at(now() + timedelta(days=3)))
@@ -402,7 +400,7 @@ def test_a_full_disk_leaves_nothing_of_an_authority(tmp_path: Path) -> None:
     Authority.load(tmp_path / "keys")
 
 
-def test_a_full_disk_leaves_nothing_of_a_node_and_all_others_as_they_were(authority: Authority) -> None:
+def test_full_disk_leaves_no_partial_node_and_others_unchanged(authority: Authority) -> None:
     bob = node(authority, "bob")
     step = 0
     while error := error_with_full_disk(lambda: authority.issue("ann"), step):
@@ -432,7 +430,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
         Authority.load(tmp_path / "none")
 
 
-def test_an_empty_folder_that_is_there_is_taken_and_closed_to_others(tmp_path: Path) -> None:
+def test_an_existing_empty_folder_is_used_and_made_private(tmp_path: Path) -> None:
     (tmp_path / "keys").mkdir(mode=0o755)
     Authority.create(tmp_path / "keys")
     assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
@@ -504,7 +502,7 @@ def test_a_server_needs_its_own_folder_alone(authority: Authority, tmp_path: Pat
         assert asked(address, theirs.for_grpc()) == "ann"
 
 
-def test_who_starts_with_an_expired_certificate_is_told_what_to_do(authority: Authority) -> None:
+def test_expired_certificate_error_names_the_remedy(authority: Authority) -> None:
     place = authority.issue("ann")
     for load, folder, remedy in (
         (NodeCredentials.load, place, r"ann/certificate.pem expired on .*: issue another with fed keys issue"),

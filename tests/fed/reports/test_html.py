@@ -142,7 +142,7 @@ def test_names_are_shown_as_they_stand_and_never_run(page: str) -> None:
     assert any("_under $x_1$ 漢字" in text for text in reading.texts)
 
 
-def test_identifiers_of_all_pictures_differ_and_every_reference_within_leads_somewhere(page: str) -> None:
+def test_picture_identifiers_are_unique_and_references_resolve(page: str) -> None:
     reading = Reading(page)
     assert [name for name, times in reading.ids.items() if times > 1] == []
     inner = {reference[1:] for reference in reading.references if reference.startswith("#")}
@@ -189,7 +189,7 @@ def failed(reason: str) -> dict[str, Any]:
     return {"metrics": [], "summary": {"status": "failed", "reason": reason}}
 
 
-def test_each_reason_of_a_failed_variant_is_told_once_below_the_table() -> None:
+def test_each_failure_reason_stands_once_below_the_table() -> None:
     reason = "the training loss of client 7 is not finite"
     runs = {"A": [record(0.5)] * 4, "B": [failed(reason), failed(reason), record(0.5), failed("died")]}
     result = result_of(runs)
@@ -269,7 +269,7 @@ def test_time_has_a_unit_of_its_size(end_s: float, unit: str) -> None:
     assert f"simulated time, {unit}<" in svg
 
 
-def test_times_that_differ_much_are_told_in_plain_numbers_on_a_logarithmic_axis() -> None:
+def test_widely_different_times_have_a_logarithmic_axis() -> None:
     one = np.array([1.0, 2.0])
     lines = {name: charts.Curve(one, one, end_s * one, one, 0 * one) for name, end_s in (("A", 3.0), ("B", 900.0))}
     svg = charts.against_time(lines, charts.styles(dict.fromkeys(lines, "")), label="accuracy")
@@ -288,7 +288,7 @@ def test_page_tells_of_time_where_there_is_something_to_tell() -> None:
     assert "mean staleness" in page
 
 
-def test_table_tells_the_shares_of_late_and_failed_tasks_and_the_mean_staleness() -> None:
+def test_table_shows_late_and_failed_shares_and_staleness() -> None:
     tasks: dict[str, Any] = {"selected": 8, "replied": 4, "late": 2, "failed": 1, "staleness_mean": 1.5}
     shown = {column.heading: column.texts for column in columns(result_of({"A": [record(0.5, 0.6, **tasks)]}))}
     assert (shown["late"], shown["failed"], shown["staleness"]) == (["25%"], ["12%"], ["1.5"])
@@ -340,7 +340,7 @@ def said(runs: dict[str, list[dict[str, Any]]], **keys: Any) -> str:
     return finding(result_of(runs, {"Local": "local", "Centralized": "centralized"}, **keys))
 
 
-def test_finding_names_the_best_and_those_its_seeds_do_not_tell_apart() -> None:
+def test_finding_names_the_best_and_its_statistical_ties() -> None:
     # 0.85 ± 0.0707 reaches down to 0.779; 0.75 ± 0.0707 up to 0.821; 0.5 ± 0.0707 to 0.571.
     runs = {"A": [record(0.7), record(0.8)], "B": [record(0.8), record(0.9)], "C": [record(0.45), record(0.55)]}
     assert said(runs) == (
@@ -353,7 +353,7 @@ def test_finding_is_sure_where_spreads_do_not_meet() -> None:
     assert "no other comes within its spread" in said(runs)
 
 
-def test_finding_compares_no_scores_on_the_clients_samples_with_scores_on_the_test_set() -> None:
+def test_finding_does_not_compare_client_scores_with_test_scores() -> None:
     by_clients: dict[str, Any] = {"client_accuracy_worst_decile": 0.7}
     runs = {"A": [record(0.5), record(0.51)], "B": [record(0.8, **by_clients), record(0.81, **by_clients)]}
     assert said(runs) == (
@@ -394,7 +394,7 @@ def test_no_plotting_library_is_loaded_before_a_picture_is_drawn(module: str) ->
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_a_client_that_no_round_reads_costs_neither_the_summary_nor_the_report(tmp_path: Path) -> None:
+def test_unread_broken_client_costs_neither_summary_nor_report(tmp_path: Path) -> None:
     data = on_demand(bad=[7])
     keys = fed.Experiment(rounds={"count": 1, "cohort": 1}, seed=1, simulation={"workers": 0})
     run = fed.simulate(keys, data=data, model=small, output=tmp_path / "run")

@@ -38,7 +38,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="looks at 
 
 
 @linux
-def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_end(tmp_path: Path, steps: list[str]) -> None:
+def test_content_is_synced_before_its_name(tmp_path: Path, steps: list[str]) -> None:
     write_atomically(tmp_path / "file", b"new")
     assert steps == [f".file.{os.getpid()}", "renamed", tmp_path.name]
 
@@ -51,7 +51,7 @@ def test_lines_of_metrics_reach_the_disk_when_asked_for(tmp_path: Path, steps: l
     assert steps == ["metrics.jsonl"]
 
 
-def test_a_file_has_its_mode_from_the_first_byte_on_whatever_stood_there_before(tmp_path: Path) -> None:
+def test_file_has_its_mode_from_the_first_byte_on(tmp_path: Path) -> None:
     for name in ("secret", f".secret.{os.getpid()}"):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(0o666)
@@ -61,7 +61,7 @@ def test_a_file_has_its_mode_from_the_first_byte_on_whatever_stood_there_before(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_ends_a_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
+def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
     def write() -> None:
@@ -75,7 +75,7 @@ def test_what_ends_a_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("code", "is_told"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
-def test_folders_that_cannot_be_synced_are_no_fault_but_a_failing_disk_is(
+def test_unsyncable_folder_is_ignored_but_a_failing_disk_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_told: bool
 ) -> None:
     def fail(_: int) -> None:
@@ -99,7 +99,7 @@ with held(Path(sys.argv[1]), "choose another"):
 """
 
 
-def test_a_folder_is_one_process_s_until_that_ends_or_is_killed(tmp_path: Path) -> None:
+def test_folder_lock_lasts_until_its_process_ends_or_dies(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     for ends in (signal.SIGKILL, None):
         holds = [sys.executable, "-c", HOLD, str(folder)]

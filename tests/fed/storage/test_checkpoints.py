@@ -62,7 +62,7 @@ def test_same_state_makes_the_same_file(tmp_path: Path) -> None:
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_a_checkpoint_is_a_file_of_safetensors_that_others_may_read_too(tmp_path: Path) -> None:
+def test_a_checkpoint_is_a_plain_safetensors_file(tmp_path: Path) -> None:
     Checkpoints(tmp_path, 1).write(3, SMALL)
     path = tmp_path / "round-000003.safetensors"
     assert load_file(path).keys() == {"structure", "tensors"}
@@ -94,7 +94,7 @@ def test_what_is_not_a_checkpoint_stays(tmp_path: Path) -> None:
     assert kept.newest() == (2, {"of": 2})
 
 
-def test_going_on_from_an_earlier_one_gives_up_the_later_ones(tmp_path: Path) -> None:
+def test_resuming_from_an_earlier_checkpoint_drops_later_ones(tmp_path: Path) -> None:
     kept = of_rounds(tmp_path, 5, 10, 15, keep=2)
     spoil(tmp_path / file_name(15))
     assert kept.newest() == (10, {"of": 10})
@@ -102,7 +102,7 @@ def test_going_on_from_an_earlier_one_gives_up_the_later_ones(tmp_path: Path) ->
     assert (numbers_in(tmp_path), kept.newest()) == ([10, 11], (11, {"of": "another course"}))
 
 
-def test_writing_a_round_again_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
+def test_rewriting_a_round_replaces_a_damaged_checkpoint(tmp_path: Path) -> None:
     kept = of_rounds(tmp_path, 5, 10)
     spoil(tmp_path / file_name(10))
     kept.write(10, {"of": "ten"})
@@ -195,7 +195,7 @@ def test_a_part_of_another_checkpoint_is_noticed(tmp_path: Path) -> None:
     assert flaw_of(path, 2) == "is the checkpoint of round 1 under another name"
 
 
-def test_a_damaged_one_is_named_and_the_one_before_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_checkpoint_is_named_and_the_previous_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = of_rounds(tmp_path, 5, 10, 15, 20)
     spoil(tmp_path / file_name(20))
     (tmp_path / file_name(15)).write_bytes(b"")
@@ -215,7 +215,7 @@ def test_a_whole_one_is_used_without_a_word(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.records == []
 
 
-def test_when_none_is_whole_all_are_named_with_the_way_out(tmp_path: Path) -> None:
+def test_error_names_all_damaged_checkpoints_with_the_remedy(tmp_path: Path) -> None:
     kept = of_rounds(tmp_path, 5, 10)
     spoil(tmp_path / file_name(5))
     (tmp_path / file_name(10)).unlink()
@@ -237,7 +237,7 @@ def test_another_format_is_told_from_damage(tmp_path: Path, monkeypatch: pytest.
         of_rounds(tmp_path, 1)
 
 
-def test_a_folder_that_cannot_be_read_is_no_folder_without_checkpoints(tmp_path: Path) -> None:
+def test_unreadable_folder_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(InvalidCheckpoint, match=r"cannot be read \(Not a directory\): make it readable"):
         Checkpoints(tmp_path / "checkpoints", 1).newest()
@@ -258,7 +258,7 @@ def no_more_than(size_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("room_bytes", [0, 10, 300, 5_000])
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path: Path, room_bytes: int) -> None:
+def test_failed_write_leaves_earlier_checkpoints_and_nothing_else(tmp_path: Path, room_bytes: int) -> None:
     kept = of_rounds(tmp_path, 5, 10, keep=2)
     before = contents(tmp_path)
     with no_more_than(room_bytes), pytest.raises(CheckpointFailed) as caught:
@@ -284,7 +284,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_is_full_is_named_and_the_last_good_state_is_kept(tiny_disk: Path) -> None:
+def test_full_disk_is_named_and_the_last_state_kept(tiny_disk: Path) -> None:
     kept = Checkpoints(tiny_disk / "checkpoints", keep=3)
     kept.write(1, torch.ones(4000))
     with pytest.raises(
@@ -366,7 +366,7 @@ def test_killed_at_hundreds_of_points_writers_leave_whole_checkpoints(tmp_path: 
     run("killed", str(tmp_path / "checkpoints"), "300")
 
 
-def test_ended_before_any_call_of_the_system_writers_leave_whole_checkpoints(tmp_path: Path) -> None:
+def test_writers_ended_before_any_system_call_leave_whole_checkpoints(tmp_path: Path) -> None:
     run("stepwise", str(tmp_path))
 
 

@@ -42,7 +42,7 @@ def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def test_a_write_that_fails_midway_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "summary.json"
     write_atomically(path, b"old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -77,7 +77,7 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     assert names(tmp_path) == {"model"}
 
 
-def test_a_folder_that_is_empty_or_not_there_yet_is_taken(tmp_path: Path) -> None:
+def test_an_empty_or_missing_folder_is_used(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "deep" / "deeper"):
         RunFolder(path).begin(Experiment())
         assert (path / "experiment.yaml").is_file()
@@ -85,7 +85,7 @@ def test_a_folder_that_is_empty_or_not_there_yet_is_taken(tmp_path: Path) -> Non
     assert not (tmp_path / "later").exists(), "before it begins, nothing is touched"
 
 
-def test_a_folder_that_holds_anything_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_with_content_is_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OutputExists, match="is not an empty folder: choose another --output, or pass --overwrite"):
         RunFolder(tmp_path)
@@ -104,7 +104,7 @@ def test_a_file_is_never_overwritten_by_a_folder(tmp_path: Path, overwrite: bool
     assert path.read_text() == "mine"
 
 
-def test_overwriting_replaces_the_old_run_and_leaves_what_is_not_of_a_run(folder: RunFolder) -> None:
+def test_overwriting_replaces_a_run_and_leaves_other_files(folder: RunFolder) -> None:
     folder.append(LINE)
     folder.keep(nn.Linear(1, 1))
     folder.finish({"status": "finished"}, "<p>old</p>")
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path) -> None:
         RunFolder(tmp_path / "run", overwrite=True).begin(Experiment())
 
 
-def test_what_is_known_at_the_beginning_is_written_at_the_beginning(tmp_path: Path) -> None:
+def test_experiment_and_environment_are_written_at_the_beginning(tmp_path: Path) -> None:
     experiment = Experiment(name="Überblick", rounds={"count": 3})
     folder = RunFolder(tmp_path)
     folder.begin(experiment)
@@ -144,7 +144,7 @@ def test_what_is_known_at_the_beginning_is_written_at_the_beginning(tmp_path: Pa
     assert (held["fed"], held["versions"]["torch"]) == (fed.__version__, torch.__version__)
 
 
-def test_metrics_are_readable_line_by_line_while_the_run_goes_on(folder: RunFolder) -> None:
+def test_metrics_are_readable_while_the_run_continues(folder: RunFolder) -> None:
     for number in range(1, 4):
         folder.append({**LINE, "round": number, "name": "zwei\nZeilen ü"})
         assert [line["round"] for line in lines(folder)] == list(range(1, number + 1))
@@ -225,7 +225,7 @@ def run_of(folder: RunFolder, rounds: int) -> bytes:
 
 
 @pytest.mark.parametrize("after", [0, 1, 3, 4])
-def test_a_run_that_goes_on_has_the_lines_until_then_and_no_end(folder: RunFolder, after: int) -> None:
+def test_resumed_run_has_its_earlier_lines_and_no_summary(folder: RunFolder, after: int) -> None:
     whole = run_of(folder, 4)
     folder.keep(nn.Linear(1, 1))
     folder.finish({"status": "interrupted"}, "<p></p>")
@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_has_the_lines_until_then_and_no_end(folder: RunFolde
     assert state_of(folder.path) == "unfinished"
 
 
-def test_a_line_cut_short_at_any_byte_is_no_line_and_is_gone_when_the_run_goes_on(folder: RunFolder) -> None:
+def test_torn_metrics_line_is_ignored_and_dropped_at_resume(folder: RunFolder) -> None:
     whole = run_of(folder, 3)
     lines = whole.splitlines(keepends=True)
     for length in range(len(lines[2])):
@@ -248,7 +248,7 @@ def test_a_line_cut_short_at_any_byte_is_no_line_and_is_gone_when_the_run_goes_o
 
 
 @pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"}\n", b"{}\n", b"null\n", b"\n", b"\xff\xfe\n"])
-def test_whatever_a_loss_of_power_leaves_behind_the_last_line_is_no_line(folder: RunFolder, tail: bytes) -> None:
+def test_torn_line_after_a_power_loss_is_ignored(folder: RunFolder, tail: bytes) -> None:
     whole = run_of(folder, 2)
     (folder.path / "metrics.jsonl").write_bytes(whole + tail)
     assert len(RunFolder.existing(folder.path).resume(2)) == 2
@@ -299,9 +299,7 @@ def test_a_run_that_is_overwritten_takes_its_checkpoints_with_it(folder: RunFold
     assert names(folder.checkpoints) == {"notes.txt"}
 
 
-def test_a_clearing_that_stops_midway_leaves_a_run_that_can_be_overwritten(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_clearing_leaves_an_overwritable_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.finish({"status": "finished"}, "")
     for stop in range(1, 6):
         unlink, calls = Path.unlink, iter(range(stop))

@@ -66,7 +66,7 @@ def test_a_checkpoint_that_is_damaged_is_none_to_resume_from(tmp_path: Path) -> 
     assert kept_run(folder.path).checkpoint is None
 
 
-def test_it_ended_when_its_summary_was_written_or_else_was_last_written_to(tmp_path: Path) -> None:
+def test_end_time_is_that_of_summary_or_last_write(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", "interrupted")
     Checkpoints(folder.checkpoints, 3).write(2, None)
     for seconds, name in enumerate([*RunFolder.FILES, f"checkpoints/{file_name(2)}", "checkpoints"]):
@@ -127,7 +127,7 @@ def test_values_of_other_kinds_than_fed_writes_are_left_out(tmp_path: Path) -> N
     assert (run.name, run.algorithm, run.rounds_planned, run.test_accuracy, run.reason, run.rounds) == (*[None] * 5, 2)
 
 
-def test_runs_are_found_at_any_depth_and_none_within_a_run(tmp_path: Path) -> None:
+def test_runs_are_found_at_any_depth_outside_runs(tmp_path: Path) -> None:
     places = ["b", "a/runs/fedavg/seed-0", "a/runs/fedavg/seed-1", "c/.hidden"]
     for place in [*places, "b/copy"]:
         (tmp_path / place).mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def test_no_folder_is_one_line_and_exits_with_2(run: Run, tmp_path: Path) -> Non
     )
 
 
-def test_what_cannot_be_looked_into_is_told_and_the_rest_is_listed(
+def test_unreadable_folders_are_reported_and_the_rest_listed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path / "runs/done", "finished")
@@ -232,7 +232,7 @@ def test_what_cannot_be_looked_into_is_told_and_the_rest_is_listed(
     assert run() == (2, "", "error: runs cannot be read (Permission denied): make it readable\n")
 
 
-def test_comparisons_runs_are_listed_too_and_their_checkpoints_go_with_them(tmp_path: Path) -> None:
+def test_comparisons_runs_are_listed_with_their_checkpoints(tmp_path: Path) -> None:
     keys: dict[str, Any] = {
         "base": {"data": {"clients": 10}, "model": {"kind": "logistic"}, "rounds": {"count": 1, "cohort": 3}},
         "compare": [{"name": "A"}, {"name": "B", "local": {"lr": 0.5}}],

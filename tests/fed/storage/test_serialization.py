@@ -11,19 +11,19 @@ import torch
 from hypothesis import given
 
 from fed.errors import InvalidCheckpoint
-from fed.storage.serialization import MOST_LEVELS, bytes_of, put_together, taken_apart
+from fed.storage.serialization import MOST_LEVELS, bytes_of, join_tree, split_tree
 from fed.storage.state_trees import Tree
 from tests.fed.storage.random_trees import DTYPES, same, trees
 
 
 def again(tree: Tree) -> Tree:
-    structure, tensors = taken_apart(tree)
+    structure, tensors = split_tree(tree)
     content = b"".join(bytes_of(tensor) for tensor in tensors)
-    return put_together(structure, torch.tensor(list(content), dtype=torch.uint8))
+    return join_tree(structure, torch.tensor(list(content), dtype=torch.uint8))
 
 
 @given(trees)
-def test_what_is_put_together_is_what_was_taken_apart(tree: Tree) -> None:
+def test_what_is_join_tree_is_what_was_split_tree(tree: Tree) -> None:
     assert same(again(tree), tree)
 
 
@@ -53,7 +53,7 @@ def test_every_type_of_tensor_comes_back_to_the_bit(dtype: torch.dtype) -> None:
         assert same(again(one), one)
 
 
-def test_lazily_conjugated_and_negated_tensors_come_back_as_what_they_say() -> None:
+def test_lazily_conjugated_and_negated_tensors_round_trip() -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j])
     for one in (tensor.conj(), tensor.conj().imag, torch.nn.Parameter(tensor).conj()):
         assert torch.equal(again(one), one)
@@ -66,10 +66,10 @@ def test_tensors_come_back_with_memory_of_their_own_without_gradients() -> None:
     assert (first.tolist(), second.tolist(), first.requires_grad) == ([1, 1, 1], [0, 0, 0], False)
 
 
-def test_one_tensor_that_stands_in_many_places_is_kept_once_and_stays_one() -> None:
+def test_a_shared_tensor_is_stored_once_and_stays_shared() -> None:
     model = torch.zeros(1000)
     tree = {"tasks": [(number, model) for number in range(50)], "other": model.clone()}
-    assert sum(tensor.numel() for tensor in taken_apart(tree)[1]) == 2000
+    assert sum(tensor.numel() for tensor in split_tree(tree)[1]) == 2000
     back = again(tree)
     assert all(started is back["tasks"][0][1] for _, started in back["tasks"])
     assert back["other"] is not back["tasks"][0][1]
@@ -88,7 +88,7 @@ def test_trees_are_as_deep_as_they_say_and_no_deeper() -> None:
     loop.append(loop)
     for tree in (nested(MOST_LEVELS + 1), loop):
         with pytest.raises(InvalidCheckpoint, match=f"got more than {MOST_LEVELS} levels at state"):
-            taken_apart(tree)
+            split_tree(tree)
 
 
 Pair = namedtuple("Pair", ["a"])
@@ -112,16 +112,16 @@ Pair = namedtuple("Pair", ["a"])
 )
 def test_what_is_no_tree_is_refused_with_its_place(value: Any, found: str) -> None:
     with pytest.raises(InvalidCheckpoint, match=rf"got {found} at state\['clients'\]\[3\]: keep its parts"):
-        taken_apart({"clients": {3: value}})
+        split_tree({"clients": {3: value}})
 
 
 @pytest.mark.parametrize("size", [7, 9])
 def test_tensors_of_another_size_are_refused(size: int) -> None:
-    structure, _ = taken_apart([torch.zeros(2)])
+    structure, _ = split_tree([torch.zeros(2)])
     with pytest.raises((ValueError, RuntimeError)):
-        put_together(structure, torch.zeros(size, dtype=torch.uint8))
+        join_tree(structure, torch.zeros(size, dtype=torch.uint8))
 
 
 def test_an_unknown_kind_of_part_is_refused() -> None:
     with pytest.raises(ValueError, match="no tree holds 'python/object'"):
-        put_together(b'{"tree":{"python/object":"os.system"},"tensors":[]}', torch.empty(0, dtype=torch.uint8))
+        join_tree(b'{"tree":{"python/object":"os.system"},"tensors":[]}', torch.empty(0, dtype=torch.uint8))

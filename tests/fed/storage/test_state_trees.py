@@ -56,7 +56,7 @@ def test_fields_go_by_name_not_by_place() -> None:
 
 
 @pytest.mark.parametrize(("template", "tree"), [(None, torch.ones(3)), (torch.ones(3), None), (None, 4), (4, None)])
-def test_what_is_not_there_yet_may_come_and_what_was_there_may_go(template: Any, tree: Any) -> None:
+def test_entries_may_appear_and_disappear(template: Any, tree: Any) -> None:
     assert refilled(Inner(template, 0), {"first": tree, "second": 1}).first is tree
 
 

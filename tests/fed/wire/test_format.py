@@ -72,8 +72,8 @@ def formats(draw: st.DrawFn, chains: st.SearchStrategy[tuple[Codec, ...]] = CHAI
     """Whose messages hold the update and perhaps more, some parts as long as the parameters."""
     parameters = draw(st.integers(1, 9))
     parts = parameters, *draw(st.lists(st.sampled_from([parameters, 1, 3, 0]), max_size=3))
-    counts = {name: draw(st.integers(0, 4)) for name in ("buffers", "integers")}
-    return Format(draw(DTYPES), parts, parameters=parameters, codecs=draw(chains), **counts)
+    buffers, integers = draw(st.integers(0, 4)), draw(st.integers(0, 4))
+    return Format(draw(DTYPES), parts, buffers, integers, parameters, codecs=draw(chains))
 
 
 def messages(message: Format, rows: int, seed: int = 0) -> Tensor:

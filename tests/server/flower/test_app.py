@@ -135,7 +135,7 @@ def test_rounds_may_be_asynchronous(rounds: Mapping[str, Any], tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("_flower")
-def test_a_message_is_one_flat_array_and_one_record_of_settings_either_way(tmp_path: Path) -> None:
+def test_a_message_is_one_array_and_one_record(tmp_path: Path) -> None:
     path = written(experiment(algorithm={"kind": "scaffold"}, evaluation={"kind": "clients"}), tmp_path / "app")
     contents: dict[str, list[Any]] = {"query": [], "train": [], "evaluate": []}
 
@@ -156,7 +156,7 @@ def test_a_message_is_one_flat_array_and_one_record_of_settings_either_way(tmp_p
 
 @pytest.mark.usefixtures("_flower")
 @pytest.mark.parametrize("algorithm", ["scaffold", "afl"])
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_bits(algorithm: str, tmp_path: Path) -> None:
     given = experiment(algorithm={"kind": algorithm}, checkpoints={"every": 1})
     path = written(given, tmp_path / "app")
     with pytest.raises(KeyboardInterrupt):

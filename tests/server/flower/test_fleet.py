@@ -123,7 +123,7 @@ def test_nodes_say_who_they_are() -> None:
     assert (fleet.registered(), fleet.available()) == ([1, "ann"], [1])
 
 
-def test_a_task_goes_out_as_one_array_and_comes_back_as_a_reply() -> None:
+def test_task_is_sent_as_one_array_and_answered() -> None:
     grid = Grid({5: 0}, {5: trained})
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
@@ -170,7 +170,7 @@ def test_a_task_that_never_comes_through_has_failed(code: int, sends: int) -> No
     assert len(grid.tasks(5)) == sends
 
 
-def test_a_lost_nodes_task_goes_to_the_one_that_comes_back_in_its_name() -> None:
+def test_lost_nodes_task_goes_to_the_returning_node() -> None:
     grid = Grid({5: 0})
     fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=60))
     fleet.await_nodes(1)
@@ -184,7 +184,7 @@ def test_a_lost_nodes_task_goes_to_the_one_that_comes_back_in_its_name() -> None
     assert len(grid.tasks(6)) == 1
 
 
-def test_a_lost_node_that_flower_still_lists_gets_nothing_until_it_speaks() -> None:
+def test_lost_node_still_listed_gets_no_task_until_it_speaks() -> None:
     grid = Grid({5: 0})
     fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=60))
     fleet.await_nodes(1)
@@ -210,7 +210,7 @@ def test_a_task_of_a_node_that_stays_away_fails() -> None:
     assert "was not there" in failure.problem
 
 
-def test_a_node_has_one_message_in_flight_whatever_is_asked_of_it() -> None:
+def test_a_node_has_at_most_one_message_in_flight() -> None:
     grid = Grid({5: 0, 6: 1}, {6: trained})
     fleet = fleet_over(grid)
     fleet.await_nodes(2)
@@ -228,7 +228,7 @@ def test_a_node_has_one_message_in_flight_whatever_is_asked_of_it() -> None:
     assert len(grid.tasks(5)) == 2
 
 
-def test_a_deadline_is_the_messages_lifetime_and_then_the_task_has_failed() -> None:
+def test_deadline_is_the_messages_lifetime_then_the_task_fails() -> None:
     grid = Grid({5: 0}, {5: lambda message: 3})
     fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, sends=10**6))
     fleet.await_nodes(1)
@@ -329,7 +329,7 @@ def test_a_node_whose_data_do_not_fit_takes_no_part() -> None:
     assert (fleet.available(), fleet.refused) == ([], 1)
 
 
-def test_of_two_nodes_that_say_the_same_name_the_first_counts_while_it_is_there() -> None:
+def test_of_two_nodes_with_one_name_the_first_counts() -> None:
     grid = Grid({5: "ann", 6: "ann"}, {5: trained, 6: trained})
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
@@ -416,7 +416,7 @@ def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> Non
     assert fleet.refused == 1
 
 
-def test_scores_that_come_too_late_are_dropped_and_waited_for_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_late_scores_are_dropped_and_no_longer_awaited(caplog: pytest.LogCaptureFixture) -> None:
     grid = Grid({5: 0})
     fleet = fleet_over(grid)
     fleet.await_nodes(1)

@@ -90,9 +90,7 @@ def deliver(node: Attending, assignment: Any) -> bool:
     return node.wire.deliver([Part(answer=answer(assignment, content)), chunk(content)]).accepted
 
 
-def test_what_a_task_needs_stays_though_another_of_the_same_bits_is_over(
-    fleet: NodeFleet, nodes: list[Attending]
-) -> None:
+def test_payload_stays_while_another_task_needs_its_bits(fleet: NodeFleet, nodes: list[Attending]) -> None:
     fleet.dispatch([task(0, "ann")])
     fleet.dispatch([task(1, "bob", MODEL[0].clone(), version=1)])
     fleet.cancel([1])
@@ -109,9 +107,7 @@ def coordinator_of(fleet: NodeFleet) -> Coordinator:
     return Coordinator(FedAvg(), fleet, LAYOUT, FORMAT, *LAYOUT.pack(MODULE), Streams(0))
 
 
-def test_an_answer_that_its_node_knows_to_be_there_counts_at_the_deadline(
-    fleet: NodeFleet, nodes: list[Attending], tmp_path: Path
-) -> None:
+def test_a_confirmed_answer_counts_at_the_deadline(fleet: NodeFleet, nodes: list[Attending], tmp_path: Path) -> None:
     ann, bob = nodes
     coordinator = coordinator_of(fleet)
     accumulator = coordinator.new_accumulator()
@@ -127,7 +123,7 @@ def test_an_answer_that_its_node_knows_to_be_there_counts_at_the_deadline(
     assert [path.suffix for path in (tmp_path / "spool").iterdir()] == [".out"]
 
 
-def test_a_failure_that_is_there_at_the_deadline_is_no_lateness(fleet: NodeFleet, nodes: list[Attending]) -> None:
+def test_a_failure_before_the_deadline_is_not_late(fleet: NodeFleet, nodes: list[Attending]) -> None:
     ann, _ = nodes
     coordinator = coordinator_of(fleet)
     accumulator = coordinator.new_accumulator()

@@ -47,7 +47,7 @@ def test_a_fleet_is_closed_when_its_calls_have_ended(fleet: NodeFleet) -> None:
     assert call.done()
 
 
-def test_a_node_hears_signs_of_life_before_anybody_knows_what_it_will_work_for(fleet: NodeFleet) -> None:
+def test_node_gets_heartbeats_before_the_run_is_known(fleet: NodeFleet) -> None:
     wire = Wire(fleet.port, "ann")
     said = wire.attend()
     assert next(said).HasField("heartbeat")

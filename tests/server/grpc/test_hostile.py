@@ -310,7 +310,7 @@ def test_an_absurd_joining_is_refused(
     [(3_000_000, "INVALID_ARGUMENT", 2), (22_000_000, "RESOURCE_EXHAUSTED", 0)],
     ids=["more than has to be", "more than gRPC hands on"],
 )
-def test_a_message_longer_than_any_ends_the_stream_that_it_begins(
+def test_an_overlong_first_message_ends_the_stream(
     size_bytes: int,
     code: str,
     refused: int,
@@ -335,7 +335,7 @@ def test_a_message_longer_than_any_ends_the_stream_that_it_begins(
     assert bits(run) == untouched
 
 
-def test_a_call_that_breaks_off_is_not_refused_and_one_that_says_nothing_is(
+def test_broken_call_is_not_refused_but_an_empty_one_is(
     authority: Path, untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def bystander(port: int) -> None:
@@ -364,7 +364,7 @@ def _varint(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("dtype", ["load", "complex64", "qint8", "__class__", ""])
-def test_the_first_node_to_join_cannot_say_what_no_model_is_made_for(dtype: str) -> None:
+def test_first_node_cannot_announce_data_no_model_takes(dtype: str) -> None:
     deployment = Deployment(Experiment(model={"kind": "logistic"}, data=None, evaluation="clients"))
     said = Signature(input_shape=[64], input_dtype=dtype, classes=10)
     assert "inputs must be of one of float32" in (deployment.accepts(Joining(signature=said)) or "")
@@ -372,7 +372,7 @@ def test_the_first_node_to_join_cannot_say_what_no_model_is_made_for(dtype: str)
     assert deployment.accepts(Joining(signature=said)) is None
 
 
-def test_a_stream_that_does_not_begin_with_a_joining_is_refused(
+def test_a_stream_without_a_join_first_is_refused(
     untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def bystander(port: int) -> None:
@@ -449,7 +449,7 @@ def test_the_certificate_says_whose_an_update_is(
     assert all("refused 'mallory': " in line for line in _refusals(caplog))
 
 
-def test_a_node_that_is_revoked_while_it_attends_is_sent_away(
+def test_a_node_revoked_while_connected_is_dismissed(
     untouched: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = tmp_path / "keys"
@@ -524,9 +524,7 @@ def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> No
     assert [arrivals.get().scores.problem == "" for _ in range(5)] == [True, False, False, False, False]
 
 
-def test_a_node_that_never_scores_holds_up_one_evaluation_and_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_node_that_never_scores_delays_one_evaluation_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scored: list[int] = []
 
     def examined(wire: Wire, examination: Examination) -> None:

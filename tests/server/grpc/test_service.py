@@ -138,7 +138,7 @@ def test_a_header_that_is_sent_again_says_what_it_said(tmp_path: Path, changed: 
     during(steps)
 
 
-def test_a_delivery_of_a_connection_that_another_took_the_place_of_has_no_say(tmp_path: Path) -> None:
+def test_delivery_over_a_replaced_connection_is_ignored(tmp_path: Path) -> None:
     async def steps() -> None:
         server = Server(tmp_path)
         stale, new = Call(), Call()
@@ -195,7 +195,7 @@ def test_an_answer_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["0", "eve"])
-def test_that_an_answer_is_there_is_told_to_whose_it_is(tmp_path: Path, name: str) -> None:
+def test_answer_receipt_is_confirmed_to_its_sender(tmp_path: Path, name: str) -> None:
     async def steps() -> None:
         server = Server(tmp_path, admits=lambda name, certificate_pem: None)
         own, others = Call("ann"), Call(name)
@@ -209,7 +209,7 @@ def test_that_an_answer_is_there_is_told_to_whose_it_is(tmp_path: Path, name: st
     during(steps)
 
 
-def test_an_answer_that_is_withdrawn_while_it_comes_leaves_no_file(tmp_path: Path) -> None:
+def test_an_answer_withdrawn_during_transfer_leaves_no_file(tmp_path: Path) -> None:
     async def steps() -> None:
         server = Server(tmp_path)
         call = Call()
@@ -257,7 +257,7 @@ def test_a_file_that_comes_slowly_is_waited_for(tmp_path: Path) -> None:
     during(steps)
 
 
-def test_a_task_of_whom_nothing_is_heard_has_failed_and_is_withdrawn(tmp_path: Path) -> None:
+def test_task_of_a_silent_node_fails_and_is_withdrawn(tmp_path: Path) -> None:
     async def steps() -> None:
         server = Server(tmp_path, patience=_patience(0.2))
         watching = asyncio.create_task(server.service.watch())
@@ -334,7 +334,7 @@ def test_a_node_that_is_revoked_loses_its_task_at_once(tmp_path: Path) -> None:
     during(steps)
 
 
-def test_who_comes_back_is_told_what_it_has_not_and_what_nobody_waits_for(tmp_path: Path) -> None:
+def test_returning_node_learns_missing_and_withdrawn_tasks(tmp_path: Path) -> None:
     async def steps() -> None:
         server = Server(tmp_path)
         over, earlier = TaskId(start=1, number=1), TaskId(start=9, number=2)
@@ -360,9 +360,7 @@ def test_who_comes_back_is_told_what_it_has_not_and_what_nobody_waits_for(tmp_pa
     during(steps)
 
 
-def test_a_payload_that_goes_while_it_is_asked_for_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_payload_removed_during_a_request_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def going(path: Path, offset: int) -> Iterator[Chunk]:
         path.unlink()
         yield from chunks(path, offset)
@@ -379,7 +377,7 @@ def test_a_payload_that_goes_while_it_is_asked_for_is_not_there(
     during(steps)
 
 
-def test_what_came_damaged_is_asked_for_again_and_refused_the_third_time(tmp_path: Path) -> None:
+def test_damaged_payload_is_retried_and_refused_the_third_time(tmp_path: Path) -> None:
     async def steps() -> None:
         server = Server(tmp_path)
         broken = Part(chunk=Chunk(data=CONTENT[:CHUNK_BYTES], crc32=1))

@@ -123,7 +123,7 @@ def test_several_phases_go_together(tmp_path: Path) -> None:
     assert in_no_time.path.read_bytes() == node.training.answers[0][1]
 
 
-def test_a_task_that_is_told_later_says_what_is_left_of_its_time(tmp_path: Path) -> None:
+def test_a_task_sent_late_carries_its_remaining_time(tmp_path: Path) -> None:
     fleet = NodeFleet(
         "127.0.0.1:0",
         tmp_path / "spool",

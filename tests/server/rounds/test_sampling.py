@@ -43,7 +43,7 @@ def shares(drawn: list[list[int | str]], crowd: Crowd) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rule", [Uniform(), Weighted(), RoundRobin(), PowerOfChoice()])
-def test_a_cohort_has_its_size_each_client_once_in_the_fleets_order(rule: Sampling) -> None:
+def test_cohort_has_its_size_and_the_fleets_order(rule: Sampling) -> None:
     for cohort in cohorts(rule, Crowd([3, 1, 2, 9, 5]), 3, 100):
         assert len(cohort) == 3
         assert cohort == sorted(set(map(str, cohort)))
@@ -134,7 +134,7 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
     )
 
 
-def test_of_clients_with_equal_losses_power_of_choice_takes_the_first_drawn() -> None:
+def test_power_of_choice_breaks_ties_by_draw_order() -> None:
     crowd = ScriptedFleet([f"{client:02}" for client in range(90)])
     for number in range(1, 6):
         draw = Draw(crowd, number, 20, Streams(0), {})
@@ -142,7 +142,7 @@ def test_of_clients_with_equal_losses_power_of_choice_takes_the_first_drawn() ->
         assert PowerOfChoice(candidates=60).sample(draw) == sorted(first, key=str)
 
 
-def test_power_of_choice_has_twice_the_cohort_for_candidates_unless_told_otherwise() -> None:
+def test_power_of_choice_draws_twice_the_cohort_by_default() -> None:
     crowd = Crowd([1] * 12)
     losses: dict[int | str, float] = {client: float(place) for place, client in enumerate("abcdefghijkl")}
     for number in range(1, 21):

@@ -23,7 +23,7 @@ rules: st.SearchStrategy[Staleness] = st.one_of(
 
 
 @given(rules, stalenesses, stalenesses)
-def test_a_fresh_update_counts_in_full_and_a_staler_one_never_more(rule: Staleness, one: int, other: int) -> None:
+def test_fresh_updates_count_fully_and_staler_ones_never_more(rule: Staleness, one: int, other: int) -> None:
     assert rule.weight(0) == 1.0
     fresher, staler = sorted([one, other])
     assert 0 < rule.weight(staler) <= rule.weight(fresher) <= 1

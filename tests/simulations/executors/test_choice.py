@@ -85,7 +85,7 @@ def simulation(
         ("auto", LONG, {"group": 9}, None),
     ],
 )
-def test_workers_are_those_asked_for_or_as_many_as_a_long_run_has_work_for(
+def test_number_of_workers_is_requested_or_fits_the_work(
     workers: int | str, expectation: Expectation, execution: Any, count: int | None, hired: list[tuple[int, int]]
 ) -> None:
     with hiring.hired(simulation(workers, **execution), expectation) as executor:
@@ -93,7 +93,7 @@ def test_workers_are_those_asked_for_or_as_many_as_a_long_run_has_work_for(
     assert [asked for asked, _ in hired] == ([count] if count is not None else [])
 
 
-def test_a_run_that_nobody_has_timed_is_timed_where_that_decides(
+def test_an_untimed_run_is_timed_where_it_matters(
     hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed: list[Simulation] = []
@@ -110,7 +110,7 @@ def test_a_run_that_nobody_has_timed_is_timed_where_that_decides(
 
 
 @pytest.mark.parametrize("says_sizes", [True, False])
-def test_to_expect_a_time_reads_no_client_that_the_run_may_never_ask(says_sizes: bool) -> None:
+def test_estimating_time_reads_no_unneeded_client(says_sizes: bool) -> None:
     reads: list[int] = []
 
     def make(client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,7 +164,7 @@ def without_pickle(part: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", ["model", "loss", "metric", "data"])
-def test_what_cannot_go_to_another_process_is_one_sentence_with_the_way_out_and_keeps_auto_here(
+def test_unpicklable_parts_give_one_sentence_and_keep_auto_here(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = fed.Experiment(simulation={"group": 2, "workers": 2}, rounds={"count": 1, "cohort": 6})
@@ -182,7 +182,7 @@ def test_what_cannot_go_to_another_process_is_one_sentence_with_the_way_out_and_
 
 
 @pytest.mark.parametrize("error", [RunFailed("no room"), InvalidInput("not here")])
-def test_workers_that_cannot_start_are_an_error_unless_nobody_asked_for_them(
+def test_workers_that_cannot_start_are_an_error_if_requested(
     error: FedError, hired: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Crew, "fails", error)
@@ -279,9 +279,7 @@ print(run.summary["status"])
 
 
 @pytest.mark.parametrize("workers", ["2", "auto"])
-def test_a_program_without_main_guard_ends_with_one_clear_sentence_or_trains_alone(
-    workers: str, tmp_path: Path
-) -> None:
+def test_program_without_main_guard_gets_one_sentence_or_trains_alone(workers: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
     command = [sys.executable, str(script), workers, str(tmp_path / "run")]

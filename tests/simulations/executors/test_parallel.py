@@ -130,7 +130,7 @@ def test_workers_change_nothing_where_clients_evaluate(
     assert parts.outcome(alone) == parts.outcome(apart)
 
 
-def test_what_a_model_draws_is_a_function_of_seed_client_and_round(borrowed: list[int]) -> None:
+def test_model_draws_depend_on_seed_client_and_round_alone(borrowed: list[int]) -> None:
     """A client draws the same whoever trains before it: of one run every client, of the other one alone."""
     keys = experiment("local", batching="auto", rounds={"count": 2})
     every = simulate(keys, data=parts.unequal(), model=parts.with_dropout)
@@ -144,7 +144,7 @@ def test_what_a_model_draws_is_a_function_of_seed_client_and_round(borrowed: lis
 
 
 @pytest.mark.parametrize("batching", ["on", "off"])
-def test_an_aggregator_that_is_not_linear_sees_every_client_by_itself(
+def test_a_nonlinear_aggregator_sees_every_client_by_itself(
     batching: str, borrowed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts.Median, "counted", [])
@@ -186,7 +186,7 @@ def hired_now() -> Callable[[], list[BaseProcess]]:
     return lambda: sorted(set(multiprocessing.active_children()) - before, key=lambda child: child.name)
 
 
-def test_a_run_whose_workers_are_killed_ends_with_the_same_bits(
+def test_run_with_killed_workers_ends_with_the_same_bits(
     hired_now: Callable[[], list[BaseProcess]], caplog: pytest.LogCaptureFixture
 ) -> None:
     killed: list[int | None] = []
@@ -210,7 +210,7 @@ def test_a_run_whose_workers_are_killed_ends_with_the_same_bits(
     assert hired_now() == []
 
 
-def test_an_error_in_training_stops_the_run_and_says_whose_where_and_what(
+def test_training_error_stops_the_run_and_names_client_and_line(
     borrowed: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Client c3 holds one sample, and is the only one whose steps have one."""
@@ -266,9 +266,7 @@ def test_divergence_is_the_same_error_and_leaves_the_same_folder(
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
-def test_of_several_errors_the_same_one_is_raised_in_whatever_order_work_is_done(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_error_is_raised_in_any_order_of_work(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Backwards(InProcess):
         def results(self, tickets: Iterable[int]) -> Iterator[Result]:
             for ticket in sorted(tickets, reverse=True):
@@ -284,9 +282,7 @@ def test_of_several_errors_the_same_one_is_raised_in_whatever_order_work_is_done
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "local"])
-def test_data_that_cannot_be_used_are_the_same_error_and_leave_the_same_folder(
-    algorithm: str, borrowed: list[int], tmp_path: Path
-) -> None:
+def test_unusable_data_give_the_same_error_and_folder(algorithm: str, borrowed: list[int], tmp_path: Path) -> None:
     keys = experiment(algorithm, seed=2, rounds={"count": 9, "cohort": 2 if algorithm == "fedavg" else "all"})
     said = {}
     for run in (keys, in_workers(keys)):

@@ -168,7 +168,7 @@ def test_a_worker_computes_with_one_thread(pool: Workers) -> None:
     assert os.environ.get("OMP_NUM_THREADS") == before
 
 
-def test_workers_map_what_they_share_and_compute_as_the_program_is_set_to() -> None:
+def test_workers_map_shared_memory_and_take_the_parents_settings() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         with Workers(work.Adder(shared(torch.arange(1000.0))), 1, CAPACITY_BYTES) as workers:
@@ -211,7 +211,7 @@ def test_priority_comes_first_then_cost_then_who_came_first(parallel: bool, one:
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_results_of_other_tickets_are_kept_and_each_is_given_once(parallel: bool, pool: Workers) -> None:
+def test_results_of_other_tickets_are_kept_and_given_once(parallel: bool, pool: Workers) -> None:
     executor: Executor = pool if parallel else InProcess(work.caller)
     items = training(6, steps=1)
     tickets = [executor.submit(item) for item in items]
@@ -315,7 +315,7 @@ OFTEN = {work.raises_in_torch, work.leaves, work.leaves_at_once}  # more of the 
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.long if how in OFTEN else ()) for how in WAYS])
-def test_what_ends_a_worker_three_times_is_given_up_with_its_last_words(
+def test_item_that_kills_three_workers_ends_with_a_report(
     pool: Workers, how: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "tries"
@@ -342,7 +342,7 @@ def test_what_fails_less_often_is_done(pool: Workers, how: Any, times: int, tmp_
     assert tries[-1] == str(pid)
 
 
-def test_what_only_waited_beside_the_cause_of_death_is_not_charged(one: Workers, tmp_path: Path) -> None:
+def test_an_item_waiting_beside_the_fatal_one_is_innocent(one: Workers, tmp_path: Path) -> None:
     ends = one.submit(Item(work.Fail(work.kills_itself, tmp_path / "tries"), (), "ends", cost=9.0))
     waits = one.submit(Item(work.Note(tmp_path / "order", "waits"), (), "waits"))
     with pytest.raises(RunFailed, match=r"ends ended 3"):
@@ -571,7 +571,7 @@ def test_a_program_without_main_guard_is_told_so(tmp_path: Path) -> None:
     assert "under if __name__ == '__main__':, or use workers: 0; so must" in said
 
 
-def test_a_small_item_alone_is_done_here_and_others_are_sent(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_small_item_is_done_in_this_process(caplog: pytest.LogCaptureFixture) -> None:
     """One whose work fails here is given to workers: it may succeed, or end them as any other does."""
     with Workers(work.caller, 1, 1 << 16, small_bytes=1 << 10) as workers:
         here = run(workers, work.who)[0]

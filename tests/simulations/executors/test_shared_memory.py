@@ -41,7 +41,7 @@ def test_a_spawned_process_sees_the_same(memfd: bool, monkeypatch: pytest.Monkey
     assert tensor.tensor.tolist() == [5, 6, 7], "what is shared by all is written to by none"
 
 
-def test_a_process_that_writes_to_a_shared_tensor_does_so_for_itself_alone() -> None:
+def test_writing_to_a_shared_tensor_stays_private() -> None:
     start = torch.arange(10_000)
     tensor = shared(start)
     with Workers(work.Overwriter(tensor), 2, 1 << 20) as workers:
