@@ -306,9 +306,7 @@ def test_the_order_of_groups_does_not_matter() -> None:
     ],
     ids=["of nobody's too", "not asked", "twice", "another's", "name", "round", "nobody", "answered"],
 )
-def test_uncounted_group_changes_nothing_and_is_recorded(
-    bad: Script, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_uncounted_group_changes_nothing_and_is_recorded(bad: Script, caplog: pytest.LogCaptureFixture) -> None:
     moves = coordinator(lambda task: [reply(task, 1.0)], bad)
     stats = moves.round(1, [0, 1])
     assert torch.equal(moves.model()[0], torch.ones(3))

@@ -195,9 +195,7 @@ def test_cancelled_task_is_never_answered_and_frees_its_client(kind: str, stage:
 
 
 @real_fleets
-def test_arrived_answers_are_collected_despite_clock_and_cancellation(
-    kind: str, stage: Open
-) -> None:
+def test_arrived_answers_are_collected_despite_clock_and_cancellation(kind: str, stage: Open) -> None:
     """Simulated ones are there in the instant in which they are given."""
     made = stage(kind)
     fleet = made.fleet
@@ -304,9 +302,7 @@ def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: 
 
 
 @every_fleet
-def test_restored_fleet_has_collected_answers_and_nothing_else(
-    kind: str, stage: Open, tmp_path: Path
-) -> None:
+def test_restored_fleet_has_collected_answers_and_nothing_else(kind: str, stage: Open, tmp_path: Path) -> None:
     """An answer that was there but had not been collected is made once more, from what its client kept before it."""
     undisturbed, made = stage("simulated", algorithm=SCAFFOLD), stage(kind, algorithm=SCAFFOLD)
     tasks = [made.task(number, number) for number in QUICK]
