@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from torch import Tensor
 
 from fed.server.client_state_versions import KeptStates, TaskName
+from fed.server.node_counts import NodeCounts
 from fed.server.registry import Members
 from fed.server.validation import BEGAN_ANEW, checked
 from fed.storage.checkpoints import Tree
-from fed.wire.messages import Failure, GroupReply, Reply, Task
+from fed.wire.messages import Failure, GroupReply, Reply, Task, one_line
 from fed.wire.protocol_pb2 import Answer as AnswerMessage
 from fed.wire.protocol_pb2 import Assignment, Payload, Plan, Scores, TaskId
+from fed.wire.rate_limits import Refusals
 
 __all__ = ["Answer", "RealFleet"]
 
@@ -35,6 +37,9 @@ class RealFleet(ABC):
 
     What a client keeps changes when its answer is collected, and not before: a node is told with each task after which
     of its earlier ones that is, so that a server that begins again from a checkpoint finds what its clients kept then.
+
+    Attributes:
+        counts: what became of each client's tasks in this run.
     """
 
     def __init__(self) -> None:
@@ -42,6 +47,8 @@ class RealFleet(ABC):
         self._began_s = time.monotonic()
         self._changes = self._seen = 0
         self._members = Members()
+        self.counts = NodeCounts()
+        self._refusals = Refusals(self.counts.refuse)
         self._open: dict[int, Task] = {}  # until their answers are collected
         self._kept = KeptStates()
         self._keeps_checkpoints = True
@@ -52,11 +59,6 @@ class RealFleet(ABC):
     def clock(self) -> float:
         """Seconds since the run began, those in which there was no server left out."""
         return time.monotonic() - self._began_s
-
-    @property
-    @abstractmethod
-    def refused(self) -> int:
-        """How often something was refused."""
 
     def begin(
         self,
@@ -158,20 +160,27 @@ class RealFleet(ABC):
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": self._members.state(), "kept": self._kept.state()}
+        return {
+            "clock": self.clock,
+            "members": self._members.state(),
+            "kept": self._kept.state(),
+            "counts": self.counts.state(),
+        }
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
         self._began_s = time.monotonic() - state["clock"]
         self._members.restore(state["members"])
         self._kept.restore(state["kept"])
+        self.counts.restore(state["counts"])
 
     def _close(self, answer: Answer) -> None:
         """Its task is done, and what its client kept then is what it goes on from."""
         if isinstance(answer, Failure):
-            del self._open[answer.task]
+            self.counts.add(self._open.pop(answer.task).client, failed=1, last_reason=one_line(answer.reason))
             return
         task = self._open.pop(answer.tasks[0] if isinstance(answer, GroupReply) else answer.task)
+        self.counts.add(task.client, answered=1)
         self._kept.count(task.client, (self._start, task.id), is_durable=not self._keeps_checkpoints)
 
     def _assignment(self, task: Task, members: Sequence[int | str], payload: Payload) -> Assignment:

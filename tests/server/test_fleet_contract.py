@@ -301,7 +301,7 @@ def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: 
     assert (failure.task, failure.client, failure.diverged) == (0, 0, False)
     assert "refused" in failure.reason
     assert isinstance(reply, GroupReply)
-    assert fleet.refused == 1
+    assert fleet.counts.refused == 1
     assert fleet.state()["kept"].keys() - kept.keys() == {1}
 
 
