@@ -147,7 +147,7 @@ _ROUNDS = "any cohort, sampling and schedule of the step size"
 
 def _fields(state: Any) -> str:
     """The names of a named tuple's values, those of its parts among them, without their shape suffixes."""
-    names = []
+    names: list[str] = []
     for name, part in ({} if state is None else state._asdict()).items():
         if isinstance(part, tuple):
             names += filter(None, [_fields(part)] if hasattr(part, "_fields") else map(_fields, part))
