@@ -1,1 +1,1 @@
-"""Equations over ``mean`` and over ``mix``: pure functions on vectors, no I/O, no clock."""
+"""Aggregation algorithms and peer rules: equations over ``mean`` and ``mix``, pure functions without I/O or clock."""

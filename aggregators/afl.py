@@ -1,7 +1,8 @@
 """Agnostic averaging: the model is made for the worst mixture of the clients.
 
 Mohri, Sivek & Suresh, "Agnostic federated learning", ICML 2019, arXiv 1902.00146.
-Shapes: K, clients of a group; N, all clients; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ __all__ = ["AFL", "State", "onto_simplex"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
     mixture_N: Tensor  # λ; empty before the first round, where all clients are alike
@@ -59,10 +60,10 @@ class AFL(Aggregator):
     Δ is the simplex of mixtures, λ ≥ 0 and Σ λ = 1, which begins uniform. With one local step of the whole of a
     client's samples this is the paper's step; local steps take the place of its gradient as in FedAvg.
 
-    In rounds in which only a part S takes part, the model's step is :math:`\sum_S λ_i (y_i - x) / \sum_S λ_i`, and of
-    the ascent only differences within the cohort count: F_i is f_i less its mean over S, and 0 for all others, who keep
-    their λ until the projection. (A constant added to F changes no projection, so with everybody it is the paper's.) A
-    cohort of one moves no λ.
+    In a round of a cohort S the model's step is :math:`\sum_S λ_i (y_i - x) / \sum_S λ_i`, and the ascent uses only
+    differences within the cohort: F_i is f_i less its mean over S, and 0 for all other clients, whose λ changes by the
+    projection alone. (A constant added to F changes no projection, so with all clients it is the paper's.) A cohort of
+    one moves no λ.
 
     The coordinator learns each client's loss: a message is the model and 2 N numbers.
 
@@ -76,7 +77,7 @@ class AFL(Aggregator):
     mixture_lr: PositiveFloat = 0.01
 
     def init(self, params_P: Tensor) -> State:
-        """The model; how many clients there are is known when some have answered."""
+        """The model; the number of clients is known once some have answered."""
         return State(params_P, params_P.new_zeros(0))
 
     def broadcast(self, state: State) -> Broadcast:
@@ -93,7 +94,7 @@ class AFL(Aggregator):
         return Report(message, torch.ones_like(work.samples_K1))
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """Descend by the mixture of those who took part, then ascend in it."""
+        """Descend by the mixture of the cohort, then ascend in it."""
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
         mixture_N, counted = self._mixture(state.mixture_N, reduced.population), float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full

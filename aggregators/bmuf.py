@@ -2,7 +2,8 @@
 
 Chen & Huo, "Scalable training of deep learning machines by incremental block training with intra-block parallel
 optimization and blockwise model-update filtering", ICASSP 2016.
-Shapes: P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ __all__ = ["BMUF", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor  # W(t), what users evaluate
     update_P: Tensor  # D(t), the filtered update of the last block
@@ -50,7 +51,7 @@ class BMUF(Aggregator):
         return State(params_P, torch.zeros_like(params_P))
 
     def model_to_send(self, state: State) -> Tensor:
-        """W_g(t): where every client begins the next block."""
+        """The model W_g(t) with which every client begins the next block."""
         return state.model_P + self.block_momentum * state.update_P if self.nesterov else state.model_P
 
     def apply(self, state: State, reduced: Reduced) -> State:

@@ -1,7 +1,8 @@
 """Elastic averaging with momentum: each worker's velocity lasts from one exchange to the next.
 
 Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ __all__ = ["EAMSGD", "ClientState"]
 
 
 class ClientState(NamedTuple):
-    """What a client keeps."""
+    """Client state, kept from task to task."""
 
     model_P: Tensor  # x_i
     velocity_P: Tensor  # v_i
@@ -32,10 +33,11 @@ class EAMSGD(EASGD):
         v_i ← δ v_i + d(x_i + δ v_i), \qquad x_i ← x_i + v_i, \qquad
         x_i ← x_i - α (x_i - c), \qquad c ← c + α \sum_{i ∈ S} (x_i - c)
 
-    d(x̂) is what the local steps of a period add to x̂. Of one step, d(x̂) = −η ∇f_i(x̂), and this is the paper's rule,
-    but that the differences are those after the step, as in :mod:`fed.aggregators.easgd`. Of τ steps we deviate
+    d(x̂) is the movement of a period's local steps from x̂. With one step, d(x̂) = −η ∇f_i(x̂), and this is the paper's
+    rule, but that the differences are those after the step, as in :mod:`fed.aggregators.easgd`. With τ steps we deviate
     further: the paper's velocity changes after every step, ours after every period, because the optimizer's own
-    momentum begins anew with every task; and unlike that it lasts. ``local.momentum`` would come on top of it.
+    momentum
+    restarts with every task. ``local.momentum`` would come on top of it.
 
     Args:
         momentum: δ in [0, 1), from one exchange to the next. The paper has 0.99 from one step to the next, which over a
@@ -46,15 +48,15 @@ class EAMSGD(EASGD):
     momentum: DecayRate = 0.9
 
     def init_client(self, params_P: Tensor) -> ClientState:  # type: ignore[override]  # it keeps more
-        """Everybody begins at the centre, at rest."""
+        """The centre, at rest, where every client begins."""
         return ClientState(params_P, torch.zeros_like(params_P))
 
     def local_start(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:  # type: ignore[override]  # as above
-        """One momentum step ahead of the client's own model: x_i + δ v_i."""
+        """Start one momentum step ahead of the client's own model: x_i + δ v_i."""
         return client_state.model_P + self.momentum * client_state.velocity_P
 
     def report(self, work: ClientWork) -> Report:
-        """The pull α (x_i − c) where the velocity has led; the client keeps that, too."""
+        """The pull α (x_i − c) after the velocity's step; the client keeps the velocity."""
         velocity_KP = self.momentum * work.client_state.velocity_P + work.update_KP
         trained_KP = work.client_state.model_P + velocity_KP
         pull_KP = self.elasticity_among(work.population) * (trained_KP - work.anchor_P)

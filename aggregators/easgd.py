@@ -1,7 +1,8 @@
 """Elastic averaging: workers keep models of their own, tied to a centre by springs.
 
 Zhang, Choromanska & LeCun, "Deep learning with elastic averaging SGD", NeurIPS 2015, arXiv 1412.6651.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ _ELASTICITY_OF_ALL = 0.9
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor  # c, the centre
 
 
 class ClientState(NamedTuple):
-    """What a client keeps."""
+    """Client state, kept from task to task."""
 
     model_P: Tensor  # x_i
 
@@ -39,11 +40,11 @@ class EASGD(Aggregator):
         x_i ← \text{τ steps from } x_i, \qquad
         x_i ← x_i - α (x_i - c), \qquad c ← c + α \sum_{i ∈ S} (x_i - c)
 
-    Both differences are those before either moved. A client goes on from its own x_i when it is next asked, so that
-    clients explore; who does not take part stays where it is. The centre is the model that users evaluate. Clients
-    count alike.
+    Both differences are those before either moved. A client resumes from its own x_i in its next task, so that clients
+    explore; a client that does not take part stays where it is. The centre is the global model. Clients count alike.
 
-    The paper takes gradient and differences at the same x_i; here the differences are those after the steps. So of one
+    The paper takes gradient and differences at the same x_i; here the differences are those after the steps. So with
+    one
     step x_i moves by −(1 − α) η ∇f_i(x_i) − α (x_i − c), where the paper's moves by −η ∇f_i(x_i) − α (x_i − c).
 
     Args:
@@ -66,7 +67,7 @@ class EASGD(Aggregator):
         return self.period
 
     def init_client(self, params_P: Tensor) -> ClientState:
-        """Everybody begins at the centre."""
+        """The centre, where every client begins."""
         return ClientState(params_P)
 
     def local_start(self, anchor_P: Tensor, client_state: ClientState) -> Tensor:
@@ -74,15 +75,15 @@ class EASGD(Aggregator):
         return client_state.model_P
 
     def report(self, work: ClientWork) -> Report:
-        """The pull α (x_i − c), by which the client yields, too; weighted alike."""
+        """The pull α (x_i − c), by which the client moves back; weighted alike."""
         trained_KP = work.began_KP + work.update_KP
         pull_KP = self.elasticity_among(work.population) * (trained_KP - work.anchor_P)
         return Report((pull_KP,), torch.ones_like(work.samples_K1), ClientState(trained_KP - pull_KP))
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """The sum of the pulls, which is so many times their mean."""
+        """Add the sum of the pulls, their mean times their number."""
         return State(state.model_P + reduced.clients * reduced.update_P)
 
     def elasticity_among(self, population: int) -> float:
-        """α, with so many clients in all."""
+        """Elasticity α for a population of this size."""
         return _ELASTICITY_OF_ALL / population if self.elasticity is None else self.elasticity

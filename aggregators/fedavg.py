@@ -2,7 +2,8 @@
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017, arXiv
 1602.05629, algorithm 1.
-Shapes: P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ __all__ = ["FedAvg", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
 

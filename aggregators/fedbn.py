@@ -32,7 +32,7 @@ class FedBN(FedAvg):
     personal: ClassVar[bool] = True
 
     def private(self, module: nn.Module) -> Collection[str]:
-        """What belongs to layers of batch normalisation.
+        """The parameters and buffers of batch normalisation layers.
 
         Raises:
             InvalidModel: if there is none.

@@ -1,7 +1,8 @@
-"""Dynamic regularisation: each client's loss is bent until its own minimum and everybody's are one.
+"""Dynamic regularisation: each client's loss is tilted until its minimum is that of the mean loss.
 
 Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, arXiv 2111.04263.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -17,21 +18,21 @@ __all__ = ["ClientState", "FedDyn", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
     tilt_P: Tensor  # h, the mean of all clients' g_i
 
 
 class ClientState(NamedTuple):
-    """What a client keeps."""
+    """Client state, kept from task to task."""
 
     gradient_P: Tensor  # g_i, the gradient where its last task ended
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Aggregator):
-    r"""Clients minimise their loss tilted by what they have learned of its gradient (Acar et al. 2021, 2111.04263).
+    r"""Clients minimise their loss tilted by their own past gradients (Acar et al. 2021, 2111.04263).
 
     .. math::
         y_i ≈ \arg\min_y \; f_i(y) - ⟨g_i, y⟩ + \frac{α}{2} ‖y - x‖^2, \qquad g_i ← g_i - α (y_i - x)

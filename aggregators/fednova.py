@@ -1,8 +1,9 @@
-"""Normalised averaging: who takes more local steps than others pulls the model no harder for it.
+"""Normalised averaging: a client that takes more local steps pulls the model no harder for it.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization", NeurIPS 2020, arXiv
 2007.07481: FedNova, with the normalising vectors of plain steps and of momentum.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,6 @@ class FedNova(Aggregator):
         return Report(message, work.samples_K1)
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """The mean of the normalised updates, τ_eff times; what counts for less, as if stale, lowers but the former."""
+        """The mean of the normalised updates, times τ_eff; staleness discounts the former alone."""
         normalised_P, gradients_1, counted_1 = reduced.mean
         return State(state.model_P + gradients_1 / counted_1 * normalised_P)

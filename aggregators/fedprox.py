@@ -1,7 +1,8 @@
 """Federated averaging with a proximal term.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv 1812.06127, algorithm 2.
-Shapes: P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -33,5 +34,5 @@ class FedProx(FedAvg):
     def correct(
         self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: Any, broadcast: Broadcast
     ) -> Tensor:
-        """∇f + μ (y − x)."""
+        """Gradient with the proximal term: ∇f + μ (y − x)."""
         return gradient_P + self.mu * (x_P - anchor_P)

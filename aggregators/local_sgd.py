@@ -1,4 +1,4 @@
-"""Local SGD: workers step by themselves, and average their models now and then.
+"""Local SGD: workers take steps by themselves, and average their models periodically.
 
 Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805.09767.
 """
@@ -22,5 +22,5 @@ class LocalSGD(Composed):
     """
 
     def pieces(self) -> tuple[Piece, ...]:
-        """Weights that are alike."""
+        """Equal weights."""
         return (Weigh(by="clients"),)

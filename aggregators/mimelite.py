@@ -1,7 +1,8 @@
-"""MimeLite: clients descend with the server's momentum, and leave it as it is.
+"""MimeLite: clients descend with the server's momentum, which stays fixed during a round.
 
 Karimireddy et al., "Mime: Mimicking centralized stochastic algorithms in federated learning", 2021, arXiv 2008.03606.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ __all__ = ["MimeLite", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
     momentum_P: Tensor  # m, of gradients at the server's models
@@ -53,7 +54,7 @@ class MimeLite(Aggregator):
         return (state.momentum_P,)
 
     def check_local(self, local: Local) -> None:
-        """Steps of sgd without momentum.
+        """Require steps of sgd without momentum.
 
         Raises:
             InvalidExperiment: under adam, adamw and local.momentum, which would gather the client's own gradients on

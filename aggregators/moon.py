@@ -1,7 +1,8 @@
 """Model-contrastive federated learning.
 
 Li, He & Song, "Model-contrastive federated learning", CVPR 2021, arXiv 2103.16257, algorithm 1.
-Shapes: K, clients of a group; P, the model's parameters; B, samples of a batch; F, features of a representation.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ __all__ = ["MOON", "ClientState"]
 
 
 class ClientState(NamedTuple):
-    """What a client keeps."""
+    """Client state, kept from task to task."""
 
     previous_P: Tensor  # its model at the end of its last task
 
@@ -31,9 +32,9 @@ class MOON(FedAvg):
         ℓ = ℓ_{task} + μ \frac{1}{B} \sum_b
         - \log \frac{e^{s(z_b, z^x_b) / T}}{e^{s(z_b, z^x_b) / T} + e^{s(z_b, z^p_b) / T}}
 
-    z is what the model's last linear layer gets, z^x and z^p the same of the model that the task came with and of the
-    client's model at the end of its last task, s the cosine of the angle between two. Before its first task a client's
-    last model is the run's first. The mean is FedAvg's; with μ = 0 it is FedAvg.
+    z is the input of the model's last linear layer, z^x and z^p the same of the model that came with the task and of
+    the client's model at the end of its last task, s the cosine of the angle between two. Before its first task a
+    client's last model is the run's first. The mean is FedAvg's; with μ = 0 it is FedAvg.
 
     A step takes three forward passes, one client at a time.
 
@@ -52,7 +53,7 @@ class MOON(FedAvg):
         return ClientState(params_P)
 
     def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
-        """What is added to a batch's loss: μ times the mean of −log of a softmax of two."""
+        """Term added to a batch's loss: μ times the mean of −log of a softmax of two."""
         nearer_B = cosine_similarity(features_BF, server_BF) - cosine_similarity(features_BF, previous_BF)
         return self.mu * softplus(-nearer_B / self.temperature).mean()
 

@@ -1,7 +1,8 @@
-"""Post-local SGD: first a mean after every step, later local steps between means.
+"""Post-local SGD: a mean after every step first, and local steps between means later.
 
 Lin et al., "Don't use large mini-batches, use local SGD", ICLR 2020, arXiv 1808.07217.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ __all__ = ["PostLocalSGD", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
     rounds_1: Tensor  # how many are done
@@ -49,7 +50,7 @@ class PostLocalSGD(Aggregator):
         return State(params_P, params_P.new_zeros(1))
 
     def steps(self, state: State) -> int | None:
-        """1, and after the switch what the experiment says."""
+        """Steps of a task: 1, and after the switch the experiment's."""
         return 1 if state.rounds_1 < self.switch else None
 
     def report(self, work: ClientWork) -> Report:
@@ -57,5 +58,5 @@ class PostLocalSGD(Aggregator):
         return Report((work.update_KP,), torch.ones_like(work.samples_K1))
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """The mean model, a round later."""
+        """The mean model, and the next round's number."""
         return State(state.model_P + reduced.update_P, state.rounds_1 + 1)

@@ -1,7 +1,8 @@
-"""Fair averaging: clients that fare worse count more.
+"""Fair averaging: clients with larger losses have larger weights.
 
 Li et al., "Fair resource allocation in federated learning", ICLR 2020, arXiv 1905.10497.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ _LEAST_LOSS = 1e-10
 
 @dataclass(frozen=True, kw_only=True)
 class QFedAvg(Aggregator):
-    r"""The mean of powers of the clients' losses is descended, so that they become alike (Li et al. 2020, 1905.10497).
+    r"""Descends the mean of powers of the clients' losses, so that these become alike (Li et al. 2020, 1905.10497).
 
     .. math::
         w_i = L (x - y_i), \qquad h_i = q f_i(x)^{q-1} ‖w_i‖^2 + L f_i(x)^q, \qquad
@@ -51,7 +52,7 @@ class QFedAvg(Aggregator):
         return State(params_P)
 
     def check_local(self, local: Local) -> None:
-        """Steps of sgd, or any local training where q is 0.
+        """Require steps of sgd, or any local training where q is 0.
 
         Raises:
             InvalidExperiment: under adam and adamw unless q is 0. Each coordinate of their steps is about η, whatever
@@ -74,7 +75,7 @@ class QFedAvg(Aggregator):
         return Report((loss_K1**self.q * ascent_KP, curvature_K1, counted_K1), torch.ones_like(work.samples_K1))
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """The quotient of the sums, which is that of the means; as much of it as they count for, as stale ones less."""
+        """The quotient of the sums, which is that of the means; staleness discounts it."""
         numerator_P, denominator_1, counted_1 = reduced.mean
         # Losses so small that their powers are 0 leave nothing to learn.
         return State(state.model_P + counted_1 * numerator_P / denominator_1) if bool(denominator_1 > 0) else state

@@ -1,8 +1,9 @@
-"""Stochastic controlled averaging: every client's steps are corrected by how its gradient differs from the others'.
+"""Stochastic controlled averaging: control variates correct each client's steps for its own drift.
 
 Karimireddy et al., "SCAFFOLD: Stochastic controlled averaging for federated learning", ICML 2020, arXiv 1910.06378,
 algorithm 1 with option II.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -20,21 +21,21 @@ __all__ = ["ClientState", "Scaffold", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
     control_P: Tensor  # c, the mean of all clients' controls
 
 
 class ClientState(NamedTuple):
-    """What a client keeps."""
+    """Client state, kept from task to task."""
 
     control_P: Tensor  # c_i, the client's mean gradient in its last task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(Aggregator):
-    r"""Control variates take out what a client's gradient has of its own (Karimireddy et al. 2020, 1910.06378).
+    r"""Control variates remove what is particular to a client's gradient (Karimireddy et al. 2020, 1910.06378).
 
     .. math::
         y ← y - η (∇f_i(y) - c_i + c), \qquad c_i^+ = c_i - c + (x - y_i) / (K η)
@@ -70,7 +71,7 @@ class Scaffold(Aggregator):
         return ClientState(torch.zeros_like(params_P))
 
     def check_local(self, local: Local) -> None:
-        """Steps of sgd, with momentum or without.
+        """Require steps of sgd, with momentum or without.
 
         Raises:
             InvalidExperiment: under adam and adamw, whose steps are no sum of gradients: (x − y_i) / (K η) would be no
@@ -85,7 +86,7 @@ class Scaffold(Aggregator):
     def correct(
         self, gradient_P: Tensor, x_P: Tensor, anchor_P: Tensor, client_state: ClientState, broadcast: Broadcast
     ) -> Tensor:
-        """∇f − c_i + c."""
+        """Corrected gradient: ∇f − c_i + c."""
         (control_P,) = broadcast
         return gradient_P - client_state.control_P + control_P
 
@@ -98,7 +99,7 @@ class Scaffold(Aggregator):
         return Report((work.update_KP, change_KP), torch.ones_like(work.samples_K1), kept)
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """Take the mean update, and of the controls' mean change the part of all clients that took part."""
+        """Take the mean update, and the mean change of the controls times the share of clients that took part."""
         update_P, change_P = reduced.mean
         share = reduced.clients / reduced.population
         return State(state.model_P + self.server_lr * update_P, state.control_P + share * change_P)

@@ -1,8 +1,9 @@
-"""Slow momentum: momentum on what whole rounds of local steps have done, in units of gradients.
+"""Slow momentum: server momentum over whole rounds of local steps, in units of gradients.
 
 Wang et al., "SlowMo: Improving communication-efficient distributed SGD with slow momentum", ICLR 2020, arXiv
 1910.00643, algorithm 1.
-Shapes: K, clients of a group; P, the model's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ __all__ = ["SlowMo", "State"]
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """Server state."""
 
     model_P: Tensor
     momentum_P: Tensor  # u, a sum of gradients
@@ -61,7 +62,7 @@ class SlowMo(Aggregator):
         return Report((work.update_KP / work.lr, lr_K1, counted_K1), work.samples_K1)
 
     def apply(self, state: State, reduced: Reduced) -> State:
-        """Momentum, and a step along it; where updates count for less, as stale ones, γ does not."""
+        """Momentum, and a step along it; staleness discounts the updates and not γ."""
         descent_P, lr_1, counted_1 = reduced.mean
         momentum_P = self.slow_momentum * state.momentum_P - descent_P
         return State(state.model_P - self.slow_lr * (lr_1 / counted_1) * momentum_P, momentum_P)

@@ -65,12 +65,10 @@ class Layout:
     """Place of each tensor of a model's state in its vector.
 
     Trainable parameters come first: rules act on ``vector[:parameters]``. Float buffers (a BatchNorm's running
-    statistics)
-    and frozen parameters follow: they take the plain weighted mean. Integer buffers (a count of batches) are a vector
-    of
-    their own; the largest of the clients' values counts. Tied weights stand once. Buffers that the module does not save
-    are
-    not part of the state. Within each of the three kinds, private tensors, which never leave a client, come last.
+    statistics) and frozen parameters follow: they take the plain weighted mean. Integer buffers (a count of batches)
+    are a vector of their own; the largest of the clients' values counts. Tied weights stand once. Buffers that the
+    module does not save are not part of the state. Within each of the three kinds, private tensors, which never leave a
+    client, come last.
 
     Args:
         parameters: P, the number of trainable parameters.

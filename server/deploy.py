@@ -233,7 +233,8 @@ class Deployment:
             facts=lambda: {
                 "clients": len(fleet.registered()),
                 "parameters": prepared.layout.parameters,
-                "refused": fleet.refused,
+                "refused": fleet.counts.refused,
+                "nodes": fleet.counts.lines(),
             },
             report=lambda run: run_report(run, None),
             fingerprint=fingerprint,

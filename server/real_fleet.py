@@ -16,13 +16,15 @@ from torch import Tensor
 from fed.randomness import Streams
 from fed.server.client_state_versions import ClientStateVersions, CountedTask
 from fed.server.incoming import received
+from fed.server.node_counts import NodeCounts
 from fed.server.registry import Members
 from fed.server.validation import BEGAN_ANEW
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Task
+from fed.wire.messages import Answer, Task, one_line
 from fed.wire.protocol_pb2 import Answer as AnswerMessage
 from fed.wire.protocol_pb2 import Assignment, Payload, Plan, Scores, TaskId
+from fed.wire.rate_limits import Refusals
 
 __all__ = ["RealFleet"]
 
@@ -36,6 +38,9 @@ class RealFleet(ABC):
 
     A client's state is committed by the coordinator's verdict: a node is told with each task which of its earlier ones
     counted last, and at what discount, so that a server that resumes from a checkpoint finds its clients' states.
+
+    Attributes:
+        counts: what became of each client's tasks in this run.
     """
 
     def __init__(self) -> None:
@@ -43,6 +48,8 @@ class RealFleet(ABC):
         self._began_s = time.monotonic()
         self._changes = self._seen = 0
         self._members = Members()
+        self.counts = NodeCounts()
+        self._refusals = Refusals(self.counts.refuse)
         self._open: dict[int, Task] = {}  # until their answers are collected
         self._kept = ClientStateVersions()
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
@@ -56,11 +63,6 @@ class RealFleet(ABC):
     def clock(self) -> float:
         """Seconds since the run began, those in which there was no server left out."""
         return time.monotonic() - self._began_s
-
-    @property
-    @abstractmethod
-    def refused(self) -> int:
-        """How often something was refused."""
 
     def begin(
         self,
@@ -130,7 +132,10 @@ class RealFleet(ABC):
             if answer is not None:
                 replies += not answer.problem
                 task = self._open.pop(answer.tasks[0])
-                if not answer.problem:
+                if answer.problem:
+                    self.counts.add(task.client, failed=1, last_reason=one_line(answer.problem))
+                else:
+                    self.counts.add(task.client, answered=1)
                     self._unsettled[task.id] = task.client
                 yield answer
             elif left_s <= 0:
@@ -176,13 +181,19 @@ class RealFleet(ABC):
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
-        return {"clock": self.clock, "members": self._members.state(), "kept": self._kept.state()}
+        return {
+            "clock": self.clock,
+            "members": self._members.state(),
+            "kept": self._kept.state(),
+            "counts": self.counts.state(),
+        }
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
         self._began_s = time.monotonic() - state["clock"]
         self._members.restore(state["members"])
         self._kept.restore(state["kept"])
+        self.counts.restore(state["counts"])
 
     def _assignment(self, task: Task, members: Sequence[int | str], payload: Payload) -> Assignment:
         """A task as nodes are told it.

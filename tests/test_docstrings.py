@@ -29,7 +29,8 @@ LEGEND = "Shapes: see :mod:`fed.layout`."
 OF_EVERY_PAGE = {"State", "ClientState"}
 # Still to be put into plain words; these lists only shrink.
 TO_DO = (
-    *(f"fed.{package}" for package in ("aggregators", "config", "server", "wire")),
+    *(f"fed.aggregators.{page}" for page in ("base", "client_side", "composition", "dpsgd", "local", "pieces")),
+    *(f"fed.{package}" for package in ("config", "server", "wire")),
     *(f"fed.clients.{module}" for module in ("client_states", "node", "setup")),
     *(f"fed.clients.training.{module}" for module in ("group_trainer", "work_items", "worker")),
     *(f"fed.simulations.{module}" for module in ("attacks", "fleet", "groups", "in_flight", "occupation", "peers")),

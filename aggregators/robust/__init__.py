@@ -1,1 +1,1 @@
-"""Rules that hold when some clients lie: they need the single messages of a round."""
+"""Byzantine-robust rules, which need the single messages of a round."""

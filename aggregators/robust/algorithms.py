@@ -1,7 +1,7 @@
-"""Federated averaging whose mean is one that liars cannot move far; each is a chain of pieces.
+"""Robust algorithms: federated averaging with a mean that attackers cannot move far; each is a chain of pieces.
 
 Clients count alike unless told otherwise, for an attacker may claim any number of samples: where ``weights`` are
-``samples``, what attackers can do grows with what they claim, and a bound on their number bounds nothing.
+``samples``, an attacker's influence grows with its claim, and a bound on the number of attackers bounds nothing.
 """
 
 from abc import abstractmethod
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Robust(Composed):
-    """A rule in place of the mean, and what may stand in front of it.
+    """Robust rule in place of the mean, with optional pre-aggregation before it.
 
     Args:
         weights: clients: all count alike; samples: as much as they say that they hold, an attacker too.
@@ -49,7 +49,7 @@ class Robust(Composed):
     nearest_neighbour_mixing: bool = False
 
     def __post_init__(self) -> None:
-        """Hold to each other what spans keys."""
+        """Check what spans several keys."""
         super().__post_init__()
         if self.nearest_neighbour_mixing and not self.attackers:
             raise ValueRange(
@@ -65,7 +65,7 @@ class Robust(Composed):
 
     @abstractmethod
     def rule(self) -> Reducer:
-        """What takes the place of the mean."""
+        """Rule that replaces the mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class FedTrimmedMean(Robust):
 
 @dataclass(frozen=True, kw_only=True)
 class _Unweighted(Robust):
-    """A rule that has no meaning but for clients that count alike.
+    """Rule whose guarantee holds for equal weights alone.
 
     Args:
         weights: clients: all count alike. The rule chooses among clients, and refuses samples.

@@ -1,6 +1,6 @@
-"""How many messages a rule needs to outvote f attackers among n clients.
+"""Bounds of robust rules: the number of messages needed to outvote f attackers among n clients.
 
-Shapes: S, clients of a round; M, numbers of a message.
+Shapes: see :mod:`fed.layout`.
 """
 
 import re
@@ -20,7 +20,7 @@ __all__ = ["Outvoting", "Point"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outvoting(Reducer):
-    """A rule that needs n ≥ a f + b messages of a round.
+    """Base of rules that need n ≥ a f + b messages of a round.
 
     Args:
         attackers: f ≥ 0.
@@ -55,7 +55,7 @@ rounds.cohort, or lower bucketing, until there are 7, or lower attackers
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Outvoting):
-    """A rule that puts one point in the place of all messages, and remembers nothing."""
+    """Base of rules that replace all messages by one point, and keep no state."""
 
     def reduce(
         self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator

@@ -1,6 +1,6 @@
-"""Rules that bound how far a single message draws the result.
+"""Rules that bound a single message's influence on the result.
 
-Shapes: S, clients of a round; M, numbers of a message; P, the model's parameters.
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ __all__ = ["CenteredClipping", "Centre", "GeometricMedian", "NormBound"]
 
 @dataclass(frozen=True, kw_only=True)
 class GeometricMedian(Point):
-    r"""The point whose distances to the messages have the least sum (RFA: Pillutla et al. 2022, 1912.13445).
+    r"""The point with the least sum of distances to the messages (RFA: Pillutla et al. 2022, 1912.13445).
 
     .. math:: v ← \sum_i β_i m_i / \sum_i β_i, \qquad β_i = w_i / \max(ν, ‖m_i - v‖)
 
-    These steps, Weiszfeld's, smoothed, are taken until the gradient of the weighted mean distance, which is 1 far
+    These are Weiszfeld's steps, smoothed. They end when the gradient of the weighted mean distance, whose norm is 1 far
     away, is no longer than the tolerance. They begin at the coordinates' medians rather than, as in the authors' code,
-    at the mean, which attackers can send as far as they like.
+    at the mean, which attackers can move without limit.
 
     Args:
         nu: ν > 0, the distance below which messages attract no more strongly.
@@ -52,19 +52,19 @@ class GeometricMedian(Point):
 
 
 class Centre(NamedTuple):
-    """What centred clipping keeps."""
+    """State of centred clipping."""
 
     centre_P: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class CenteredClipping(Outvoting):
-    r"""No message draws the centre, which stays from round to round, further than a radius (Karimireddy et al. 2021).
+    r"""Each message draws a lasting centre by no more than a radius (Karimireddy et al. 2021).
 
     .. math:: v ← v + \sum_i p_i (m_i - v) \min(1, τ / ‖m_i - v‖), \qquad p_i = w_i / \sum_j w_j
 
-    So often, from where the round before ended (arXiv 2012.10333). What a message holds beside the
-    update, as float buffers, has no centre to keep and is drawn from 0.
+    The step is repeated, from the centre of the round before (arXiv 2012.10333). Parts of a message beside the update,
+    such as float buffers, have no lasting centre and are drawn from 0.
 
     Args:
         radius: τ > 0, about the distance of honest updates from their mean.
@@ -76,7 +76,7 @@ class CenteredClipping(Outvoting):
     iterations: PositiveInt = 1
 
     def init(self, params_P: Tensor) -> Centre:
-        """No update."""
+        """A centre of zero."""
         return Centre(torch.zeros_like(params_P))
 
     def reduce(
@@ -109,7 +109,7 @@ class NormBound(Reducer):
     def reduce(
         self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[None, Tensor, Tensor]:
-        """As many messages as there were."""
+        """The shortened messages, as many as before."""
         return None, messages_SM * _shortening(messages_SM, self.norm).unsqueeze(1), weights_S
 
 
@@ -119,5 +119,5 @@ def _norms(vectors_SM: Tensor) -> Tensor:
 
 
 def _shortening(vectors_SM: Tensor, norm: float) -> Tensor:
-    """What each is to be multiplied by, so that it is no longer than that; 0 where its square overflows."""
+    """Factor that shortens each vector to a norm; 0 where its square overflows."""
     return (norm / _norms(vectors_SM).clamp(min=torch.finfo(vectors_SM.dtype).tiny)).clamp(max=1)

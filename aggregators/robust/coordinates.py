@@ -1,7 +1,8 @@
-"""Rules that look at each coordinate by itself.
+"""Rules that treat each coordinate by itself: median and trimmed mean.
 
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018, arXiv 1803.01498.
-Shapes: S, clients of a round; M, numbers of a message; C, some of its columns.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Callable
@@ -21,13 +22,13 @@ _COLUMNS = 2**15
 
 
 def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
-    """A rule of each column by itself, a few columns at a time.
+    """Apply a rule to each column by itself, a few columns at a time.
 
     Args:
         rule: [S, C] → [C].
         messages_SM: the whole.
     """
-    return torch.cat([rule(part_SC) for part_SC in torch.split(messages_SM, _COLUMNS, dim=1)])
+    return torch.cat([rule(part_SJ) for part_SJ in torch.split(messages_SM, _COLUMNS, dim=1)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Median(Point):
 
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The medians."""
-        return by_columns(lambda part_SC: _median(part_SC, weights_S), messages_SM)
+        return by_columns(lambda part_SJ: _median(part_SJ, weights_S), messages_SM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,32 +66,32 @@ class TrimmedMean(Point):
     def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
         """The means of what is left."""
         share = self.attackers / len(messages_SM)
-        return by_columns(lambda part_SC: _trimmed_mean(part_SC, weights_S, share), messages_SM)
+        return by_columns(lambda part_SJ: _trimmed_mean(part_SJ, weights_S, share), messages_SM)
 
 
-def _median(part_SC: Tensor, weights_S: Tensor) -> Tensor:
-    values_SC, weights_SC = _sorted(part_SC, weights_S)
-    below_SC = weights_SC.cumsum(0)
-    half_C = below_SC[-1] / 2
-    middle = [below.sum(0, keepdim=True) for below in (below_SC < half_C, below_SC <= half_C)]
-    low_1C, high_1C = (torch.take_along_dim(values_SC, index_1C, 0) for index_1C in middle)
-    return (low_1C + high_1C).squeeze(0) / 2
+def _median(part_SJ: Tensor, weights_S: Tensor) -> Tensor:
+    values_SJ, weights_SJ = _sorted(part_SJ, weights_S)
+    below_SJ = weights_SJ.cumsum(0)
+    half_J = below_SJ[-1] / 2
+    middle = [below.sum(0, keepdim=True) for below in (below_SJ < half_J, below_SJ <= half_J)]
+    low_1J, high_1J = (torch.take_along_dim(values_SJ, index_1J, 0) for index_1J in middle)
+    return (low_1J + high_1J).squeeze(0) / 2
 
 
-def _trimmed_mean(part_SC: Tensor, weights_S: Tensor, share: float) -> Tensor:
-    values_SC, weights_SC = _sorted(part_SC, weights_S)
-    end_SC = weights_SC.cumsum(0)
+def _trimmed_mean(part_SJ: Tensor, weights_S: Tensor, share: float) -> Tensor:
+    values_SJ, weights_SJ = _sorted(part_SJ, weights_S)
+    end_SJ = weights_SJ.cumsum(0)
     cut = share * float(weights_S.sum())
-    kept_SC = torch.minimum(end_SC, end_SC[-1] - cut) - (end_SC - weights_SC).clamp(min=cut)
+    kept_SJ = torch.minimum(end_SJ, end_SJ[-1] - cut) - (end_SJ - weights_SJ).clamp(min=cut)
     # What rounding leaves of a value that is cut is nothing: it may be the attacker's 1e200.
-    kept_SC = torch.where(kept_SC > 1e-9 * weights_SC, kept_SC, 0)
-    return (kept_SC * values_SC).sum(0) / kept_SC.sum(0)
+    kept_SJ = torch.where(kept_SJ > 1e-9 * weights_SJ, kept_SJ, 0)
+    return (kept_SJ * values_SJ).sum(0) / kept_SJ.sum(0)
 
 
-def _sorted(part_SC: Tensor, weights_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Each column's values in ascending order, and their weights, of equal ones in one column for all."""
+def _sorted(part_SJ: Tensor, weights_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Each column's values in ascending order, and their weights; equal weights have one column for all."""
     if bool((weights_S == weights_S[0]).all()):
         # NumPy's sort takes a sixth of the time of PyTorch's, which cannot leave out where values came from.
-        return torch.from_numpy(np.sort(part_SC.numpy(), axis=0)), weights_S.unsqueeze(1)
-    values_SC, order_SC = part_SC.sort(dim=0, stable=True)
-    return values_SC, weights_S[order_SC]
+        return torch.from_numpy(np.sort(part_SJ.numpy(), axis=0)), weights_S.unsqueeze(1)
+    values_SJ, order_SJ = part_SJ.sort(dim=0, stable=True)
+    return values_SJ, weights_S[order_SJ]

@@ -1,6 +1,6 @@
-"""How far messages are from each other, and rules that put messages near each other together before they are judged.
+"""Distances between messages, and pre-aggregation that averages messages before a rule judges them.
 
-Shapes: S, clients of a round; M, numbers of a message; B, buckets.
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ _COLUMNS = 2**11
 
 
 def distances(messages_SM: Tensor) -> Tensor:
-    """Euclidean distances [S, S], from differences: a product of matrices would lose small ones between long vectors.
+    """Euclidean distances [S, S], from differences: a matrix product would lose small ones between long vectors.
 
     Example:
         >>> distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)).tolist()
         [[0.0, 5.0], [5.0, 0.0]]
     """
     pairs = torch.triu_indices(len(messages_SM), len(messages_SM), offset=1).unbind()
-    squares = [pdist(part_SC.contiguous()).square() for part_SC in torch.split(messages_SM, _COLUMNS, dim=1)]
+    squares = [pdist(part_SJ.contiguous()).square() for part_SJ in torch.split(messages_SM, _COLUMNS, dim=1)]
     distances_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
     distances_SS[pairs] = torch.stack(squares).sum(0).sqrt()
     return distances_SS + distances_SS.T
@@ -36,14 +36,13 @@ def distances(messages_SM: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucketing(Reducer):
-    r"""Messages are dealt into buckets at random; a bucket's mean stands for it (Karimireddy et al. 2022, 2006.09365).
+    r"""Random buckets of messages; a bucket's mean stands for it (Karimireddy et al. 2022, 2006.09365).
 
     .. math:: y_b = \sum_{i ∈ b} w_i m_i / \sum_{i ∈ b} w_i
 
-    Honest clients whose data differ become more alike, by a factor of s in their variance, and so easier to tell from
-    attackers; of whom each spoils one bucket, so that the f of the rule behind it stays the same while n falls to
-    ⌈n/s⌉. A bucket's weight is the mean of its messages' weights: messages alike make buckets alike, the last, which
-    may be smaller, among them.
+    The variance between honest clients falls by a factor of s, so that attackers are easier to tell from them. An
+    attacker spoils one bucket: the f of the rule behind it stays the same while n falls to ⌈n/s⌉. A bucket's weight is
+    the mean of its messages' weights: equal messages make equal buckets, also the last one, which may be smaller.
 
     Args:
         size: s ≥ 1, messages of a bucket; 1 changes nothing but their order.
@@ -67,13 +66,13 @@ class Bucketing(Reducer):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestNeighbourMixing(Outvoting):
-    r"""Each message gives way to the mean of those next to it (Allouah et al. 2023, 2302.01772).
+    r"""Each message becomes the mean of its nearest ones (Allouah et al. 2023, 2302.01772).
 
     .. math:: y_i = \sum_{j ∈ N_i} w_j m_j / \sum_{j ∈ N_i} w_j, \qquad
         N_i = \text{the } n - f \text{ nearest to } m_i \text{, itself among them}
 
-    Of unlike honest clients it takes most of the difference, so that rules that take them for attackers do not.
-    Neighbours are counted as clients, and each message keeps its weight.
+    It removes most of the difference between honest clients, so that rules do not take them for attackers. Neighbours
+    are counted as clients, and each message keeps its weight.
 
     Args:
         attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for. With 0 every message becomes the mean of all.
@@ -82,7 +81,7 @@ class NearestNeighbourMixing(Outvoting):
     attackers: NonNegativeInt = 1
 
     def left(self, messages: int) -> int:
-        """As many as there were."""
+        """All messages, as many as before."""
         super().left(messages)
         return messages
 
@@ -91,7 +90,7 @@ class NearestNeighbourMixing(Outvoting):
     ) -> tuple[None, Tensor, Tensor]:
         """Means of neighbours, in the order of the messages."""
         neighbours = self.left(len(messages_SM)) - self.attackers
-        nearest_SN = distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
+        nearest_SZ = distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
         mixing_SS = torch.zeros(len(messages_SM), len(messages_SM), dtype=messages_SM.dtype)
-        mixing_SS.scatter_(1, nearest_SN, weights_S[nearest_SN])
+        mixing_SS.scatter_(1, nearest_SZ, weights_S[nearest_SZ])
         return None, mixing_SS @ messages_SM / mixing_SS.sum(1, keepdim=True), weights_S

@@ -1,8 +1,10 @@
-"""Rules that choose the clients nearest to the others, and weigh all alike.
+"""Rules that choose the messages nearest to the others, and give them equal weights: Krum, Multi-Krum, Bulyan.
 
 Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient descent", NeurIPS 2017 (Krum,
 Multi-Krum); El Mhamdi et al., "The hidden vulnerability of distributed learning in Byzantium", ICML 2018, arXiv
-1802.07927 (Bulyan). Shapes: S, clients of a round; M, numbers of a message; T, those chosen; C, some columns.
+1802.07927 (Bulyan).
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from abc import abstractmethod
@@ -24,7 +26,7 @@ __all__ = ["Bulyan", "Krum", "MultiKrum"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Selection(Outvoting):
-    """A rule whose guarantee counts clients, each of them as one.
+    """Base of rules whose guarantee counts clients, each of them as one.
 
     Args:
         attackers: f ≥ 0.
@@ -37,7 +39,7 @@ class _Selection(Outvoting):
     def reduce(
         self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[None, Tensor, Tensor]:
-        """What is chosen, once it is clear that there is enough to choose from.
+        """The chosen messages, after a check that there are enough to choose from.
 
         Raises:
             InvalidExperiment: if there are too few messages, or they are not weighed alike.
@@ -49,12 +51,12 @@ class _Selection(Outvoting):
                 f"{type(self).__name__} counts clients and so must get equal weights, got some from {lightest:g} to "
                 f'{heaviest:g}: put Weigh(by="clients") before it, or use Median, TrimmedMean or GeometricMedian'
             )
-        chosen_TM = self.choose(messages_SM, distances(messages_SM).square())
-        return None, chosen_TM, weights_S[: len(chosen_TM)]
+        chosen_ZM = self.choose(messages_SM, distances(messages_SM).square())
+        return None, chosen_ZM, weights_S[: len(chosen_ZM)]
 
     @abstractmethod
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
-        """The messages that count alike, given the squares of their distances."""
+        """Chosen messages, which count alike, given the squares of their distances."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class MultiKrum(_Selection):
 
 @dataclass(frozen=True, kw_only=True)
 class Bulyan(_Selection):
-    r"""Of θ = n − 2f messages chosen by Krum, one after the other, the mean of those about each coordinate's median.
+    r"""Mean around each coordinate's median, of θ = n − 2f messages that Krum chooses one after the other.
 
     .. math:: \frac 1 {θ - 2f} \sum_{i ∈ B_c} m_{i,c}, \qquad
         B_c = \text{the } θ - 2f \text{ nearest to the median of coordinate } c
@@ -123,14 +125,14 @@ class Bulyan(_Selection):
             best = _by_score(squares_SS[rest][:, rest], self.attackers)[0]
             chosen.append(rest.pop(best))
         count = len(messages_SM) - 4 * self.attackers
-        return by_columns(lambda part_TC: _about_the_median(part_TC, count), messages_SM[sorted(chosen)]).unsqueeze(0)
+        return by_columns(lambda part_ZJ: _about_the_median(part_ZJ, count), messages_SM[sorted(chosen)]).unsqueeze(0)
 
 
 def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
     """Messages from the best on.
 
-    Of two that are each other's only neighbour, as at Bulyan's end, the scores are equal, and whose next neighbour is
-    nearer comes first: the order of clients must not decide.
+    Of two that are each other's only neighbour, as at Bulyan's end, the scores are equal. The one whose next neighbour
+    is nearer then comes first, so that the order of clients does not decide.
     """
     neighbours = max(len(squares_SS) - attackers - 2, 1)
     sorted_SS = squares_SS.sort(1).values[:, 1:]  # without the distance to itself
@@ -139,12 +141,12 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 
-def _about_the_median(part_TC: Tensor, count: int) -> Tensor:
-    """Each column's mean of so many values nearest to its median."""
-    values_TC = torch.from_numpy(np.sort(part_TC.numpy(), axis=0))
-    middle = len(values_TC) // 2
-    median_C = (values_TC[middle] + values_TC[-1 - middle]) / 2
+def _about_the_median(part_ZJ: Tensor, count: int) -> Tensor:
+    """Mean of the ``count`` values nearest to each column's median."""
+    values_ZJ = torch.from_numpy(np.sort(part_ZJ.numpy(), axis=0))
+    middle = len(values_ZJ) // 2
+    median_J = (values_ZJ[middle] + values_ZJ[-1 - middle]) / 2
     # The nearest stand side by side: of all such windows that whose farther end is nearest.
-    ends = median_C - values_TC[: len(values_TC) - count + 1], values_TC[count - 1 :] - median_C
-    first_C = torch.maximum(*ends).argmin(0)
-    return values_TC.gather(0, first_C + torch.arange(count).unsqueeze(1)).mean(0)
+    ends = median_J - values_ZJ[: len(values_ZJ) - count + 1], values_ZJ[count - 1 :] - median_J
+    first_J = torch.maximum(*ends).argmin(0)
+    return values_ZJ.gather(0, first_J + torch.arange(count).unsqueeze(1)).mean(0)

@@ -1,8 +1,7 @@
-"""A server and three nodes on this machine, beside a simulation of the same experiment: do they end with the same bits?
+"""Compare a server and three nodes on this machine with a simulation of the same experiment: the bits must be equal.
 
-It makes keys, simulates, starts ``fed server`` and three ``fed client``, each a process as on machines of their own,
-which speak gRPC with mutual TLS over loopback, and compares the models. All of it is in ``runs/edge``. Processes are
-ended whatever happens.
+The program makes keys, simulates, starts ``fed server`` and three ``fed client`` as processes that use gRPC with mutual
+TLS over loopback, and compares the models. All files are in ``runs/edge``. All processes are ended in any case.
 
     python examples/edge/run.py --output runs/edge
 """
@@ -26,7 +25,7 @@ FED = (sys.executable, "-m", "fed")
 
 
 def fed(*arguments: object) -> None:
-    """One command, to its end.
+    """Run one command to its end.
 
     Raises:
         SystemExit: if it fails.
@@ -37,7 +36,7 @@ def fed(*arguments: object) -> None:
 
 @contextlib.contextmanager
 def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """A command under way, whose processes are gone in the end."""
+    """A running command, whose processes are ended on exit."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*FED, *map(str, arguments)], stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -51,7 +50,7 @@ def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def port_of(server: subprocess.Popen[bytes], log: Path) -> int:
-    """Where the server listens, once it does."""
+    """The port on which the server listens, once it does."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s and server.poll() is None:
         for line in log.read_text().splitlines():

@@ -14,7 +14,7 @@ from fed.identity.credentials import peer_of
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import CHUNK_BYTES, SHA256, chunks
 from fed.wire.protocol_pb2 import Chunk, FromNode, Part, ToNode, Wanted
-from fed.wire.rate_limits import Refusals
+from fed.wire.rate_limits import Refusals, Unnamed
 
 __all__ = ["Admission", "Call", "Reception", "TurnedAway", "converse", "parsed", "send_file"]
 
@@ -62,9 +62,9 @@ class Call:
         return None if self.name is None else client_id_of(self.name)
 
     @property
-    def sender(self) -> str:
+    def sender(self) -> int | str:
         """What the caller is called in the log: by its address where it has no name."""
-        return str(self._context.peer()) if self.name is None else self.name
+        return Unnamed(self._context.peer()) if self.client is None else self.client
 
     def authenticate(self) -> None:
         """Find out who calls.
@@ -132,15 +132,13 @@ class Call:
 class Reception:
     """Takes calls: finds out who makes each, holds each caller to a few at once, and counts what is refused.
 
-    Attributes:
-        refusals: of what callers said.
-
     Args:
         admits: who may call; None: there are no certificates.
+        refusals: takes down what is refused.
     """
 
-    def __init__(self, admits: Admission | None) -> None:
-        self.refusals = Refusals()
+    def __init__(self, admits: Admission | None, refusals: Refusals) -> None:
+        self._refusals = refusals
         self._admits = admits
         self._open: Counter[str] = Counter()
 
@@ -165,7 +163,7 @@ class Reception:
             finally:
                 self._open[call.name] -= 1
         except TurnedAway as turned:
-            self.refusals.note(call.sender, turned.reason)
+            self._refusals.note(call.sender, turned.reason)
             await call.abort(turned.code, turned.reason)
         except asyncio.CancelledError:
             _log.debug("a call of %r broke off", call.sender)

@@ -2,8 +2,9 @@
 
 import logging
 import time
+from collections.abc import Callable
 
-__all__ = ["Allowance", "Refusals"]
+__all__ = ["Allowance", "Refusals", "Unnamed"]
 
 _log = logging.getLogger(__name__)
 _LINES = 20  # of the log for a sender at once, and then one in ten seconds
@@ -31,20 +32,31 @@ class Allowance:
         return True
 
 
+class Unnamed(str):
+    """Sender without a name that counts: its address, or the number of its connection."""
+
+    __slots__ = ()
+
+
 class Refusals:
-    """What was refused.
+    """Refusals of what others say.
 
     Attributes:
         count: how often.
+
+    Args:
+        on_refusal: is told each sender and reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_refusal: Callable[[int | str, str], object] = lambda sender, reason: None) -> None:
         self.count = 0
+        self._on_refusal = on_refusal
         self._lines: dict[object, Allowance] = {}
 
-    def note(self, sender: object, reason: str) -> None:
+    def note(self, sender: int | str, reason: str) -> None:
         """Something was refused; it is logged unless the same sender fills the log."""
         self.count += 1
+        self._on_refusal(sender, reason)
         known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None
         lines = self._lines.setdefault(known, Allowance(_LINES, 0.1))
         if lines.spend():

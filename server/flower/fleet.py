@@ -26,6 +26,7 @@ from fed.wire.payloads import tensor_messages
 from fed.wire.protocol_pb2 import Answer as AnswerMessage
 from fed.wire.protocol_pb2 import Examination, Joining, Plan, Request, Scores
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.rate_limits import Unnamed
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
 
@@ -89,7 +90,6 @@ class FlowerFleet(RealFleet):
         self._accepts = accepts
         self._patience = patience or FlowerPatience()
         self._run = secrets.token_hex(8)
-        self._refused = 0
         self._look_s = -math.inf
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
         self._sent: dict[str, _Sent] = {}
@@ -102,11 +102,6 @@ class FlowerFleet(RealFleet):
         self._flat: tuple[int, FlatPayload] | None = None
         self._plan = Plan()
         self._spec: Sequence[TensorMessage] = ()
-
-    @property
-    def refused(self) -> int:
-        """How often something was refused."""
-        return self._refused
 
     def registered(self) -> Sequence[int | str]:
         """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
@@ -132,7 +127,8 @@ class FlowerFleet(RealFleet):
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these but those that are there; Flower cannot tell their nodes."""
         for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
-            self._open.pop(task, None)
+            if (cancelled := self._open.pop(task, None)) is not None:
+                self.counts.add(cancelled.client, late=1)
             self._sent_no_more(task)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
@@ -328,9 +324,7 @@ class FlowerFleet(RealFleet):
         self._waiting[sent.number] = _Waiting(self.clock, sends)
 
     def _refuse(self, sent: _Sent, reason: str) -> None:
-        self._refused += 1
-        who = f"node {sent.node}" if sent.client is None else repr(sent.client)
-        _log.warning("refused %s: %s", who, reason)
+        self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, reason)
         if sent.kind == "train":
             self._fail(sent.number, f"its answer was refused: {reason}")
 

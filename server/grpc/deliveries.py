@@ -105,7 +105,7 @@ class Deliveries:
         self._leases.fail(lease, f"its answer was refused: {reason}")
         return self._refusal(lease.client, reason)
 
-    def _refusal(self, sender: object, reason: str) -> Receipt:
+    def _refusal(self, sender: int | str, reason: str) -> Receipt:
         self._refusals.note(sender, reason)
         return Receipt(reason=reason)
 

@@ -78,7 +78,14 @@ class NodeFleet(RealFleet):
         self._examinations = 0
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
-            self._start, spool, self._arrivals, admits, accepts, self._notice, patience or Patience()
+            self._start,
+            spool,
+            self._arrivals,
+            admits,
+            accepts,
+            self._notice,
+            patience or Patience(),
+            refusals=self._refusals,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
         self._thread.start()
@@ -90,11 +97,6 @@ class NodeFleet(RealFleet):
         spool.mkdir(parents=True, exist_ok=True)
         for left in spool.iterdir():
             left.unlink()
-
-    @property
-    def refused(self) -> int:
-        """How often something was refused."""
-        return self._service.refusals.count
 
     def registered(self) -> Sequence[int | str]:
         """All that have ever joined, those left out that came after the members were fixed; numbers, then names."""
@@ -115,7 +117,7 @@ class NodeFleet(RealFleet):
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
         for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
-            self._open.pop(task)
+            self.counts.add(self._open.pop(task).client, late=1)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """What nodes that attend find of a model, or of their own, on samples that they hold out.
@@ -199,7 +201,7 @@ class NodeFleet(RealFleet):
         arrival.path.unlink(missing_ok=True)
         reply = self._received(task, answer, tensors)
         if isinstance(reply, str):
-            self._call(self._service.refusals.note, task.client, reply)
+            self._call(self._refusals.note, task.client, reply)
             return failure_of(task, f"its answer was refused: {reply}")
         return reply
 

@@ -106,6 +106,7 @@ class NodeService:
         on_change: is called when a node comes or goes.
         patience: how long to wait.
         plan: what nodes are told when they join; None until it is known.
+        refusals: takes down what nodes are refused.
         nodes: by the client that each stands for.
     """
 
@@ -117,18 +118,14 @@ class NodeService:
     on_change: Callable[[], None]
     patience: Patience = field(default_factory=Patience)
     plan: Plan | None = None
+    refusals: Refusals = field(default_factory=Refusals)
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._reception = Reception(self.admits)
+        self._reception = Reception(self.admits, self.refusals)
         self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
         self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
-
-    @property
-    def refusals(self) -> Refusals:
-        """Refusals of what nodes said."""
-        return self._reception.refusals
 
     def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
         """Give tasks to nodes; to those that do not attend, when they do."""

@@ -296,7 +296,7 @@ def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: 
     assert (failure.tasks, failure.clients, failure.diverged) == ((0,), (0,), False)
     assert "refused" in failure.problem
     assert not reply.problem
-    assert fleet.refused == 1
+    assert fleet.counts.refused == 1
     fleet.settle({0: 1.0, 1: 1.0})
     assert fleet.state()["kept"].keys() - kept.keys() == {1}
 

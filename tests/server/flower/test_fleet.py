@@ -279,7 +279,7 @@ def test_garbage_is_refused_and_counted(name: str) -> None:
     assert not reply.problem
     assert "refused" in failure.problem
     assert not failure.diverged
-    assert fleet.refused == 1
+    assert fleet.counts.refused == 1
 
 
 def test_an_answer_in_another_nodes_name_is_refused() -> None:
@@ -290,7 +290,7 @@ def test_an_answer_in_another_nodes_name_is_refused() -> None:
     fleet.dispatch([task(0, 0)])
     (failure,) = fleet.collect()
     assert failure.problem
-    assert fleet.refused == 1
+    assert fleet.counts.refused == 1
 
 
 def test_a_nodes_problem_is_told() -> None:
@@ -300,7 +300,7 @@ def test_a_nodes_problem_is_told() -> None:
     fleet.dispatch([task(0, 0)])
     (failure,) = fleet.collect()
     assert failure == Answer.failure(task(0, 0), "its training diverged: client 0's loss is no longer finite")
-    assert fleet.refused == 0
+    assert fleet.counts.refused == 0
 
 
 @pytest.mark.parametrize(
@@ -320,13 +320,13 @@ def test_a_nodes_problem_is_told() -> None:
 def test_a_description_that_makes_no_sense_admits_nobody(description: Mapping[str, object]) -> None:
     fleet = fleet_over(Grid({5: 0}, changed=description))
     fleet.available()
-    assert (fleet.registered(), fleet.refused) == ([], 1)
+    assert (fleet.registered(), fleet.counts.refused) == ([], 1)
 
 
 def test_a_node_whose_data_do_not_fit_takes_no_part() -> None:
     fleet = fleet_over(Grid({5: 0}), reason="the model is made for other inputs")
     fleet.available()
-    assert (fleet.available(), fleet.refused) == ([], 1)
+    assert (fleet.available(), fleet.counts.refused) == ([], 1)
 
 
 def test_of_two_nodes_with_one_name_the_first_counts() -> None:
@@ -375,6 +375,28 @@ def test_a_client_goes_on_from_what_was_counted_of_it() -> None:
     assert train(again, 3).durable_after == repeated.task
 
 
+def test_counts_by_node_go_on_after_a_resume() -> None:
+    grid = Grid({5: 0, 6: 1}, {5: trained, 6: lambda message: failed("the disk is full")})
+    fleet = fleet_over(grid)
+    fleet.await_nodes(2)
+    fleet.dispatch([task(0, 0), task(1, 1)])
+    assert len(list(fleet.collect())) == 2
+    grid.scripts = {5: GARBAGE["no loss"]}
+    fleet.dispatch([task(2, 0), task(3, 1)])
+    assert len(list(fleet.collect(enough=None, until=fleet.clock + 0.01))) == 1
+    fleet.cancel([3])
+    again = fleet_over(grid)
+    for _ in range(2):
+        again.restore(fleet.state())
+    assert again.counts.refused == fleet.counts.refused == 1
+    assert again.counts.lines() == fleet.counts.lines()
+    reason = "its answer was refused: the training loss must be finite and within ±1e+200, got nan"
+    assert again.counts.lines() == {
+        "0": {"answered": 1, "late": 0, "failed": 1, "refused": 1, "last_reason": reason},
+        "1": {"answered": 0, "late": 1, "failed": 1, "refused": 0, "last_reason": "the disk is full"},
+    }
+
+
 def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     grid = Grid({5: 7, 6: "ann"}, {5: trained, 6: trained})
@@ -413,7 +435,7 @@ def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> Non
     fleet.dispatch([task(0, 1)])
     scores = fleet.scores((torch.zeros(SIZE), INTEGERS), 10.0)
     assert [(one.samples, one.loss, one.metric) for one in scores] == [(4, 0.25, 0.75)]
-    assert fleet.refused == 1
+    assert fleet.counts.refused == 1
 
 
 def test_late_scores_are_dropped_and_no_longer_awaited(caplog: pytest.LogCaptureFixture) -> None:

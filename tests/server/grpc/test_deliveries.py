@@ -181,7 +181,7 @@ def test_who_is_lost_while_it_scores_is_not_waited_for(
         heard = nodes[-1].next("heartbeat")
         assert heard is not None
         nodes[-1].wire.say(scores={"id": 1, "samples": 9, "loss": 0.1})
-        wait_for(lambda: fleet.refused == 1, "scores that nobody asked for on that connection")
+        wait_for(lambda: fleet.counts.refused == 1, "scores that nobody asked for on that connection")
 
 
 def test_scores_of_an_earlier_model_do_not_count(fleet: NodeFleet, nodes: list[Attending]) -> None:

@@ -489,6 +489,20 @@ def test_a_delivery_ends_when_its_sender_is_revoked(untouched: bytes, tmp_path: 
     assert bits(run_with(tmp_path, attack, authority=keys)) == untouched
 
 
+def test_the_summary_shows_a_node_that_fails_each_round(authority: Path, tmp_path: Path) -> None:
+    def attack(wire: Wire, assignment: Assignment) -> None:
+        wire.say(scores=Scores(id=1))
+        wire.say(failed={"task": assignment.task, "reason": "the disk is full"})
+
+    nodes = run_with(tmp_path, attack, authority=authority).summary["nodes"]
+    assert {name: (one["answered"], one["failed"], one["refused"]) for name, one in nodes.items()} == {
+        "0": (2, 0, 0),
+        "1": (2, 0, 0),
+        "mallory": (0, 2, 2),
+    }
+    assert nodes["mallory"]["last_reason"] == "the disk is full"
+
+
 def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: Path) -> None:
     def attack(wire: Wire, assignment: Assignment) -> None:
         deliver: Any = wire.channel.stream_unary("/fed.v1.Coordination/Deliver", Part.SerializeToString)
