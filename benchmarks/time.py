@@ -48,7 +48,7 @@ class AtOnce(Executor):
     is_parallel = False
 
     def __init__(self, size: int) -> None:
-        self._messages_KM = torch.zeros(CONCURRENCY, size, dtype=torch.float64)
+        self._update_KM = torch.zeros(CONCURRENCY, size, dtype=torch.float64)
         self._items: dict[int, Item] = {}
         self._submitted = 0
 
@@ -63,14 +63,14 @@ class AtOnce(Executor):
         for ticket in tickets:
             item = self._items.pop(ticket)
             count, integers = len(item.content.clients), item.tensors[1]
-            messages: Tensor = self._messages_KM[:count]
+            update: Tensor = self._update_KM[:count]
             if item.content.wants == "mean":
-                messages, integers = messages[0], integers if integers.ndim == 1 else integers[0]
+                update, integers = update[0], integers if integers.ndim == 1 else integers[0]
             elif integers.ndim == 1:
                 integers = integers.expand(count, -1)
             samples = (HELD,) * count
             trained = Trained(samples, samples, (0.0,) * count, tuple(map(float, samples)))
-            yield Result(ticket, trained, (messages, integers))
+            yield Result(ticket, trained, (update, integers))
 
     def close(self) -> None:
         """Nothing is left."""
@@ -95,8 +95,8 @@ def measure(kind: str, population: int, seconds: float) -> dict[str, float]:
     while perf_counter() < first_s + seconds:
         for _ in range(100):
             number += 1
-            exchange = federation.round(number)
-            events += exchange.selected + exchange.replied
+            stats = federation.round(number)
+            events += stats.selected + stats.replied
     rate = events / (process_time() - first_cpu_s)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     return {"events_per_s": rate, "begins_s": first_s - began_s, "peak_resident_mb": peak_mb}

@@ -132,5 +132,7 @@ def test_scaffold_in_buffers_reaches_the_optimum(clients: int, staleness: str) -
 @pytest.mark.parametrize("algorithm", SUMS)
 def test_mixing_clients_models_is_refused_to_algorithms_with_such_sums(algorithm: str) -> None:
     """A client's state would move with its update, and the coordinator's with what the model lacks of the client's."""
-    with pytest.raises(InvalidExperiment, match="asynchronous rounds"):
+    with pytest.raises(
+        InvalidExperiment, match=r"^rounds asynchronous needs clients that report nothing but their update"
+    ):
         next(rounds_of(quadratics(), algorithm, 1, rounds={"kind": "asynchronous"}))

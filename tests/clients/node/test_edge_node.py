@@ -345,8 +345,10 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
         def forget_before(self, name: str) -> None:
             forgotten.append(name)
 
-        def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
-            scored.append(kept_after)
+        def score(
+            self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
+        ) -> tuple[int, float, float | None]:
+            scored.append((kept_after, kept_discount))
             return 3, 0.5, None
 
     kept, durable = TaskId(start=8, number=4), TaskId(start=8, number=2)
@@ -356,10 +358,11 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
         yield plan()
         yield assignment(payload=payload())
         said = {"repeats": 3, "lr": 0.25, "steps": 5, "population": 9, "place": 0}
-        yield assignment(2, payload=payload(), kept_after=kept, durable_after=durable, **said)
-        for number, after in enumerate((None, kept)):
-            yield ToNode(examination=Examination(id=number, payload=payload(), kept_after=after))
-        while len(found) < 2:
+        yield assignment(2, payload=payload(), kept_after=kept, kept_discount=0.5, durable_after=durable, **said)
+        for number, (after, discount) in enumerate([(None, None), (kept, None), (kept, 0.25)]):
+            asked = Examination(id=number, payload=payload(), kept_after=after, kept_discount=discount)
+            yield ToNode(examination=asked)
+        while len(found) < 3:
             message = server.heard.get(timeout=BOUND_S)
             found.extend([message.scores] if message.HasField("scores") else [])
         yield OVER
@@ -369,14 +372,16 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
     assert words == "enough"
     plain, changed = training.trained
     assert (plain.name, plain.kept_after, plain.train.lr, plain.train.steps) == ("1-1", None, None, (None,))
+    assert (plain.kept_discount, changed.kept_discount) == (1.0, 0.5)
     assert (plain.train.places, plain.train.keys) == ((), ((1,),))
     assert (changed.name, changed.kept_after, changed.train.lr, changed.train.steps) == ("1-2", "8-4", 0.25, (5,))
     assert (changed.train.places, changed.train.keys, changed.train.population) == ((0,), ((1, 3),), 9)
     assert forgotten == ["8-2"]
-    assert scored == [None, "8-4"]
+    assert scored == [(None, 1.0), ("8-4", 1.0), ("8-4", 0.25)]
     assert [(one.id, one.samples, one.loss, one.HasField("metric")) for one in found] == [
         (0, 3, 0.5, False),
         (1, 3, 0.5, False),
+        (2, 3, 0.5, False),
     ]
     assert [delivered[0].answer.task.number for delivered in server.delivered] == [1, 2]
 
