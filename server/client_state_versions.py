@@ -1,4 +1,4 @@
-"""After which of its tasks each client's state is to be found, now and at the last checkpoints."""
+"""Tasks after which each client's state is to be found, now and at the last checkpoints."""
 
 from collections import deque
 
@@ -13,7 +13,7 @@ TaskName = tuple[int, int]
 
 
 class KeptStates:
-    """What a client keeps changes when its answer is counted; until then, the state before must be there as well."""
+    """Versions of client states: a new one counts with its answer, and until then the one before is kept as well."""
 
     def __init__(self) -> None:
         self._after: dict[int | str, TaskName] = {}
@@ -35,7 +35,7 @@ class KeptStates:
             self._durable[client] = task
 
     def state(self) -> Tree:
-        """For a checkpoint, which is the newest from now on."""
+        """State for a checkpoint, which is the newest from now on."""
         if len(self._history) > _CHECKPOINTS:
             self._durable = self._history.popleft()
         self._history.append(dict(self._after))
