@@ -21,6 +21,7 @@ from fed.clients.training.worker import device_of, on_device
 from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
+from fed.mixing import Weights
 from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Federation, coordinate, step_sizes
@@ -32,9 +33,10 @@ from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
-from fed.simulations.peers import SimulatedPeers
+from fed.simulations.neighbourhood import SimulatedNeighbourhood
+from fed.simulations.peers import PeerTraffic, SimulatedPeers
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.simulations.traffic import CoordinatedTraffic, PeerTraffic
+from fed.simulations.traffic import CoordinatedTraffic
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation", "begin_scoring"]
@@ -88,7 +90,7 @@ class Simulation:
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
         self.recipe = self.prepared.recipe(self.data, is_batched=self.batching.is_batched)
-        self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
+        self.weights = self._mixing_weights(experiment.topology) if self.has_peers and experiment.topology else None
         self.traffic = self._traffic()
 
     @property
@@ -138,8 +140,10 @@ class Simulation:
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if isinstance(self.traffic, PeerTraffic):
             first = self.layout.pack(self.recipe.module)
+            weights, model_bytes = self.weights, self.layout.size * self.layout.dtype.itemsize
+            neighbourhood = SimulatedNeighbourhood(clients, lambda number: weights, model_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
-            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, lr_in)
+            return SimulatedPeers(self.algorithm, neighbourhood, clients, self.layout, first, lr_in)
         states = self.prepared.client_states()
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         fleet = SimulatedFleet(
@@ -174,7 +178,7 @@ class Simulation:
 
     def _traffic(self) -> CoordinatedTraffic | PeerTraffic:
         if self.has_peers:
-            return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
+            return PeerTraffic(self.algorithm, self.layout, self.weights, self.policy.count)
         return CoordinatedTraffic(self.algorithm, self.layout.shared, self.population, self.trainees, self.policy.count)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
@@ -205,11 +209,11 @@ class Simulation:
         self.data = poisoned(self.data, attack, attackers)
         return _Adversaries(attack, attackers)
 
-    def _mixing_matrix(self, topology: Component) -> Tensor:
+    def _mixing_weights(self, topology: Component) -> Weights:
         graph = topology.make(peers=self.population)
         if len(graph) != self.population:
             raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
-        return mixing_matrix(graph)
+        return Weights.of(mixing_matrix(graph))
 
 
 def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:
