@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveFloat
 
-from fed.aggregators.composition import Composed, Piece
-from fed.aggregators.pieces import Nesterov, Scale
+from fed.aggregators.transforms import Composed, Nesterov, Scale, Transform
 from fed.config.hyperparameters import DecayRate
 
 __all__ = ["DiLoCo"]
@@ -35,6 +34,6 @@ class DiLoCo(Composed):
     outer_lr: PositiveFloat = 0.7
     outer_momentum: DecayRate = 0.9
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Nesterov's momentum, then the outer learning rate."""
         return Nesterov(momentum=self.outer_momentum), Scale(factor=self.outer_lr)

@@ -1,17 +1,23 @@
 """Decentralised parallel stochastic gradient descent.
 
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017, arXiv 1705.09056.
-Shapes: P, a peer's parameters; N, all simulated peers.
+Shapes: N peers; P, a peer's parameters.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from fed.aggregators.base import Descend, Mix, PeerRule
 
-__all__ = ["DPSGD"]
+__all__ = ["DPSGD", "State"]
+
+
+class State(NamedTuple):
+    """Every peer's model."""
+
+    model_NP: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +37,13 @@ class DPSGD(PeerRule):
 
     order: Literal["combine_then_adapt", "adapt_then_combine"] = "adapt_then_combine"
 
-    def step(self, x_P: Tensor, descend: Descend, mix: Mix) -> Tensor:
+    def init(self, params_NP: Tensor) -> State:
+        """All peers start from one model."""
+        return State(params_NP)
+
+    def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """Local steps and one exchange."""
+        x_NP = state.model_NP
         if self.order == "adapt_then_combine":
-            return mix(descend(x_P))
-        return mix(x_P) + (descend(x_P) - x_P)
+            return State(mix(descend(x_NP)))
+        return State(mix(x_NP) + (descend(x_NP) - x_NP))

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveFloat
 
-from fed.aggregators.composition import Composed, Piece
-from fed.aggregators.pieces import Adagrad, Scale
+from fed.aggregators.transforms import Adagrad, Composed, Scale, Transform
 from fed.config.hyperparameters import DecayRate
 
 __all__ = ["FedAdagrad"]
@@ -37,6 +36,6 @@ class FedAdagrad(Composed):
     beta1: DecayRate = 0.0
     tau: PositiveFloat = 1e-3
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Adagrad, then the server's learning rate."""
         return Adagrad(beta1=self.beta1, tau=self.tau), Scale(factor=self.server_lr)

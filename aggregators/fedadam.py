@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveFloat
 
-from fed.aggregators.composition import Composed, Piece
-from fed.aggregators.pieces import Adam, Scale
+from fed.aggregators.transforms import Adam, Composed, Scale, Transform
 from fed.config.hyperparameters import DecayRate
 
 __all__ = ["FedAdam"]
@@ -39,6 +38,6 @@ class FedAdam(Composed):
     beta2: DecayRate = 0.99
     tau: PositiveFloat = 1e-3
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Adam, then the server's learning rate."""
         return Adam(beta1=self.beta1, beta2=self.beta2, tau=self.tau), Scale(factor=self.server_lr)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import PositiveFloat
 
-from fed.aggregators.composition import Composed, Piece
-from fed.aggregators.pieces import Momentum, Scale
+from fed.aggregators.transforms import Composed, Momentum, Scale, Transform
 from fed.config.hyperparameters import DecayRate
 
 __all__ = ["FedAvgM"]
@@ -31,6 +30,6 @@ class FedAvgM(Composed):
     momentum: DecayRate = 0.9
     server_lr: PositiveFloat = 1.0
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Momentum, then the server's learning rate."""
         return Momentum(momentum=self.momentum), Scale(factor=self.server_lr)

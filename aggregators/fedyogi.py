@@ -5,9 +5,8 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, arXiv 2003.00295, al
 
 from dataclasses import dataclass
 
-from fed.aggregators.composition import Piece
 from fed.aggregators.fedadam import FedAdam
-from fed.aggregators.pieces import Scale, Yogi
+from fed.aggregators.transforms import Scale, Transform, Yogi
 
 __all__ = ["FedYogi"]
 
@@ -24,6 +23,6 @@ class FedYogi(FedAdam):
     Where updates become small, v falls by no more than their squares, and steps grow slowly; Adam's grow fast.
     """
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Yogi, then the server's learning rate."""
         return Yogi(beta1=self.beta1, beta2=self.beta2, tau=self.tau), Scale(factor=self.server_lr)

@@ -1,13 +1,19 @@
-"""No communication at all: the floor of every comparison. Shapes: P, a client's parameters."""
+"""No communication at all: the floor of every comparison. Shapes: N clients; P, a client's parameters."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from fed.aggregators.base import Descend, Mix, PeerRule
 
-__all__ = ["Local"]
+__all__ = ["Local", "State"]
+
+
+class State(NamedTuple):
+    """Every client's model."""
+
+    model_NP: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +27,10 @@ class Local(PeerRule):
 
     primitive: ClassVar[None] = None
 
-    def step(self, x_P: Tensor, descend: Descend, mix: Mix) -> Tensor:
+    def init(self, params_NP: Tensor) -> State:
+        """All clients start from one model."""
+        return State(params_NP)
+
+    def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """Local steps."""
-        return descend(x_P)
+        return State(descend(state.model_NP))

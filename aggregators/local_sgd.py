@@ -5,8 +5,7 @@ Stich, "Local SGD converges fast and communicates little", ICLR 2019, arXiv 1805
 
 from dataclasses import dataclass
 
-from fed.aggregators.composition import Composed, Piece
-from fed.aggregators.pieces import Weigh
+from fed.aggregators.transforms import Composed, Transform, Weigh
 
 __all__ = ["LocalSGD"]
 
@@ -21,6 +20,6 @@ class LocalSGD(Composed):
     clients' samples: H steps of one worker are worth as much as those of another.
     """
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Equal weights."""
         return (Weigh(by="clients"),)

@@ -25,6 +25,8 @@ same meaning in every module:
     U: batches of a local training
     V: floating-point state of a model, V = P + R
     W: places for examples in one optimizer step
+    X: pairs of a peer and one of its neighbours
+    Y: products of a vector that peers sent and one of its weights
     Z: clients that a robust rule chooses
 """
 

@@ -80,11 +80,11 @@ class ScoringByCoordinator:
 
     def _joined(self, parts: list[Evaluated]) -> list[tuple[float, float | None]]:
         """Each model's scores over all parts of the test set, of means over samples; a single part is as it is."""
-        losses = [_mean(of_model, self._sizes) for of_model in zip(*(part.losses for part in parts), strict=True)]
-        metrics = [
-            _mean_metric(of_model, self._sizes) for of_model in zip(*(part.metrics for part in parts), strict=True)
+        by_model = zip(*(zip(part.losses, part.metrics, strict=True) for part in parts), strict=True)
+        return [
+            (_mean(losses, self._sizes), _mean(metrics, self._sizes))
+            for losses, metrics in (zip(*of_parts, strict=True) for of_parts in by_model)
         ]
-        return list(zip(losses, metrics, strict=True))
 
 
 class ScoringByClients:
@@ -130,8 +130,8 @@ def scores_over_clients(
         samples: the number of samples that each client holds out.
     """
     return {
-        "test_accuracy": _mean_metric(accuracies, samples),
-        "test_loss": _mean(losses, samples) if samples else None,
+        "test_accuracy": _mean(accuracies, samples),
+        "test_loss": _mean(losses, samples),
         **_over_clients(accuracies),
         "client_accuracy_worst_decile": _worst_decile(accuracies),
     }
@@ -152,21 +152,17 @@ def _answers(executor: Executor, tickets: Sequence[int]) -> list[Evaluated]:
     return [answers[ticket] for ticket in tickets]
 
 
-def _mean(values: Sequence[float], sizes: Sequence[int]) -> float:
-    """The mean, weighted by the numbers of samples."""
-    if len(values) == 1:
-        return values[0]
-    return sum(value * size for value, size in zip(values, sizes, strict=True)) / sum(sizes)
+def _mean(values: Sequence[float | None], sizes: Sequence[int]) -> Any:
+    """The mean, weighted by the numbers of samples, of values that are not None; None without any."""
+    sized = [(value, size) for value, size in zip(values, sizes, strict=True) if value is not None]
+    if len(sized) < 2:  # a single value keeps its bits
+        return sized[0][0] if sized else None
+    return sum(value * size for value, size in sized) / sum(size for _, size in sized)
 
 
 def _measured(metrics: Sequence[float | None]) -> list[float]:
     """The metrics without None."""
     return [value for value in metrics if value is not None]
-
-
-def _mean_metric(metrics: Sequence[float | None], sizes: Sequence[int]) -> float | None:
-    sized = [(metric, size) for metric, size in zip(metrics, sizes, strict=True) if metric is not None]
-    return _mean(*zip(*sized, strict=True)) if sized else None
 
 
 def _over_clients(accuracies: Sequence[float | None]) -> dict[str, float | None]:

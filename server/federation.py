@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from torch import Tensor
 
 from fed.aggregators.base import Aggregator
+from fed.clients.client_states import ClientStates
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.server.accumulator import RoundStats
@@ -18,7 +19,7 @@ from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 
-__all__ = ["Coordinated", "Federation", "Kept", "State", "coordinate", "step_sizes"]
+__all__ = ["Coordinated", "Federation", "State", "coordinate", "step_sizes"]
 
 State: TypeAlias = tuple[Tensor, Tensor]
 """A model as (vector [V], integers [I])."""
@@ -57,18 +58,6 @@ class Federation(Protocol):
         ...
 
 
-class Kept(Protocol):
-    """State of the clients, where they train models that are not the coordinator's alone."""
-
-    def whole(self, model: State) -> State:
-        """The coordinator's model, with private parts where there are any."""
-        ...
-
-    def models(self, model: State) -> Mapping[int | str, State]:
-        """Each client's own."""
-        ...
-
-
 class Coordinated:
     """A federation with a coordinator.
 
@@ -84,7 +73,7 @@ class Coordinated:
         self,
         policy: Rounds,
         coordinator: Coordinator,
-        states: Kept,
+        states: ClientStates,
         sends: bool,
         occupation: Callable[[], dict[str, Any]],
     ) -> None:
@@ -132,7 +121,7 @@ def coordinate(
     policy: Rounds,
     fleet: Fleet,
     message: Format,
-    states: Kept,
+    states: ClientStates,
     *,
     sends: bool = True,
     occupation: Callable[[], dict[str, Any]] = dict,

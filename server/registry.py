@@ -40,7 +40,7 @@ class Members:
             )
 
     def take(self, client: int | str) -> bool:
-        """Whether a client is one of them, if it comes."""
+        """True if a client that joins takes part."""
         return not self._is_closed or client in self._samples
 
     def close(self) -> None:
@@ -52,11 +52,11 @@ class Members:
         return sorted(self._samples, key=lambda client: (isinstance(client, str), client))
 
     def size_of(self, client: int | str) -> int:
-        """How many samples a client holds, as it said last."""
+        """Number of a client's samples, as it said last."""
         return self._samples[client]
 
     def state(self) -> Tree:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return dict(self._samples)
 
     def restore(self, state: Tree) -> None:

@@ -1,4 +1,4 @@
-"""What real nodes say, checked before anything is done with it. Shapes: see :mod:`fed.wire.messages`."""
+"""Checks of what real nodes say, made before anything is done with it. Shapes: see :mod:`fed.wire.messages`."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Answe
 
 
 def refusal_of_joining(joining: Joining) -> str | None:
-    """Why nobody can join like this; a model is made for such samples before it is known that somebody has them."""
+    """Reason for which no node can join like this, or None; a model is made for such samples before any is seen."""
     if joining.protocol != PROTOCOL:
         return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
     if len(joining.held) > MOST_HELD:
@@ -51,7 +51,7 @@ def refusal_of_joining(joining: Joining) -> str | None:
 
 
 def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
-    """Why a node's samples are not those that the model is made for; names are compared where both have some.
+    """Reason for which a node's samples do not fit the model, or None; names are compared where both sides have some.
 
     Args:
         said: the node's.
@@ -87,7 +87,7 @@ def _first_difference(kind: str, said: Sequence[str], asked: Sequence[str]) -> s
 
 
 def refusal_of_scores(scores: Scores) -> str | None:
-    """Why a node cannot have found this."""
+    """Reason for which no node can have found such scores, or None."""
     if scores.samples > MOST_SAMPLES:
         return f"scores must be of at most 2^53 samples, got {scores.samples}"
     if not (abs(scores.loss) <= LARGEST and abs(scores.metric) <= LARGEST):

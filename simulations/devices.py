@@ -96,21 +96,18 @@ class Devices(Hyperparameters, ABC):
     joining_s: NonNegativeFloat = 0.0
     staying_s: PositiveFloat | None = None
 
-    def needs(self) -> Sequence[Term]:
-        """A coordinator, where clients are not always there or fail."""
-        availability = AVAILABILITIES.validate(self.availability).kind
-        fallible = {"availability": (availability, "always"), "failure": (self.failure, 0.0)}
-        fallible |= {"interruption": (self.interruption, 0.0)} | self._comings_and_goings
-        return [_term(Feature.COORDINATOR, key, *values) for key, values in fallible.items() if values[0] != values[1]]
-
     def lacks(self) -> Sequence[Term]:
         """Fixed members, where clients register or leave during a run."""
-        changing = self._comings_and_goings.items()
-        return [_term(Feature.FIXED_MEMBERS, key, *values) for key, values in changing if values[0] != values[1]]
-
-    @property
-    def _comings_and_goings(self) -> dict[str, tuple[object, object]]:
-        return {"joining_s": (self.joining_s, 0.0), "staying_s": (self.staying_s, None)}
+        changing = {"joining_s": (self.joining_s, 0.0), "staying_s": (self.staying_s, None)}
+        return [
+            Term(
+                Feature.FIXED_MEMBERS,
+                f"write devices.{key}: {'null' if plain is None else plain}",
+                subject=f"devices.{key} {value}",
+            )
+            for key, (value, plain) in changing.items()
+            if value != plain
+        ]
 
     @abstractmethod
     def device(self, client: ClientId, streams: Streams) -> Device:
@@ -141,12 +138,6 @@ class Devices(Hyperparameters, ABC):
     def _availability(self) -> Availability:
         availability: Availability = AVAILABILITIES.validate(self.availability).make()
         return availability
-
-
-def _term(feature: Feature, key: str, value: object, plain: object) -> Term:
-    """The term of a key whose value is not the plain one."""
-    written = "null" if plain is None else plain
-    return Term(feature, f"write devices.{key}: {written}", subject=f"devices.{key} {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,9 +86,11 @@ def _tasks(simulation: Simulation) -> tuple[int, int]:
 def _proviso(simulation: Simulation) -> str:
     """Condition under which the expected bytes are sent."""
     policy, experiment = simulation.policy, simulation.experiment
-    if simulation.has_peers or simulation.algorithm.pools_data:
+    if simulation.algorithm.pools_data:
         return ""
     devices = experiment.devices.make()
+    if simulation.has_peers:
+        return "" if devices.failure == 0 and devices.are_always_there else "if nobody fails or is away"
     waits = isinstance(policy, Synchronous) and policy.deadline_s is None and policy.backup_after_s is None
     drops = isinstance(policy, Synchronous) and policy.partial_work == "drop" and devices.interruption > 0
     answer = waits and not drops and devices.failure == 0 and devices.are_always_there

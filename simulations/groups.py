@@ -42,6 +42,11 @@ class Groups:
         """How many samples those steps see, each as often as it is seen."""
         return self._of_task(samples, steps)[1]
 
+    def steps_until_cut(self, part: float, samples: int, steps: int | None = None) -> int | None:
+        """Number of steps of a client that is cut off after such a part of them; None: all, where there is but one."""
+        total = self.steps(samples, steps)
+        return 1 + int(part * (total - 1)) if total > 1 else None
+
     def steps_within(self, seen: float, samples: int, steps: int | None = None) -> int:
         """How many of a task's steps see at most so many samples; 0 where it has several phases, which go together."""
         if len(self._phases) > 1:

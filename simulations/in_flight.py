@@ -94,8 +94,7 @@ class Departures:
         if self._risky:
             fails, at, is_cut, after = self._streams.uniforms("fate", task.id)
             if is_cut < self._devices.interruption:
-                total = self._groups.steps(samples, task.steps)
-                steps = 1 + int(after * (total - 1)) if total > 1 else None
+                steps = self._groups.steps_until_cut(after, samples, task.steps)
                 problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
             if fails < self._devices.failure:
                 problem, part = "it broke down", at

@@ -1,11 +1,12 @@
 """Simulated peers: every peer's model at once, moved by a rule over ``mix``.
 
-Shapes: N peers; P, trainable parameters; V, the whole floating-point state; B = V − P; I, integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,166 +16,264 @@ from fed.aggregators.base import PeerRule
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, label_of
-from fed.errors import Diverged, InvalidExperiment
+from fed.errors import Diverged
 from fed.layout import Layout
+from fed.mixing import Weights
 from fed.server.accumulator import RoundStats
+from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
+from fed.simulations.neighbourhood import Attendance, SimulatedNeighbourhood
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.storage.checkpoints import Tree
+from fed.storage.checkpoints import Tree, plain, refilled
 
-__all__ = ["SimulatedPeers", "degrees"]
+__all__ = ["PeerTraffic", "SimulatedPeers"]
 
 
 class SimulatedPeers:
     """Peers that all start from one model, train on their own data and mix with their neighbours.
 
-    Trainable parameters follow the rule. Float buffers are mixed as they are after training, integer buffers stay each
-    peer's own. The mean over peers is the plain one, as doubly stochastic mixing keeps it.
+    The rule's state is float64, whatever the model's type: local steps start from the model rounded to that type, and
+    what they add to it is added to the state. Integer buffers stay each peer's own. The mean over peers is the plain
+    one, as doubly stochastic mixing keeps it.
 
     Args:
         rule: what a peer does in a round.
-        mixing_NN: W, sparse, float64; None where peers never meet.
-        peers: who trains on what.
+        neighbourhood: its members in the order of the clients.
+        clients: who trains on what.
         layout: the model's.
         first: every peer's first model: (vector [V], integers [I]).
         lr_in: (round, peers) → step size of local steps.
+
+    Raises:
+        InvalidExperiment: if the rule's state is none.
     """
 
     def __init__(
         self,
         rule: PeerRule,
-        mixing_NN: Tensor | None,
-        peers: SimulatedClients,
+        neighbourhood: SimulatedNeighbourhood,
+        clients: SimulatedClients,
         layout: Layout,
         first: tuple[Tensor, Tensor],
         lr_in: Callable[[int, int], float],
     ) -> None:
-        self.clock = 0.0
         self._rule = rule
-        self._mixing_NN = mixing_NN
-        self._peers = peers
+        self._neighbourhood = neighbourhood
+        self._clients = clients
         self._layout = layout
-        self._nodes = list(peers.data.clients)
-        self._x_NV, self._integers_NI = (part.repeat(len(self._nodes), 1) for part in first)
         self._lr_in = lr_in
+        self._vectors_NV, self._integers_NI = (part.repeat(len(neighbourhood.members), 1) for part in first)
+        self._state = first_state(rule, self._vectors_NV[:, : layout.parameters].double())
+
+    @property
+    def clock(self) -> float:
+        """Simulated seconds until the slowest peer of a round has finished it."""
+        return self._neighbourhood.clock
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
         integers_I = self._integers_NI.amax(0) if self._integers_NI.numel() else self._integers_NI[0]
-        return self._x_NV.double().mean(0).to(self._layout.dtype), integers_I
+        return self._vectors_NV.double().mean(0).to(self._layout.dtype), integers_I
 
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""
-        return dict(zip(self._nodes, zip(self._x_NV, self._integers_NI, strict=True), strict=True))
+        states = zip(self._vectors_NV, self._integers_NI, strict=True)
+        return dict(zip(self._neighbourhood.members, states, strict=True))
 
     def occupation(self) -> dict[str, Any]:
-        """Nothing: peers are in step."""
+        """Nothing: how long peers wait for each other is not counted."""
         return {}
 
     def state(self) -> Tree:
-        """All models, and the clock."""
-        return {"clock": self.clock, "vectors": self._x_NV, "integers": self._integers_NI}
+        """What the rule keeps, the models' buffers, and the clocks."""
+        buffers = {"buffers": self._vectors_NV[:, self._layout.parameters :], "integers": self._integers_NI}
+        return {"rule": plain(self._state), **buffers, "neighbourhood": self._neighbourhood.state()}
 
     def restore(self, state: Tree) -> None:
         """Go on with what :meth:`state` said."""
-        self.clock, self._x_NV, self._integers_NI = state["clock"], state["vectors"], state["integers"]
+        self._state = refilled(self._state, state["rule"])
+        self._vectors_NV = self._joined(self._state, state["buffers"])
+        self._integers_NI = state["integers"]
+        self._neighbourhood.restore(state["neighbourhood"])
 
     def round(self, number: int) -> RoundStats:
-        """Everybody trains, and mixes where the rule says so.
+        """Peers that are there train, and mix where the rule says so; the others keep what they had.
 
         Raises:
             Diverged: if a peer's loss or model is no longer finite; all models stay as they were.
+            InvalidExperiment: if the rule's state is none.
+            RunFailed: if no peer is there, and none ever will be.
         """
-        params = self._layout.parameters
-        lr = self._lr_in(number, len(self._nodes))
-        work = _Round(number, lr, self._peers, self._mixing_NN, self._x_NV[:, params:], self._integers_NI)
-        x_NP = self._rule.step(self._x_NV[:, :params], work.descend, work.mix)
-        averaged_NB = work.mixed(work.averaged_NB) if work.mixes else work.averaged_NB
-        self._x_NV = torch.cat([x_NP, averaged_NB], 1)
-        self._integers_NI = work.integers_NI
-        model_bytes = self._layout.size * self._layout.dtype.itemsize
-        sent_bytes = [work.mixes * degree * model_bytes for degree in degrees(self._mixing_NN, len(self._nodes))]
-        seen = [self._peers.groups.seen(size) for size in self._peers.sizes]
-        devices = map(self._peers.device_of, self._nodes)
-        self.clock += max(
-            device.gossip_s(samples=samples, bytes_each_way=size_bytes)
-            for device, samples, size_bytes in zip(devices, seen, sent_bytes, strict=True)
-        )
+        attendance = self._neighbourhood.begin(number)
+        count = len(attendance.rows_S)
+        train_loss = self._step(number, attendance) if count else None
+        self._neighbourhood.end()
+        sent_bytes = self._neighbourhood.bytes_sent
         return RoundStats(
-            selected=len(self._nodes),
-            replied=len(self._nodes),
+            selected=count + attendance.failed,
+            replied=count,
             late=0,
-            failed=0,
-            bytes_up=sum(sent_bytes),
-            bytes_down=sum(sent_bytes),
-            train_loss=work.train_loss(),
+            failed=attendance.failed,
+            bytes_up=sent_bytes,
+            bytes_down=sent_bytes,
+            train_loss=train_loss,
         )
 
+    def _step(self, number: int, attendance: Attendance) -> float:
+        """Move those that take part, and give their mean loss."""
+        rows_S, params = attendance.rows_S, self._layout.parameters
+        exchanges = Exchanges(self._neighbourhood, self._vectors_NV[rows_S, params:])
+        lr = self._lr_in(number, len(self._neighbourhood.members))
+        local = _LocalSteps(
+            number, lr, attendance, self._clients, self._neighbourhood, exchanges, self._integers_NI[rows_S]
+        )
+        before = type(self._state)(*(part[rows_S] for part in self._state))
+        after = next_state(self._rule, before, local, exchanges)
+        self._vectors_NV = self._vectors_NV.index_copy(0, rows_S, self._joined(after, exchanges.buffers_NR))
+        self._integers_NI = self._integers_NI.index_copy(0, rows_S, local.integers_SI)
+        pairs = zip(self._state, after, strict=True)
+        self._state = type(after)(*(part.index_copy(0, rows_S, its_rows) for part, its_rows in pairs))
+        return local.train_loss()
 
-def degrees(mixing_NN: Tensor | None, peers: int) -> list[int]:
-    """How many neighbours each peer has."""
-    if mixing_NN is None:
-        return [0] * peers
-    to, source = mixing_NN.indices()
-    return torch.bincount(to[to != source], minlength=peers).tolist()
+    def _joined(self, state: Any, buffers_SR: Tensor) -> Tensor:
+        """Whole models [S, V], of which users see what the model's type holds."""
+        return torch.cat([state.model_NP.to(self._layout.dtype), buffers_SR], 1)
 
 
 @dataclass
-class _Round:
-    """One round's local steps and exchanges, which the rule calls as ``descend`` and ``mix``."""
+class _LocalSteps:
+    """One round's local steps of those that take part: a rule's ``descend``."""
 
     number: int
-    lr: float
-    peers: SimulatedClients
-    mixing_NN: Tensor | None
-    averaged_NB: Tensor
-    integers_NI: Tensor
-    mixes: int = 0
-    samples_seen: list[int] = field(default_factory=list)
+    step_size: float
+    attendance: Attendance
+    clients: SimulatedClients
+    neighbourhood: SimulatedNeighbourhood
+    exchanges: Exchanges
+    integers_SI: Tensor
     losses: list[tuple[float, int]] = field(default_factory=list)
 
-    def descend(self, x_NP: Tensor) -> Tensor:
-        """Every peer's local steps."""
-        start_NV = torch.cat([x_NP, self.averaged_NB], 1)
-        trained_NV, integers_NI = torch.empty_like(start_NV), torch.empty_like(self.integers_NI)
-        diverged: list[tuple[int, ClientId, str]] = []
-        rows_of = {self._submit(rows, start_NV): rows for rows in self.peers.groups.of(self.peers.sizes)}
-        for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, trained, tensors in self.peers.executor.results([ticket]):
-                if trained.diverged is not None:
-                    client, reason = trained.diverged
-                    diverged.append((self.peers.data.clients.index(client), client, reason))
-                    continue
-                trained_NV[rows], integers_NI[rows] = tensors
-                self.losses += zip(trained.train_losses, trained.samples, strict=True)
-                self.samples_seen += trained.seen
-        if diverged:
-            _, client, reason = min(diverged)
-            raise Diverged.of(self.number, client, reason)
-        self.averaged_NB, self.integers_NI = trained_NV[:, x_NP.shape[1] :], integers_NI
-        return trained_NV[:, : x_NP.shape[1]]
+    @cached_property
+    def lr(self) -> float | Tensor:
+        """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
+        steps_S = [self.clients.groups.steps(size, cut) for size, cut in zip(self._sizes_S, self._cuts_S, strict=True)]
+        if len(set(steps_S)) == 1:
+            return self.step_size * steps_S[0]
+        return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
 
-    def _submit(self, rows: list[int], start_NV: Tensor) -> int:
-        train = Train(tuple(self.peers.data.clients[row] for row in rows), self.number, wants="models", lr=self.lr)
-        seen = sum(self.peers.groups.seen(self.peers.sizes[row]) for row in rows)
-        return self.peers.executor.submit(
-            Item(train, (start_NV[rows], self.integers_NI[rows]), label_of(train), cost=seen)
-        )
-
-    def mix(self, x_NP: Tensor) -> Tensor:
-        """W x, and a message to every neighbour."""
-        self.mixes += 1
-        return self.mixed(x_NP)
-
-    def mixed(self, x_NP: Tensor) -> Tensor:
-        """W x, summed in float64 in the neighbours' order."""
-        if self.mixing_NN is None:
-            raise InvalidExperiment(
-                "a rule that mixes must have the primitive mix, so that its peers get a topology, got none: "
-                'give the class primitive = "mix"'
-            )
-        mixed_NP: Tensor = torch.sparse.mm(self.mixing_NN, x_NP.double())
-        return mixed_NP.to(x_NP.dtype)
+    def __call__(self, x_SP: Tensor) -> Tensor:
+        """Every peer's local steps, in the model's type; what rounding to it takes away is given back."""
+        buffers_SR = self.exchanges.buffers_NR
+        rounded_SP = x_SP.to(buffers_SR.dtype)
+        trained_SV, self.integers_SI = self._trained(torch.cat([rounded_SP, buffers_SR], 1))
+        self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
+        self.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
+        trained_SP = trained_SV[:, : x_SP.shape[1]].double()
+        return trained_SP if x_SP.dtype == rounded_SP.dtype else trained_SP + (x_SP - rounded_SP)
 
     def train_loss(self) -> float:
         """The mean of the peers' losses, weighted by their samples."""
         return math.fsum(loss * size for loss, size in self.losses) / sum(size for _, size in self.losses)
+
+    def _trained(self, start_SV: Tensor) -> tuple[Tensor, Tensor]:
+        """Models and integers after the local steps.
+
+        Raises:
+            Diverged: naming the first peer of those whose loss or model is no longer finite.
+        """
+        trained_SV, integers_SI = torch.empty_like(start_SV), torch.empty_like(self.integers_SI)
+        diverged: list[tuple[int, ClientId, str]] = []
+        groups = self.clients.groups.of(self._sizes_S, self._cuts_S)
+        rows_of = {self._submit(rows, start_SV): rows for rows in groups}
+        for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
+            for _, trained, tensors in self.clients.executor.results([ticket]):
+                if trained.diverged is not None:
+                    client, reason = trained.diverged
+                    diverged.append((self._members_S.index(client), client, reason))
+                    continue
+                trained_SV[rows], integers_SI[rows] = tensors
+                self.losses += zip(trained.train_losses, trained.samples, strict=True)
+        if diverged:
+            _, client, reason = min(diverged)
+            raise Diverged.of(self.number, client, reason)
+        return trained_SV, integers_SI
+
+    def _submit(self, rows: list[int], start_SV: Tensor) -> int:
+        clients, cuts = tuple(self._members_S[row] for row in rows), tuple(self._cuts_S[row] for row in rows)
+        train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
+        cost = sum(map(self._seen, rows))
+        return self.clients.executor.submit(
+            Item(train, (start_SV[rows], self.integers_SI[rows]), label_of(train), cost=cost)
+        )
+
+    def _seen(self, row: int) -> int:
+        """How many samples a peer's steps see."""
+        return self.clients.groups.seen(self._sizes_S[row], self._cuts_S[row])
+
+    @cached_property
+    def _members_S(self) -> list[ClientId]:  # noqa: N802  # a shape suffix
+        return [self.neighbourhood.members[row] for row in self.attendance.rows_S]
+
+    @cached_property
+    def _sizes_S(self) -> list[int]:  # noqa: N802
+        return [self.clients.sizes[row] for row in self.attendance.rows_S]
+
+    @property
+    def _cuts_S(self) -> list[int | None]:  # noqa: N802
+        return self.attendance.steps_S
+
+
+@dataclass(frozen=True)
+class PeerTraffic:
+    """Vectors among peers, where all take part in every round.
+
+    Args:
+        rule: makes the exchanges.
+        layout: of a peer's model.
+        weights: W; None where peers never meet.
+        rounds: the number of rounds.
+    """
+
+    rule: PeerRule
+    layout: Layout
+    weights: Weights | None
+    rounds: int
+
+    @property
+    def message_size(self) -> int:
+        """A model's."""
+        return self.layout.size
+
+    @cached_property
+    def bytes_up(self) -> int:
+        """What all peers send to each of their neighbours."""
+        return self.rounds * len(self.weights.senders_X) * self._bytes_to_each() if self.weights else 0
+
+    @property
+    def bytes_down(self) -> int:
+        """The same: a neighbour receives what a peer sends."""
+        return self.bytes_up
+
+    def _bytes_to_each(self) -> int:
+        """What a round's exchanges come to, of a peer that has no neighbours, on a model of zeros."""
+        trial = _Trial()
+        buffers_NR = torch.zeros(1, self.layout.size - self.layout.parameters, dtype=self.layout.dtype)
+        first = first_state(self.rule, torch.zeros(1, self.layout.parameters, dtype=torch.float64))
+        next_state(self.rule, first, trial, Exchanges(trial, buffers_NR))
+        return trial.sent_bytes
+
+
+class _Trial:
+    """A neighbourhood of one, where local steps do nothing and what would be sent is counted."""
+
+    members = (0,)
+    clock = 0.0
+    lr = 1.0
+    weights = Weights.of(torch.ones(1, 1))
+    sent_bytes = 0
+
+    def __call__(self, x_NP: Tensor) -> Tensor:
+        return x_NP
+
+    def exchange(self, rows_NM: Tensor) -> Tensor:
+        self.sent_bytes += rows_NM.shape[1] * rows_NM.itemsize
+        return rows_NM

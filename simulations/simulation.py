@@ -21,6 +21,7 @@ from fed.clients.training.worker import device_of, on_device
 from fed.config.components import Component
 from fed.config.experiment import Experiment, Local
 from fed.errors import InvalidData, InvalidExperiment
+from fed.mixing import Weights
 from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Federation, coordinate, step_sizes
@@ -31,9 +32,9 @@ from fed.simulations.batching import Batching, LocalTraining, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
-from fed.simulations.peers import SimulatedPeers
+from fed.simulations.neighbourhood import SimulatedNeighbourhood
+from fed.simulations.peers import PeerTraffic, SimulatedPeers
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.simulations.traffic import PeerTraffic
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation", "begin_scoring"]
@@ -88,7 +89,7 @@ class Simulation:
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
         self.recipe = self.prepared.recipe(self.data, self.message, is_batched=self.batching.is_batched)
-        self.mixing_NN = self._mixing_matrix(experiment.topology) if self.has_peers and experiment.topology else None
+        self.weights = self._mixing_weights(experiment.topology) if self.has_peers and experiment.topology else None
 
     @property
     def has_peers(self) -> bool:
@@ -138,8 +139,10 @@ class Simulation:
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
+            weights, model_bytes = self.weights, self.layout.size * self.layout.dtype.itemsize
+            neighbourhood = SimulatedNeighbourhood(clients, lambda number: weights, model_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
-            return SimulatedPeers(self.algorithm, self.mixing_NN, clients, self.layout, first, lr_in)
+            return SimulatedPeers(self.algorithm, neighbourhood, clients, self.layout, first, lr_in)
         states = self.prepared.client_states()
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(
@@ -166,7 +169,7 @@ class Simulation:
         """The bytes that peers exchange; None with a coordinator."""
         if self.message is not None:
             return None
-        return PeerTraffic(self.layout, self.mixing_NN, self.population, self.policy.count)
+        return PeerTraffic(self.algorithm, self.layout, self.weights, self.policy.count)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
@@ -196,11 +199,11 @@ class Simulation:
         self.data = poisoned(self.data, attack, attackers)
         return _Adversaries(attack, attackers)
 
-    def _mixing_matrix(self, topology: Component) -> Tensor:
+    def _mixing_weights(self, topology: Component) -> Weights:
         graph = topology.make(peers=self.population)
         if len(graph) != self.population:
             raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
-        return mixing_matrix(graph)
+        return Weights.of(mixing_matrix(graph))
 
 
 def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:

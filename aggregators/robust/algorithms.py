@@ -10,12 +10,11 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from fed.aggregators.composition import Composed, Piece, Reducer
-from fed.aggregators.pieces import Weigh
 from fed.aggregators.robust.centres import CenteredClipping, GeometricMedian, NormBound
 from fed.aggregators.robust.coordinates import Median, TrimmedMean
 from fed.aggregators.robust.distances import Bucketing, NearestNeighbourMixing
 from fed.aggregators.robust.selection import Bulyan, Krum, MultiKrum
+from fed.aggregators.transforms import Composed, Reducer, Transform, Weigh
 from fed.errors import ValueRange
 
 __all__ = [
@@ -57,7 +56,7 @@ class Robust(Composed):
                 "every message would become the mean of all: say how many attackers to expect, or leave the mixing out"
             )
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def transforms(self) -> tuple[Transform, ...]:
         """Weights, bucketing, mixing and the rule."""
         bucketing = [Bucketing(size=self.bucketing)] if self.bucketing > 1 else []
         mixing = [NearestNeighbourMixing(attackers=self.attackers)] if self.nearest_neighbour_mixing else []

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import NonNegativeInt
 from torch import Tensor
 
-from fed.aggregators.composition import Reducer
+from fed.aggregators.transforms import Reducer
 from fed.errors import InvalidExperiment
 
 __all__ = ["Outvoting", "Point"]

@@ -11,9 +11,9 @@ import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fed.aggregators.composition import Reducer
 from fed.aggregators.robust.bounds import Outvoting, Point
 from fed.aggregators.robust.coordinates import Median
+from fed.aggregators.transforms import Reducer
 
 __all__ = ["CenteredClipping", "Centre", "GeometricMedian", "NormBound"]
 
@@ -98,7 +98,7 @@ class NormBound(Reducer):
 
     .. math:: m_i ← m_i · \min(1, M / ‖m_i‖_2)
 
-    On the server, unlike :class:`fed.aggregators.pieces.Clip`, which an attacker would leave out.
+    On the server, unlike :class:`fed.aggregators.transforms.Clip`, which an attacker would leave out.
 
     Args:
         norm: M > 0.

@@ -11,8 +11,8 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from fed.aggregators.composition import Reducer
 from fed.aggregators.robust.bounds import Outvoting
+from fed.aggregators.transforms import Reducer
 
 __all__ = ["Bucketing", "NearestNeighbourMixing", "distances"]
 

@@ -153,7 +153,7 @@ class EdgeNode:
             return FromNode(heartbeat=Heartbeat(held=[item.assignment.task for item in self._held.values()]))
 
     def take(self, message: ToNode) -> None:
-        """What the server says."""
+        """Do what a message of the server asks for."""
         if self._work.qsize() >= _MOST_WAITING:
             self._dialler.problem = RunFailed(
                 f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
@@ -251,7 +251,7 @@ class EdgeNode:
             self._deliver(held, done)
 
     def _train(self, held: _Held) -> TaskDone | None:
-        """What came of it; None if nobody wants it any more."""
+        """Train; None if the task has been withdrawn."""
         assignment = held.assignment
         began_s = time.monotonic()
         payload, spec = assignment.payload, self._spec_of(assignment.payload)
@@ -283,7 +283,7 @@ class EdgeNode:
         outbox.put(FromNode(scores=scores))
 
     def _spec_of(self, payload: Payload) -> list[TensorMessage]:
-        """What a task's tensors must be, as far as it can be known: what is broadcast may have a number a client."""
+        """Tensors that a task must have, as far as they are known: a broadcast may have one number for each client."""
         model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
         if len(said) != len(broadcast):
             return [*model, *broadcast]

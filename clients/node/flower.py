@@ -70,7 +70,7 @@ def _answering(path: Path, work: Callable[["FlowerNode", Request, bytes], tuple[
 
 
 class FlowerNode:
-    """What a node does with a message; each answer is a header, and bytes where it has a payload.
+    """Node's work on a message; each response is a header, and bytes where it has a payload.
 
     Args:
         experiment: the app's.
@@ -128,7 +128,7 @@ class FlowerNode:
         return self._made_ready(plan, folder), folder
 
     def _made_ready(self, plan: Plan, folder: Path) -> NodeTraining:
-        """For a model that is made for such data."""
+        """Make ready for a model of such data."""
         return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
 
     def _own(self) -> tuple[ClientId, Pair, Names]:

@@ -1,4 +1,4 @@
-"""What a node takes from a server's plan: an experiment of which it knows all code."""
+"""Server's plan, as a node takes it: an experiment that names no code unknown to the node."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -49,7 +49,7 @@ class TrainingProcess:
         self._is_closed = False
 
     def describe(self) -> Described:
-        """What there is to say of the node's data."""
+        """Describe the node's data."""
         described: Described = self._ask("describe")
         return described
 
@@ -75,7 +75,14 @@ class TrainingProcess:
     def score(
         self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
     ) -> tuple[int, float, float | None]:
-        """Score a model on what the node holds out."""
+        """Score a model on what the node holds out.
+
+        Args:
+            payload: what the file holds, serialized.
+            path: of the model's file.
+            kept_after: the task whose state is gone on from; None: the first one.
+            kept_discount: the share of the way from before that task to after it.
+        """
         scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after, kept_discount)
         return scores
 

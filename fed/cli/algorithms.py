@@ -99,9 +99,10 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     from fed.layout import Layout
 
     if not isinstance(algorithm, Aggregator):
-        yield "peers keep", "a model each"
+        yield "peers keep", f"{_fields(algorithm.init(torch.zeros(1, _PARAMETERS, dtype=torch.float64)))} each"
         yield "moves", "a model to every neighbour and back, whenever it mixes" if algorithm.primitive else "nothing"
-        yield "combines with", _clause(algorithm.check_local) + ("; any topology" if algorithm.primitive else "")
+        local = "steps of sgd without momentum" if algorithm.needs_gradient else _clause(algorithm.check_local)
+        yield "combines with", local + ("; any topology" if algorithm.primitive else "")
         return
     params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
     state = algorithm.init(params_P)

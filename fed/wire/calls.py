@@ -63,7 +63,7 @@ class Call:
 
     @property
     def sender(self) -> int | str:
-        """What the caller is called in the log: by its address where it has no name."""
+        """Caller as the log names it: by its address where it has no name."""
         return Unnamed(self._context.peer()) if self.client is None else self.client
 
     def authenticate(self) -> None:

@@ -194,7 +194,7 @@ class Dialler(Generic[_Said, _Heard]):
 
 
 def words_of(error: Exception) -> str:
-    """Why a call broke off, for a log."""
+    """Reason for which a call broke off, for a log."""
     if isinstance(error, grpc.RpcError):
         return f"{error.code().name.lower().replace('_', ' ')}: {one_line(error.details() or '')}"
     return str(error)

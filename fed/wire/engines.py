@@ -1,4 +1,4 @@
-"""What the engines need that carry messages in place of the built-in one."""
+"""Engines that carry messages in place of the built-in one."""
 
 __all__ = ["FLOWER"]
 

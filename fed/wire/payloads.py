@@ -51,7 +51,7 @@ SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
-    """What a payload says of its tensors.
+    """Describe tensors as a payload does.
 
     Raises:
         InvalidPayload: if one has a type that does not travel.
@@ -206,7 +206,7 @@ class Incoming:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all bytes are there."""
+        """True once all bytes are there."""
         return self.received_bytes == self.payload.size_bytes
 
     def check(self) -> None:

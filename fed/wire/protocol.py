@@ -1,4 +1,4 @@
-"""What both sides hold each other to beyond the messages themselves; docs/protocol.md has all of it."""
+"""Limits and names to which both sides hold each other; docs/protocol.md has all of them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""How often something was refused, of whom and why: counted always, and logged in few lines of one sender."""
+"""Refusals, all counted but few of one sender logged, and limits of how often something may be done."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ _MOST_SENDERS = 1000  # that are told apart in that
 
 
 class Allowance:
-    """How often something may be done: so many times at once, and again as time passes."""
+    """Limit of how often something may be done: so many times at once, and again as time passes."""
 
     def __init__(self, most: float, per_s: float) -> None:
         self._most = self._left = most
@@ -21,7 +21,7 @@ class Allowance:
         self.denied = 0
 
     def spend(self) -> bool:
-        """Whether it may be done once more; if not, how often is in ``denied`` until somebody resets it."""
+        """Use the allowance once; False if nothing is left of it, which ``denied`` counts until it is reset."""
         now_s = time.monotonic()
         self._left = min(self._most, self._left + self._per_s * (now_s - self._since_s))
         self._since_s = now_s
@@ -54,7 +54,7 @@ class Refusals:
         self._lines: dict[object, Allowance] = {}
 
     def note(self, sender: int | str, reason: str) -> None:
-        """Something was refused; it is logged unless the same sender fills the log."""
+        """Count a refusal, and log it unless the same sender fills the log."""
         self.count += 1
         self._on_refusal(sender, reason)
         known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None

@@ -129,7 +129,7 @@ class Transfers:
         return None
 
     def _await_connection(self, failures: int, is_wanted: Callable[[], bool]) -> None:
-        """Before a transfer goes on: a pause, and until the server is there."""
+        """Wait for a pause, and until the server is connected."""
         until_s = time.monotonic() + self._patience.pause_s(failures)
         while is_wanted() and not self.over.is_set():
             if time.monotonic() > until_s and self._connected.is_set():

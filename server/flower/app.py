@@ -137,7 +137,7 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
 
 
 def _deployment(experiment: Experiment) -> Deployment:
-    """What Flower's nodes can do."""
+    """Check that Flower's nodes can run the experiment."""
     policy = experiment.rounds.make()
     if isinstance(policy, Synchronous) and policy.deadline_s is not None and policy.partial_work == "accept":
         raise InvalidExperiment(
@@ -160,7 +160,7 @@ def _say(line: Mapping[str, Any]) -> None:
 
 
 def _log_to_flower() -> None:
-    """What is said here goes where the process's own words go, which ``flwr run --stream`` shows."""
+    """Log to the process's standard error, which ``flwr run --stream`` shows."""
     ours = logging.getLogger("fed")
     if not ours.handlers:
         handler = logging.StreamHandler()

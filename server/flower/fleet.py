@@ -38,7 +38,7 @@ _SHORTEST_TTL_S = 1.0
 
 @dataclass(frozen=True)
 class FlowerPatience:
-    """How long to wait on Flower's engine.
+    """Time limits on Flower's engine.
 
     Args:
         pull_every_s: between two looks for answers.
@@ -111,7 +111,7 @@ class FlowerFleet(RealFleet):
         return super().registered()
 
     def available(self) -> Sequence[int | str]:
-        """Those that are there and have no message."""
+        """Clients that are connected and have no message."""
         self._poll()
         return super().available()
 
@@ -132,7 +132,7 @@ class FlowerFleet(RealFleet):
             self._sent_no_more(task)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
-        """What nodes that have no message find of a model, or of their own, on samples that they hold out.
+        """Let nodes without a message score a model, or their own, on samples that they hold out.
 
         Args:
             model: (vector [V], integers [I]).
@@ -154,7 +154,7 @@ class FlowerFleet(RealFleet):
         return self._scores
 
     def state(self) -> Tree:
-        """Of every fleet, and the run's name among the nodes."""
+        """State of every fleet, and the run's name among the nodes."""
         return {**super().state(), "run": self._run}
 
     def restore(self, state: Tree) -> None:
@@ -204,7 +204,7 @@ class FlowerFleet(RealFleet):
         self._send()
 
     def _look(self) -> None:
-        """Who is there; newcomers are asked who they are."""
+        """Look for nodes; newcomers are asked who they are."""
         there = list(self._grid.get_node_ids())
         for node in self._present.keys() - set(there):
             client = self._present.pop(node)
@@ -350,6 +350,6 @@ class FlowerFleet(RealFleet):
         return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
 
     def _sent_no_more(self, number: int) -> None:
-        """It is not sent again."""
+        """Send a task no more."""
         for known in (self._waiting, self._due_s, self._sends):
             known.pop(number, None)

@@ -120,7 +120,7 @@ class NodeFleet(RealFleet):
             self.counts.add(self._open.pop(task).client, late=1)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
-        """What nodes that attend find of a model, or of their own, on samples that they hold out.
+        """Let connected nodes score a model, or their own, on samples that they hold out.
 
         One that lets the time pass is asked again, and waited for, once it has answered or come back.
 
@@ -177,7 +177,7 @@ class NodeFleet(RealFleet):
         return self._taken(self._ready.popleft()) if self._has_arrived(within_s) else None
 
     def _has_arrived(self, within_s: float) -> bool:
-        """Whether the answer to an open task is there; nothing else that arrived is of interest any more."""
+        """True if the answer to an open task is there; answers to other tasks are dropped."""
         while True:
             while self._ready and self._ready[0].task not in self._open:
                 gone = self._ready.popleft()
@@ -245,7 +245,7 @@ class NodeFleet(RealFleet):
                 self._changed.wait_for(lambda: self._changes != self._seen, max(left_s, 0.0))
 
     def _call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
-        """In the loop's thread, which all that nodes do runs in."""
+        """Call a function in the loop's thread, in which all calls of nodes run."""
 
         async def call() -> _Result:
             return function(*arguments, **named)

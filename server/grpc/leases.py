@@ -16,7 +16,7 @@ _MOST_DELIVERED = 10_000  # that are remembered, so that one sent twice is known
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of a task, as a node says.
+    """Outcome of a task, as its node says.
 
     Args:
         task: its number.
@@ -61,7 +61,7 @@ class Lease:
 
     @property
     def number(self) -> int:
-        """Of its task."""
+        """Number of the task."""
         return self.assignment.task.number
 
     def told(self) -> ToNode:
@@ -98,11 +98,11 @@ class Leases:
         self._delivered: dict[int, tuple[int | str, str]] = {}
 
     def __iter__(self) -> Iterator[Lease]:
-        """As they are now, whatever becomes of them meanwhile."""
+        """Iterate over the open leases of this moment."""
         return iter([*self._open.values()])
 
     def __contains__(self, lease: Lease) -> bool:
-        """Whether it is still under way."""
+        """True while the lease is open."""
         return self._open.get(lease.number) is lease
 
     def give(self, client: int | str, assignment: Assignment) -> Lease:
@@ -112,7 +112,7 @@ class Leases:
         return lease
 
     def find(self, task: TaskId) -> Lease | None:
-        """Whoever has it."""
+        """Find a task's lease, of any client."""
         return self._open.get(task.number) if task.start == self._start else None
 
     def own(self, client: int | str, task: TaskId) -> Lease | None:
@@ -125,11 +125,16 @@ class Leases:
         return [lease for lease in self if lease.client == client]
 
     def renew(self, lease: Lease) -> None:
-        """Its holder gave a sign of life."""
+        """Extend a lease after a heartbeat of its holder."""
         lease.lease_until_s = time.monotonic() + self._lease_s
 
     def incoming(self, lease: Lease, answer: Answer, spec: Sequence[TensorMessage]) -> Incoming:
-        """What has come of this answer: nothing, where it is another than before.
+        """File of this answer as far as it has come: empty, where it is another answer than before.
+
+        Args:
+            lease: of the task that it answers.
+            answer: its header.
+            spec: the tensors that it must hold.
 
         Raises:
             InvalidPayload: if its tensors are not what is asked for.
@@ -140,7 +145,13 @@ class Leases:
         return lease.incoming
 
     def complete(self, lease: Lease, answer: Answer, path: Path) -> None:
-        """Its answer is there."""
+        """End a lease with its answer.
+
+        Args:
+            lease: of the task.
+            answer: its header.
+            path: of its file.
+        """
         del self._open[lease.number]
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
@@ -148,7 +159,7 @@ class Leases:
         self._arrived(Delivery(lease.number, lease.client, answer, path))
 
     def was_completed(self, client: int | str | None, answer: Answer) -> bool:
-        """Whether this answer is there already.
+        """True if this answer has been accepted before.
 
         Args:
             client: whose it is; None: anybody's.
@@ -168,7 +179,13 @@ class Leases:
         return lease
 
     def fail(self, lease: Lease, reason: str, *, diverged: bool = False) -> None:
-        """No answer is waited for any more."""
+        """End a lease without an answer.
+
+        Args:
+            lease: of the task.
+            reason: one sentence for the user.
+            diverged: whether loss or model are no longer finite.
+        """
         self._open.pop(lease.number, None)
         lease.drop()
         self._arrived(Delivery(lease.number, lease.client, problem=reason, diverged=diverged))

@@ -53,7 +53,7 @@ _UNASKED = 100  # messages at once, and a tenth of it in the time between two he
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server waits.
+    """Time limits of a server.
 
     Args:
         heartbeat_s: between two signs of life, either way.
@@ -86,7 +86,7 @@ class Node:
 
 
 class Scored(NamedTuple):
-    """What a node found of a model."""
+    """Scores that a node found of a model."""
 
     client: int | str
     scores: Scores
@@ -237,7 +237,7 @@ class NodeService:
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
     def _problem_with(self, message: FromNode, client: int | str) -> str | None:
-        """Why a message is refused; "" if it is not, and None if it was asked for."""
+        """Reason for which a message is refused; "" if it is not, and None if it was asked for."""
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
         if message.HasField("accepted"):

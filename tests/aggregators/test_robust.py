@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 import fed
 from fed.aggregators.base import ClientWork, Reduced
-from fed.aggregators.composition import Reducer, chain
-from fed.aggregators.pieces import Momentum, Weigh
 from fed.aggregators.robust.algorithms import (
     FedBulyan,
     FedCenteredClipping,
@@ -34,6 +32,7 @@ from fed.aggregators.robust.centres import CenteredClipping, Centre, GeometricMe
 from fed.aggregators.robust.coordinates import Median, TrimmedMean
 from fed.aggregators.robust.distances import Bucketing, NearestNeighbourMixing, distances
 from fed.aggregators.robust.selection import Bulyan, Krum, MultiKrum
+from fed.aggregators.transforms import Momentum, Reducer, Weigh, chain
 from fed.errors import InvalidExperiment, ValueRange
 from fed.simulations.simulation import Simulation
 
@@ -243,7 +242,7 @@ def _far(messages_SM: Matrix) -> list[int]:
 
 def test_messages_are_mixed_behind_the_bucketing() -> None:
     rule = FedMedian(attackers=1, bucketing=2, nearest_neighbour_mixing=True)
-    assert [type(piece) for piece in rule.pieces()] == [Weigh, Bucketing, NearestNeighbourMixing, Median]
+    assert [type(piece) for piece in rule.transforms()] == [Weigh, Bucketing, NearestNeighbourMixing, Median]
 
 
 # What f attackers far away can do.
@@ -485,7 +484,7 @@ def test_mixing_without_attackers_is_refused() -> None:
 # As parts of a chain.
 
 
-def test_the_centre_stays_from_round_to_round_behind_other_pieces() -> None:
+def test_the_centre_stays_from_round_to_round_behind_other_transforms() -> None:
     rule = chain(Momentum(momentum=0.0), CenteredClipping(radius=1.0))
     state = rule.init(torch.zeros(1, dtype=torch.float64))
     for number in range(1, 4):

@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "asynchronous": _rounds("asynchronous", concurrency=6, staleness={"kind": "hinge"}),
     "bounded_staleness": _rounds("bounded_staleness", bound=1),
     "unbounded_staleness": _rounds("bounded_staleness", bound="none"),
-    "peers": {"algorithm": "dpsgd", "devices": {"kind": "lognormal", "sigma": 1.5}},
+    "peers": {"algorithm": "python:tests.aggregators.peer_rules:GradientTracking"},
     "scaffold": _algorithm("scaffold"),
     "scaffold_buffered": _algorithm("scaffold", _rounds("buffered", buffer=3, concurrency=8)),
     "ditto": _algorithm("ditto"),
@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "krum_never_moves": _algorithm("krum", _rounds("bounded_staleness", bound=1)),
     "centralized": _algorithm("centralized"),
-    "local": {"algorithm": "local", "devices": {"kind": "lognormal", "sigma": 1.5}},
+    "local": {"algorithm": "local"},
 }
 
 

@@ -13,6 +13,7 @@ from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 
 CLIENTS = 9
+AWAY = "if nobody fails or is away"
 
 
 def data() -> fed.FederatedData:
@@ -70,6 +71,8 @@ def test_an_expectation_says_what_it_takes_for_granted(
 def test_who_needs_no_coordinator_sends_what_is_expected(kind: str) -> None:
     experiment = fed.Experiment(algorithm={"kind": kind}, rounds={"cohort": 4, "over_selection": 2.0})
     assert expect(Simulation(experiment, data(), with_buffers)).proviso == ""
+    fallible = experiment.override({"devices.failure": 0.1})
+    assert expect(Simulation(fallible, data(), with_buffers)).proviso == ("" if kind == "centralized" else AWAY)
 
 
 def test_of_the_clients_beyond_the_cohort_no_answers_are_expected() -> None:
@@ -97,4 +100,5 @@ def test_unsynchronised_rounds_send_about_what_is_expected(rounds: dict[str, Any
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.builtin)
 def test_as_many_bytes_travel_among_peers_as_expected(topology: str) -> None:
-    assert_as_expected(algorithm={"kind": "dpsgd"}, topology={"kind": topology}, rounds={"count": 2})
+    for kind in ("dpsgd", "python:tests.aggregators.peer_rules:GradientTracking"):
+        assert_as_expected(algorithm={"kind": kind}, topology={"kind": topology}, rounds={"count": 2})

@@ -65,7 +65,7 @@ def test_everything_is_told_of_each(kind: str, capsys: pytest.CaptureFixture[str
             ],
         ),
         ("ditto", ["client keeps a model of its own", "moves up the model from each client"]),
-        ("dpsgd", ["peers keep a model each"]),
+        ("dpsgd", ["peers keep model each"]),
         (
             "centralized",
             ["moves down nothing", "moves up nothing", "any local training; any schedule of the step"],

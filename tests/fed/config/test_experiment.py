@@ -641,13 +641,12 @@ def test_an_experiment_goes_from_process_to_process() -> None:
     ("keys", "words"),
     [
         ({"rounds": "buffered"}, "rounds buffered needs a coordinator"),
-        ({"devices": {"kind": "uniform", "failure": 0.1}}, "devices.failure 0.1 needs a coordinator"),
-        ({"devices": "mobile"}, "devices.availability daily needs a coordinator"),
-        ({"devices": {"kind": "lognormal", "joining_s": 5}}, "devices.joining_s 5.0 needs a coordinator"),
+        ({"devices": {"kind": "lognormal", "joining_s": 5}}, r"needs the same clients .*got devices\.joining_s 5\.0"),
+        ({"devices": {"kind": "uniform", "staying_s": 9}}, r"needs the same clients .*got devices\.staying_s 9\.0"),
     ],
     ids=str,
 )
 def test_what_peers_do_not_take_of_time_is_refused(algorithm: str, keys: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidExperiment, match=words):
         experiment(algorithm=algorithm, **keys)
-    assert experiment(algorithm=algorithm, devices="lognormal").devices.kind == "lognormal"
+    assert experiment(algorithm=algorithm, devices={"kind": "mobile", "interruption": 0.5}).devices.kind == "mobile"

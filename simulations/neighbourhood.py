@@ -1,0 +1,203 @@
+"""Simulated peers' clocks, links, comings and goings.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fed.errors import RunFailed
+from fed.mixing import Weights
+from fed.simulations.availability import Spell
+from fed.simulations.simulated_clients import SimulatedClients
+from fed.storage.checkpoints import Tree
+
+__all__ = ["Attendance", "SimulatedNeighbourhood"]
+
+
+class Attendance(NamedTuple):
+    """The peers of a round.
+
+    Args:
+        rows_S: the places of those that take part, ascending.
+        steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
+        failed: how many others broke down, or went away too soon.
+    """
+
+    rows_S: Tensor
+    steps_S: list[int | None]
+    failed: int
+
+
+class _Links(NamedTuple):
+    """The connections between the peers of a round, as places among them.
+
+    A message takes the larger latency of the two ends, and then as long as its bytes take the slower of the sender's
+    share of its uplink, which it divides among all that it sends to, and the receiver's share of its downlink.
+    """
+
+    weights: Weights
+    receivers_X: np.ndarray
+    senders_X: np.ndarray
+    latency_s_X: np.ndarray
+    s_per_byte_X: np.ndarray
+
+
+class SimulatedNeighbourhood:
+    """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
+
+    A peer that takes part in an exchange goes on when it has sent what it sends and received what it receives: it
+    waits for its neighbours, and for nobody else. A peer that is away when its round begins, leaves before it could
+    have trained and sent a model, or breaks down by then takes no part in the round. Its neighbours do not wait for
+    it. It begins the next round with the latest of them, and not before the first of all has come so far.
+
+    Args:
+        clients: who the peers are, how much they train on, and what they run on.
+        weights_in: round → W; → None where peers never meet.
+        model_bytes: of a model as it travels.
+    """
+
+    def __init__(
+        self, clients: SimulatedClients, weights_in: Callable[[int], Weights | None], model_bytes: int
+    ) -> None:
+        self.clock = 0.0
+        self.bytes_sent = 0
+        self.weights: Weights | None = None
+        self.members: Sequence[int | str] = clients.data.clients
+        self._clients = clients
+        self._weights_in = weights_in
+        self._model_bytes = model_bytes
+        self._devices = [clients.device_of(member) for member in self.members]
+        self._spells = [clients.devices.spells(member, clients.streams) for member in self.members]
+        sources = clients.devices
+        self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
+        self._ready_s_N = np.zeros(len(self.members))
+        self._rows_S = np.arange(len(self.members))
+        self._whole: Weights | None = None
+        self._links: _Links | None = None
+
+    def begin(self, number: int) -> Attendance:
+        """Find out who takes part in a round, numbered from 1.
+
+        Raises:
+            RunFailed: if nobody is there, and nobody ever will be.
+        """
+        self.bytes_sent = 0
+        self.weights = self._whole = self._weights_in(number)
+        if self._all_take_part:
+            return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
+        self._await_somebody(number)
+        attendance = self._attendance(number)
+        self._rows_S = attendance.rows_S.numpy()
+        if self._whole and len(self._rows_S) < len(self.members):
+            self.weights = self._whole.among(torch.from_numpy(self._takes_part_N))
+        return attendance
+
+    def train(self, samples_seen_S: Sequence[int]) -> None:
+        """Let those that take part train on so many samples."""
+        speeds_S = [self._devices[row].samples_per_s for row in self._rows_S]
+        self._ready_s_N[self._rows_S] += np.divide(samples_seen_S, speeds_S)
+
+    def exchange(self, rows_SM: Tensor) -> Tensor:
+        """Send each row to its peer's neighbours, which then are where all simulated rows are."""
+        links, size_bytes = self._of_round(), rows_SM.shape[1] * rows_SM.itemsize
+        self.bytes_sent += len(links.senders_X) * size_bytes
+        ready_s_S = self._ready_s_N[self._rows_S]
+        arrives_s_X = ready_s_S[links.senders_X] + links.latency_s_X + size_bytes * links.s_per_byte_X
+        for ends_X in (links.receivers_X, links.senders_X):
+            np.maximum.at(ready_s_S, ends_X, arrives_s_X)
+        self._ready_s_N[self._rows_S] = ready_s_S
+        return rows_SM
+
+    def end(self) -> None:
+        """Move the run's clock to the slowest peer of the round, and the others' clocks to their neighbours'."""
+        finished_s_S, ready_s_N = self._ready_s_N[self._rows_S], self._ready_s_N
+        if not len(finished_s_S):
+            return
+        self.clock = max(self.clock, float(finished_s_S.max()))
+        if len(finished_s_S) < len(ready_s_N):
+            takes_part_N = self._takes_part_N
+            ready_s_N[~takes_part_N] = np.maximum(ready_s_N[~takes_part_N], finished_s_S.min())
+            if self._whole:
+                rows_X, senders_X = self._whole.rows_X.numpy(), self._whole.senders_X.numpy()
+                follows_X = ~takes_part_N[rows_X] & takes_part_N[senders_X]
+                np.maximum.at(ready_s_N, rows_X[follows_X], ready_s_N[senders_X[follows_X]])
+
+    def state(self) -> Tree:
+        """All clocks, for a checkpoint."""
+        return {"clock": self.clock, "ready_s": self._ready_s_N.tolist()}
+
+    def restore(self, state: Tree) -> None:
+        """Go on with what :meth:`state` said."""
+        self.clock, self._ready_s_N = state["clock"], np.array(state["ready_s"])
+
+    @property
+    def _takes_part_N(self) -> np.ndarray:  # noqa: N802  # a shape suffix
+        takes_part_N = np.zeros(len(self.members), bool)
+        takes_part_N[self._rows_S] = True
+        return takes_part_N
+
+    def _spell(self, row: int) -> Spell:
+        spells = self._spells[row]
+        return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
+
+    def _await_somebody(self, number: int) -> None:
+        """Move all clocks to the first return where nobody is there."""
+        spells = list(map(self._spell, range(len(self.members))))
+        while not any(spell.is_there for spell in spells):
+            returns_s = min(spell.until_s for spell in spells)
+            if math.isinf(returns_s):
+                raise RunFailed(
+                    f"round {number} needs a peer, and none will ever be there again: let peers come more often, as "
+                    "devices.availability says"
+                )
+            self._ready_s_N = np.maximum(self._ready_s_N, returns_s)
+            spells = list(map(self._spell, range(len(self.members))))
+
+    def _attendance(self, number: int) -> Attendance:
+        """Decide for each peer that is there, before anybody trains."""
+        degrees_N = self._whole.degrees_N.tolist() if self._whole else [0] * len(self.members)
+        rows_S, steps_S, failed = [], [], 0
+        for row, degree in enumerate(degrees_N):
+            is_there, until_s = self._spell(row)
+            if not is_there:
+                continue
+            steps, takes_s, breaks_down = self._fate(row, number, degree * self._model_bytes)
+            ends_s = self._ready_s_N[row] + takes_s
+            if breaks_down or ends_s > until_s:
+                self._ready_s_N[row] = min(ends_s, until_s)
+                failed += 1
+            else:
+                rows_S.append(row)
+                steps_S.append(steps)
+        return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed)
+
+    def _fate(self, row: int, number: int, sent_bytes: int) -> tuple[int | None, float, bool]:
+        """Steps, if it is cut off; seconds until it has trained and sent a model, or breaks down; whether it does."""
+        clients, samples = self._clients, self._clients.sizes[row]
+        fails, at, is_cut, after = clients.streams.uniforms("fate", self.members[row], number)
+        steps = clients.groups.steps_until_cut(after, samples) if is_cut < clients.devices.interruption else None
+        seen = clients.groups.seen(samples, steps)
+        takes_s = self._devices[row].gossip_s(samples=seen, bytes_each_way=sent_bytes)
+        breaks_down = fails < clients.devices.failure
+        return steps, takes_s * at if breaks_down else takes_s, breaks_down
+
+    def _of_round(self) -> _Links:
+        """The links between those that take part."""
+        weights = self.weights
+        assert weights is not None
+        if self._links is None or self._links.weights is not weights:
+            receivers_X, senders_X = weights.rows_X.numpy(), weights.senders_X.numpy()
+            devices = [self._devices[row] for row in self._rows_S]
+            latency_s_S = np.array([device.latency_s for device in devices])
+            up_s_S = np.bincount(senders_X, minlength=len(devices)) / [device.up_bytes_per_s for device in devices]
+            down_s_S = weights.degrees_N.numpy() / [device.down_bytes_per_s for device in devices]
+            latency_s_X = np.maximum(latency_s_S[receivers_X], latency_s_S[senders_X])
+            s_per_byte_X = np.maximum(down_s_S[receivers_X], up_s_S[senders_X])
+            self._links = _Links(weights, receivers_X, senders_X, latency_s_X, s_per_byte_X)
+        return self._links
