@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fed.clients.node.training import NodeTask, NodeTraining, forget_before
 from fed.clients.training.work_items import Train
@@ -24,11 +25,13 @@ class Client:
         self._training = NodeTraining(0, pair, experiment, PLAN, self.kept)
         self._tensors = [torch.zeros(numbers, dtype=getattr(torch, dtype)) for dtype, numbers in self._training.spec()]
 
-    def train(self, number: int, *, kept_after: str | None = None) -> bytes:
+    def train(
+        self, number: int, *, kept_after: str | None = None, kept_discount: float = 1.0, steps: int | None = None
+    ) -> bytes:
         """A task of that number; what it answers."""
         payload = written(self._file, self._tensors).SerializeToString()
-        train = Train((0,), number, "payload", 0.001, (None,), 1, 1, (), ((number,),))
-        done = self._training.train(NodeTask(f"1-{number}", train, payload, self._file, kept_after))
+        train = Train((0,), number, "payload", 0.001, (steps,), 1, 1, (), ((number,),))
+        done = self._training.train(NodeTask(f"1-{number}", train, payload, self._file, kept_after, kept_discount))
         assert not done.problem
         return self._file.read_bytes()
 
@@ -43,6 +46,23 @@ def test_task_continues_from_the_state_of_the_task_it_names(tmp_path: Path) -> N
     assert client.train(2) != after_first
     assert client.train(2, kept_after="1-1") == after_first
     assert client.train(1) == first
+
+
+def test_task_continues_from_the_part_of_the_way_that_counted(tmp_path: Path) -> None:
+    """One step of SCAFFOLD is linear in what the client keeps: at s, the update is s of the way between two others."""
+    client = Client(tmp_path)
+    client.train(1)
+
+    def update(kept_after: str | None = "1-1", discount: float = 1.0) -> Tensor:
+        content = client.train(2, kept_after=kept_after, kept_discount=discount, steps=1)
+        return torch.frombuffer(bytearray(content), dtype=torch.float32).double()
+
+    without_M, with_M = update(None), update()
+    assert float((with_M - without_M).abs().max()) > 0.1 * float(with_M.abs().max())
+    for discount in (0.25, 0.5, 0.75):
+        expected_M = torch.lerp(without_M, with_M, discount)
+        difference_M = update(discount=discount) - expected_M
+        assert float(difference_M.abs().max()) < 1e-5 * float(with_M.abs().max()), "rounding of a few float32"
 
 
 def test_client_states_follow_task_order_not_the_clock(tmp_path: Path) -> None:

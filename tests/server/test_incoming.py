@@ -44,7 +44,7 @@ def vector(number: float, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
 
 @pytest.mark.parametrize("changed", [{}, {"train_loss": 0.0, "samples": 1}, vector(-3.0e38), {"weight": 0.25}])
 @both
-def test_a_good_answer_is_its_tasks_with_all_it_says(message: Format, changed: dict[str, Any]) -> None:
+def test_a_good_answer_is_taken_as_it_is(message: Format, changed: dict[str, Any]) -> None:
     answer, said = arrived(message, **changed), {**GOOD, **changed}
     assert isinstance(answer, Answer)
     assert (answer.tasks, answer.round, answer.clients, answer.problem) == ((5,), 3, ("ann",), "")

@@ -181,7 +181,7 @@ class Rounded(Mimic):
         return super().forge(known) / 3
 
 
-def test_attackers_know_what_the_coordinator_receives_and_send_in_its_type() -> None:
+def test_attackers_know_and_send_what_the_coordinator_receives() -> None:
     narrow = replace(MESSAGE, dtype=torch.float32)
     said = {int(answer.clients[0]): answer.mean_update_M for answer in answers(Rounded(), range(9), message=narrow)}
     for client, update_M in said.items():

@@ -198,7 +198,7 @@ def over_flower(given: fed.Experiment, folder: Path) -> tuple[list[int], list[An
 
 @pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
 @everywhere
-def test_a_deployed_run_ends_with_the_simulations_bits_and_counts_what_was_sent(
+def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
     algorithm: str,
     tmp_path: Path,

@@ -129,7 +129,7 @@ def test_a_coordinator_decodes_what_a_simulation_counts(message: Format, rows: i
 
 
 @given(formats(), st.integers(1, 3))
-def test_neither_way_changes_what_it_is_given(message: Format, rows: int) -> None:
+def test_encoding_and_decoding_change_no_input(message: Format, rows: int) -> None:
     update_KM = messages(message, rows)
     payload = message.encode(update_KM, draws(rows))
     before = [part.clone() for part in payload]
