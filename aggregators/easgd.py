@@ -34,7 +34,7 @@ class ClientState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class EASGD(Aggregator):
-    r"""After every τ steps clients and centre are drawn towards each other (Zhang et al. 2015, 1412.6651).
+    r"""Clients and centre are drawn towards each other after every τ steps (Zhang et al. 2015, 1412.6651).
 
     .. math::
         x_i ← \text{τ steps from } x_i, \qquad
@@ -44,8 +44,7 @@ class EASGD(Aggregator):
     explore; a client that does not take part stays where it is. The centre is the global model. Clients count alike.
 
     The paper takes gradient and differences at the same x_i; here the differences are those after the steps. So with
-    one
-    step x_i moves by −(1 − α) η ∇f_i(x_i) − α (x_i − c), where the paper's moves by −η ∇f_i(x_i) − α (x_i − c).
+    one step x_i moves by −(1 − α) η ∇f_i(x_i) − α (x_i − c), where the paper's moves by −η ∇f_i(x_i) − α (x_i − c).
 
     Args:
         elasticity: α in (0, 1); 0.9/N unless given, N being all clients, which is the paper's β = N α = 0.9. In a round

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fed.config.experiment import Local
 
-__all__ = ["SGD", "Adam", "Optimizer", "is_plain_descent", "optimizer_for"]
+__all__ = ["SGD", "AdamOptimizer", "Optimizer", "is_plain_descent", "optimizer_for"]
 
 
 class Optimizer(Protocol):
@@ -61,7 +61,7 @@ class SGD:
 
 
 @dataclass
-class Adam:
+class AdamOptimizer:
     r"""Adam (Kingma & Ba 2015, 1412.6980) and, ``decoupled``, AdamW (Loshchilov & Hutter 2019, 1711.05101).
 
     .. math::
@@ -106,7 +106,7 @@ def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:
     lr = local.lr if lr is None else lr
     if local.optimizer == "sgd":
         return SGD(lr, local.momentum, local.nesterov, local.weight_decay)
-    return Adam(lr, local.betas, local.eps, local.weight_decay, decoupled=local.optimizer == "adamw")
+    return AdamOptimizer(lr, local.betas, local.eps, local.weight_decay, decoupled=local.optimizer == "adamw")
 
 
 def is_plain_descent(local: Local) -> bool:

@@ -1,1 +1,1 @@
-"""The description of a run: sections, kinds, defaults, YAML, and what goes with what."""
+"""Configuration: the sections of an experiment, kinds, defaults, YAML, and their valid combinations."""

@@ -1,4 +1,4 @@
-"""One validated description of a comparison: variants of an experiment, each run with every seed."""
+"""Comparison: variants of an experiment, each run with every seed, as one validated description."""
 
 import copy
 import json
@@ -22,14 +22,14 @@ _Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class _ExperimentKeys:
-    """Marks a mapping that holds an experiment's keys, so that the JSON schema says which."""
+    """Mark of a mapping that holds an experiment's keys, for the JSON schema."""
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return handler(Experiment.__pydantic_core_schema__)
 
 
 class Variant(Section):
-    """A named variant: every other key replaces a section of the base, or what stands at its dotted path."""
+    """Named variant: every other key replaces a section of the base, or the value at its dotted path."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -48,7 +48,7 @@ class Variant(Section):
 
 
 class Distribution(Section):
-    """Where a random value comes from: exactly one of these."""
+    """Source of a random value: exactly one of these."""
 
     choice: Annotated[list[Any], Field(min_length=1)] | None = None
     """One of these values."""
@@ -72,7 +72,7 @@ class Distribution(Section):
         return self
 
     def draw(self, streams: Streams, *name: object) -> Any:
-        """The value of the stream of that name; numbers have five significant digits, so that names tell them whole."""
+        """Value from the stream of that name; numbers have five significant digits, so that names show them whole."""
         generator = streams.generator("comparison", *name)
         if self.choice is not None:
             return copy.deepcopy(self.choice[int(generator.integers(len(self.choice)))])
@@ -84,7 +84,7 @@ class Distribution(Section):
 
 
 class Random(Section):
-    """So many variants, each with its own draw of every key."""
+    """Random variants, each with its own draw of every key."""
 
     trials: PositiveInt
     """How many variants."""
@@ -176,7 +176,7 @@ class Comparison(Document):
         return variants
 
     def _changes(self) -> list[tuple[str, str, Mapping[str, Any]]]:
-        """Of each variant: where it stands, its name, and what it changes."""
+        """Place, name and changes of each variant."""
         if self.compare is not None:
             return [
                 (f"compare[{index}] {variant.name}", variant.name, variant.model_extra or {})

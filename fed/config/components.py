@@ -1,4 +1,4 @@
-"""The vocabulary of kinds: what a section's ``kind`` names, which keys it takes, and how it is made.
+"""Components: a section's ``kind`` names a callable, and the section's other keys are its parameters.
 
 A kind is a callable: a class of hyper-parameters, a function, a factory. Some of its parameters are *given* by the
 framework when it is made (the labels to a partition, the input's shape to a model), by name and only if it asks for
@@ -28,7 +28,7 @@ __all__ = ["Component", "Family", "keys_of"]
 
 
 class Component(Section):
-    """A section whose ``kind`` chooses a callable and whose other keys are that callable's."""
+    """Section whose ``kind`` chooses a callable and whose other keys are that callable's."""
 
     target: ClassVar[Callable[..., Any]]
     """What the kind names."""
@@ -43,7 +43,7 @@ class Component(Section):
         return self.family.validate, (self.model_dump(exclude_unset=True),)
 
     def make(self, **given: object) -> Any:
-        """Call what the kind names with this section's keys, and with those of ``given`` that it asks for."""
+        """Call the kind with this section's keys, and with those of ``given`` that it asks for."""
         asked_for = _parameters(self.target)
         keys = {name: getattr(self, name) for name in type(self).model_fields if name in asked_for}
         given = {name: value for name, value in given.items() if name in asked_for}
@@ -65,7 +65,7 @@ _Section = TypeVar("_Section", bound=Component)
 
 @dataclass(frozen=True)
 class Family(Generic[_Section]):
-    """The kinds that one section of an experiment chooses from; an annotation of that section's type.
+    """Kinds that one section of an experiment chooses from; an annotation of that section's type.
 
     Args:
         name: what one of them is called in a message.
@@ -82,7 +82,7 @@ class Family(Generic[_Section]):
     default: str | None = None
 
     def section(self, kind: str) -> type[_Section]:
-        """The section that a kind's keys are held to.
+        """Section that a kind's keys are checked against.
 
         Raises:
             InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
@@ -90,7 +90,7 @@ class Family(Generic[_Section]):
         return cast("type[_Section]", _component(self, kind))
 
     def validate(self, value: object) -> _Section:
-        """The section that these keys, ``kind`` among them, make."""
+        """Section that these keys, ``kind`` among them, make."""
         if isinstance(value, self.base):
             return value
         if isinstance(value, str):
@@ -152,7 +152,7 @@ def _component(family: Family[Any], kind: str) -> type[Component]:
 
 
 def _refuse_taken_names(kind: str, names: Iterable[str], base: type[Component]) -> None:
-    """Keys are attributes of a section, which has some of its own."""
+    """Refuse keys with the name of a section's own attribute."""
     free = base.model_fields.keys()
     for name in names:
         if name.startswith("_") or (name not in free and (name in base.__class_vars__ or hasattr(base, name))):
@@ -204,7 +204,7 @@ def _import(module: str) -> ModuleType:
 
 
 def _place_of(error: Exception) -> str:
-    """The file and line that an error comes from."""
+    """File and line that an error comes from."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -250,7 +250,7 @@ def _fields(target: Callable[..., Any], given: frozenset[str] = frozenset()) -> 
 
 
 def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
-    """What the parameters of these names are held to; all other annotations may be for type checkers alone."""
+    """Annotations of the parameters of these names; all others may be for type checkers alone."""
     if inspect.isclass(target):
         return get_type_hints(target, include_extras=True) | get_type_hints(target.__init__, include_extras=True)
     function = inspect.unwrap(target)

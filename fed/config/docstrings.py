@@ -1,4 +1,4 @@
-"""What a docstring in Google's style says of a callable: its first line, and each argument."""
+"""Docstrings in Google's style, parsed: a callable's first line, and the text of each argument."""
 
 import inspect
 import re
@@ -38,7 +38,7 @@ def body(target: Callable[..., Any]) -> list[str]:
 
 
 def arguments(target: Callable[..., Any]) -> dict[str, str]:
-    """What the docstring says of each argument, also those that a class has from its bases.
+    """Texts of the arguments, also of those that a class has from its bases.
 
     Example:
         >>> def step(lr):

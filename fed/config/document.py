@@ -1,4 +1,4 @@
-"""A section that stands in a YAML file of its own."""
+"""Documents: sections that stand in a YAML file of their own."""
 
 from pathlib import Path
 from typing import Any, Self

@@ -1,4 +1,4 @@
-"""Who scores models, and on which samples."""
+"""Evaluation: by the coordinator on a test set, or by the clients on their own samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["ByClients", "ByCoordinator"]
 
 @dataclass(frozen=True, kw_only=True)
 class ByCoordinator(Hyperparameters):
-    """The model is scored on the test set of the data, which nobody trains on."""
+    """The coordinator scores the global model on the data's test set, on which no client trains."""
 
     def needs(self) -> Sequence[Term]:
         """A global model."""

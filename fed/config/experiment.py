@@ -1,4 +1,4 @@
-"""One validated description of a run: data, model, local training, algorithm, topology and rounds."""
+"""Experiment: the validated description of a run, section by section."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "with_overrides"
 
 
 class Local(Section):
-    """What a client does with a task: so many epochs, or steps, of an optimizer on its own data."""
+    """Local training of a task: epochs, or steps, of an optimizer on the client's own data."""
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The rule of a step. Its state (momentum, moments) begins anew with every task."""
@@ -75,7 +75,7 @@ class Local(Section):
     """Arithmetic of forward and backward passes; float32 means the model's own type, so that float64 stays float64."""
 
     def lr_in(self, number: int, count: int, cohort: int) -> float:
-        """η in a round.
+        """Learning rate η in a round.
 
         Args:
             number: of the round, from 1.
@@ -118,7 +118,7 @@ class Local(Section):
 
 
 class Execution(Section):
-    """How a simulation is computed. Batching and groups change results by rounding only, workers not at all."""
+    """Execution of a simulation. Batching and groups change results by rounding only, workers not at all."""
 
     batching: Literal["auto", "on", "off"] = "auto"
     """Train clients in groups, one operation for all of a group; auto: where the model allows it and it pays."""
@@ -129,7 +129,7 @@ class Execution(Section):
 
 
 class Checkpointing(Section):
-    """What of a run that is written to a folder is kept to go on with: model, states, streams, clock, open tasks."""
+    """Checkpoints of a run that is written to a folder: model, states, streams, clock, open tasks."""
 
     every: PositiveInt | None = 5
     """Rounds from one checkpoint to the next; null for none."""

@@ -1,4 +1,4 @@
-"""Hyper-parameters of an algorithm or a policy, held to their annotations wherever they are made."""
+"""Hyper-parameters of an algorithm or a policy, checked against their annotations on construction."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, cast
@@ -18,7 +18,7 @@ DecayRate: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters(Combinable):
-    """A frozen dataclass whose annotations are held on construction: ``rate: Annotated[float, Gt(0)] = 0.1``.
+    """Frozen dataclass whose annotations are checked on construction: ``rate: Annotated[float, Gt(0)] = 0.1``.
 
     Raises:
         ValueRange: on construction, if a field is of another type or outside the range of its annotation.

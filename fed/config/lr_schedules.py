@@ -1,4 +1,4 @@
-"""How a step size goes over the rounds of a run: factors in [0, 1] of ``local.lr``."""
+"""Learning-rate schedules over the rounds of a run: factors in [0, 1] of ``local.lr``."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,12 +9,12 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fed.config.hyperparameters import Hyperparameters
 
-__all__ = ["Constant", "Cosine", "Schedule", "Step"]
+__all__ = ["ConstantSchedule", "Cosine", "Schedule", "Step"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Hyperparameters, ABC):
-    r"""A factor for each round, after a linear warm-up.
+    r"""Factor of the learning rate for each round, after a linear warm-up.
 
     .. math:: η_t = η · t / (w + 1) \text{ for } t ≤ w, \qquad η_t = η · s(t - w) \text{ after it}
 
@@ -42,8 +42,8 @@ class Schedule(Hyperparameters, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Schedule):
-    """The step size stays as it is: s = 1."""
+class ConstantSchedule(Schedule):
+    """The learning rate stays as it is: s = 1."""
 
     def decay(self, number: int, count: int) -> float:
         """One."""
@@ -52,7 +52,7 @@ class Constant(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    r"""Half a cosine, from the whole step size down (Loshchilov & Hutter 2017, 1608.03983).
+    r"""Half a cosine, from the whole learning rate down (Loshchilov & Hutter 2017, 1608.03983).
 
     .. math:: s(t) = e + (1 - e) (1 + \cos(π (t - 1) / T)) / 2
 
@@ -67,13 +67,13 @@ class Cosine(Schedule):
     end: Annotated[float, Field(ge=0, le=1)] = 0.0
 
     def decay(self, number: int, count: int) -> float:
-        """Of T rounds the t-th."""
+        """Half a cosine at round t of T."""
         return self.end + (1 - self.end) * (1 + math.cos(math.pi * (number - 1) / count)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    r"""The step size falls by a factor every so many rounds: :math:`s(t) = γ^{⌊(t-1)/E⌋}`.
+    r"""The learning rate falls by a factor every few rounds: :math:`s(t) = γ^{⌊(t-1)/E⌋}`.
 
     Args:
         every: E, rounds between two falls.
@@ -88,5 +88,5 @@ class Step(Schedule):
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def decay(self, number: int, count: int) -> float:
-        """Of so many falls."""
+        """Power of γ by the number of falls."""
         return float(self.gamma ** ((number - 1) // self.every))

@@ -1,4 +1,4 @@
-"""What a node says of its own data, to itself: a file that stays on the node."""
+"""Data of a node, described in a file that stays on the node."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ __all__ = ["NodeData"]
 
 
 class NodeData(Document):
-    """The data of one node.
+    """Data of one node.
 
     Example:
         >>> NodeData(data={"kind": "npz", "path": "scans.npz"}).client is None

@@ -1,4 +1,4 @@
-"""The kinds that each section of an experiment chooses from."""
+"""Registry of the built-in kinds that each section of an experiment chooses from."""
 
 from typing import Annotated, Any, Self
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class PartitionSection(Component):
-    """How samples are dealt to clients."""
+    """Partition: deals samples to clients."""
 
     overlap: NonNegativeFloat = 0.0
     """Copies: how many clients more than one hold a sample, on average. 0: nobody; 1: each sample has two holders."""
@@ -48,7 +48,7 @@ PARTITIONS = Family(
 
 
 class DataSection(Component):
-    """What is learned from, and how clients share it."""
+    """Data source, its test set, and its partition among clients."""
 
     clients: PositiveInt | None = None
     """How many clients, 100 unless given; with partition natural or file those with the most samples, null for all."""
@@ -169,7 +169,7 @@ class AdversariesSection(Component):
     """The share of all clients that attack, to the nearest whole client: the same ones in every round."""
 
     def attackers_among(self, clients: int) -> int:
-        """How many of so many clients attack.
+        """Number of attackers among this many clients.
 
         Raises:
             InvalidExperiment: if nobody or everybody does.
@@ -201,7 +201,7 @@ SCHEDULES = Family(
     "schedule",
     Component,
     {
-        "constant": "fed.config.lr_schedules:Constant",
+        "constant": "fed.config.lr_schedules:ConstantSchedule",
         "cosine": "fed.config.lr_schedules:Cosine",
         "step": "fed.config.lr_schedules:Step",
     },
@@ -215,7 +215,7 @@ SAMPLINGS = Family(
     "sampling",
     Component,
     {
-        "uniform": "fed.server.rounds.sampling:Uniform",
+        "uniform": "fed.server.rounds.sampling:UniformSampling",
         "weighted": "fed.server.rounds.sampling:Weighted",
         "round_robin": "fed.server.rounds.sampling:RoundRobin",
         "poisson": "fed.server.rounds.sampling:Poisson",
@@ -228,7 +228,7 @@ STALENESSES = Family(
     "staleness",
     Component,
     {
-        "constant": "fed.server.rounds.staleness:Constant",
+        "constant": "fed.server.rounds.staleness:ConstantStaleness",
         "polynomial": "fed.server.rounds.staleness:Polynomial",
         "hinge": "fed.server.rounds.staleness:Hinge",
     },

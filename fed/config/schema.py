@@ -1,4 +1,4 @@
-"""The JSON schema of what stands in a file, by which editors complete and check it."""
+"""JSON schemas of experiments and comparisons, by which editors complete and check their files."""
 
 import json
 from typing import Any

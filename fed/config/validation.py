@@ -1,4 +1,4 @@
-"""Strict, frozen sections of an experiment, and one plain sentence for each thing wrong with them."""
+"""Validation: strict, frozen sections, and one plain sentence for each wrong value."""
 
 import difflib
 import re
@@ -41,12 +41,18 @@ class Section(BaseModel):
 
 
 def sentence_error(sentence: str, key: str, value: object) -> InitErrorDetails:
-    """An error of validation that says this sentence of a key, as it stands."""
+    """Validation error with this sentence about a key.
+
+    Args:
+        sentence: the whole message.
+        key: the key's name.
+        value: what was given.
+    """
     return InitErrorDetails(type=PydanticCustomError("sentence", cast("Any", sentence)), loc=(key,), input=value)
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """What to say after an unknown name: the nearest known one, and all of them."""
+    """End of a message on an unknown name: the nearest known one, and all of them."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     near = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ";"

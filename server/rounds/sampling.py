@@ -1,4 +1,4 @@
-"""Who takes part in a round: rules that draw a cohort from a population."""
+"""Client sampling: rules that draw the cohort of a round from a population."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
 
-__all__ = ["Draw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "Uniform", "Weighted"]
+__all__ = ["Draw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "UniformSampling", "Weighted"]
 
 
 class Draw(NamedTuple):
-    """What a rule draws a cohort with.
+    """Inputs of a draw: the clients, the cohort's size, the round, and the random stream.
 
     Args:
         fleet: the population.
@@ -57,38 +57,38 @@ class Draw(NamedTuple):
         return self.streams.generator(*self.stream)
 
     def by_samples(self, count: int) -> np.ndarray:
-        """So many clients, one after the other, each with a probability proportional to its samples."""
+        """Clients drawn one after the other, each with a probability proportional to its samples."""
         samples = np.array([self.fleet.size_of(client) for client in self.fleet.available()], dtype=np.float64)
         return self.generator.choice(len(samples), size=count, replace=False, p=samples / samples.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Hyperparameters, ABC):
-    """A rule that draws cohorts."""
+    """Rule that draws cohorts."""
 
     def check(self, cohort: int) -> None:
-        """Hold the rule to how many clients are to take part.
+        """Check that the rule can draw a cohort of this size.
 
         Raises:
             InvalidExperiment: if it cannot draw so many.
         """
 
     def sample(self, draw: Draw) -> list[int | str]:
-        """The clients of a round, in the fleet's order."""
+        """Clients of a round, in the fleet's order."""
         nodes = draw.fleet.available()
         return [nodes[place] for place in sorted(self.places(draw))]
 
     @abstractmethod
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """The clients of a round as places in the fleet, from 0, in any order."""
+        """Clients of a round as places in the fleet, from 0, in any order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(Sampling):
-    """Every cohort of that size is as likely as every other."""
+class UniformSampling(Sampling):
+    """Uniform sampling: every cohort of that size is equally likely."""
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """Without replacement."""
+        """Draw without replacement."""
         if draw.size == 1:  # as asynchronous rounds draw them, in a fraction of the time
             return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
         return draw.generator.choice(draw.population, size=draw.size, replace=False)
@@ -96,20 +96,20 @@ class Uniform(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Sampling):
-    """One client after the other is drawn, with a probability proportional to its samples, without replacement.
+    """Weighted sampling: clients are drawn one by one, by their samples, without replacement.
 
     An algorithm that weighs by samples counts a large client twice then, once when drawn and once in the mean: weigh
     clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme I). A round looks at every client's size.
     """
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """By samples."""
+        """Draw by samples."""
         return draw.by_samples(draw.size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRobin(Sampling):
-    """Everybody in turn, in a random order that stays the same."""
+    """Round-robin sampling: all clients in turn, in a random order that stays the same."""
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
         """The next in the order."""
@@ -121,16 +121,16 @@ class RoundRobin(Sampling):
 class Poisson(Sampling):
     """Each client by itself with probability cohort / registered clients: cohorts vary, and may be empty.
 
-    A client that is drawn while it is away does not take part. So the probability is the same whoever is available, as
-    the accounting of differential privacy for this kind of sampling assumes.
+    A client that is drawn while it is not available does not take part. So the probability is the same whoever is
+    available, as the accounting of differential privacy for this kind of sampling assumes.
     """
 
     def needs(self) -> Sequence[Term]:
-        """Rounds that wait for a cohort: others would draw again until somebody is in it."""
+        """Rounds that wait for a cohort: others would draw again until a client is in it."""
         return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """The available ones of a binomial number of registered clients, each as likely."""
+        """Available ones of a binomial number of registered clients, each as likely."""
         members, generator = draw.fleet.registered(), draw.generator
         count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))
         drawn = generator.choice(len(members), size=count, replace=False)
@@ -140,10 +140,10 @@ class Poisson(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerOfChoice(Sampling):
-    """Of some candidates, drawn by their samples, those with the largest losses (Cho et al. 2020, 2010.01243, rpow-d).
+    """Clients with the largest losses among candidates drawn by their samples (Cho et al. 2020, 2010.01243, rpow-d).
 
-    A client's loss is that of its last task, so that nothing more is sent; who never had one comes first.
-    A round looks at every client's size.
+    A client's loss is that of its last task, so that nothing more is sent; clients without one come first. A round
+    looks at every client's size.
 
     Args:
         candidates: d, how many are drawn, at least the cohort; twice the cohort unless given.
@@ -152,7 +152,7 @@ class PowerOfChoice(Sampling):
     candidates: PositiveInt | None = None
 
     def check(self, cohort: int) -> None:
-        """Hold the number of candidates to the cohort.
+        """Check that the candidates are not fewer than the cohort.
 
         Raises:
             InvalidExperiment: if there are fewer.
@@ -163,7 +163,7 @@ class PowerOfChoice(Sampling):
             )
 
     def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """Those with the largest losses; of equal ones the first drawn."""
+        """Candidates with the largest losses; of equal ones the first drawn."""
         self.check(draw.size)
         count = min(self.candidates or 2 * draw.size, draw.population)
         nodes, drawn = draw.fleet.available(), draw.by_samples(count)

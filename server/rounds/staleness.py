@@ -1,6 +1,6 @@
-"""How much an update counts that started from an older model: factors in (0, 1] of its weight.
+"""Staleness discounts: factors in (0, 1] of the weight of an update that started from an older model.
 
-An update's staleness is how many versions the model has moved on since the one that the update started from.
+An update's staleness is the number of versions between the model that it started from and the present one.
 """
 
 from abc import ABC, abstractmethod
@@ -11,20 +11,20 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidInput
 
-__all__ = ["Constant", "Hinge", "Polynomial", "Staleness"]
+__all__ = ["ConstantStaleness", "Hinge", "Polynomial", "Staleness"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staleness(Hyperparameters, ABC):
-    """A factor for each staleness: one for a fresh update, and never more for a staler one."""
+    """Discount by staleness: one for a fresh update, and never more for a staler one."""
 
     @property
     def discounts(self) -> bool:
-        """Whether some updates count less than others."""
+        """True if some updates count less than others."""
         return True
 
     def weight(self, staleness: int) -> float:
-        """The factor s(τ) of an update's weight.
+        """Factor s(τ) of an update's weight.
 
         Args:
             staleness: τ ≥ 0, versions.
@@ -43,16 +43,16 @@ class Staleness(Hyperparameters, ABC):
 
     @abstractmethod
     def decay(self, staleness: int) -> float:
-        """The factor of a staleness that is not negative."""
+        """Factor of a staleness that is not negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Staleness):
-    """However stale, it counts in full: s = 1 (Xie et al. 2019, 1903.03934)."""
+class ConstantStaleness(Staleness):
+    """Full weight at any staleness: s = 1 (Xie et al. 2019, 1903.03934)."""
 
     @property
     def discounts(self) -> bool:
-        """Never."""
+        """False."""
         return False
 
     def decay(self, staleness: int) -> float:
@@ -62,7 +62,7 @@ class Constant(Staleness):
 
 @dataclass(frozen=True, kw_only=True)
 class Polynomial(Staleness):
-    r"""The staler, the less, by a power (Xie et al. 2019, 1903.03934).
+    r"""Weight falls with staleness by a power (Xie et al. 2019, 1903.03934).
 
     .. math:: s(τ) = (τ + 1)^{-a}
 
@@ -80,17 +80,17 @@ class Polynomial(Staleness):
 
     @property
     def discounts(self) -> bool:
-        """Unless the exponent is 0."""
+        """True unless the exponent is 0."""
         return self.exponent > 0
 
     def decay(self, staleness: int) -> float:
-        """A power of one more than the staleness."""
+        """Power of one more than the staleness."""
         return float((staleness + 1.0) ** -self.exponent)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hinge(Staleness):
-    r"""In full up to a staleness, and beyond it soon hardly at all (Xie et al. 2019, 1903.03934).
+    r"""Full weight up to a staleness, and a hyperbola beyond it (Xie et al. 2019, 1903.03934).
 
     .. math:: s(τ) = 1 \text{ if } τ ≤ b, \text{ else } 1 / (a (τ - b) + 1)
 

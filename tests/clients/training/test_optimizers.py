@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fed.clients.training.optimizers import SGD, Adam, Optimizer, optimizer_for
+from fed.clients.training.optimizers import SGD, AdamOptimizer, Optimizer, optimizer_for
 from fed.config.experiment import Local
 
 STEPS = 50
@@ -140,9 +140,9 @@ def test_a_callers_gradient_may_change_after_the_step() -> None:
         ),
         (
             {"optimizer": "adam", "betas": [0.1, 0.2], "eps": 1e-4, "weight_decay": 0.1},
-            Adam(0.1, betas=(0.1, 0.2), eps=1e-4, weight_decay=0.1),
+            AdamOptimizer(0.1, betas=(0.1, 0.2), eps=1e-4, weight_decay=0.1),
         ),
-        ({"optimizer": "adamw", "lr": 0.01}, Adam(0.01, decoupled=True)),
+        ({"optimizer": "adamw", "lr": 0.01}, AdamOptimizer(0.01, decoupled=True)),
     ],
 )
 def test_keys_of_the_experiment_reach_the_optimizer(keys: dict[str, Any], expected: Optimizer) -> None:

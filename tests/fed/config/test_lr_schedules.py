@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import fed
-from fed.config.lr_schedules import Constant, Cosine, Schedule, Step
+from fed.config.lr_schedules import ConstantSchedule, Cosine, Schedule, Step
 
 COUNT = 20
 
@@ -15,7 +15,7 @@ COUNT = 20
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        (Constant(), lambda t: 1.0),
+        (ConstantSchedule(), lambda t: 1.0),
         (Cosine(end=0.1), lambda t: 0.1 + 0.9 * (1 + math.cos(math.pi * (t - 1) / COUNT)) / 2),
         (Step(every=6, gamma=0.5), lambda t: 0.5 ** ((t - 1) // 6)),
     ],

@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
-from fed.server.rounds.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, Uniform, Weighted
+from fed.server.rounds.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, UniformSampling, Weighted
 from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet
 
@@ -42,14 +42,14 @@ def shares(drawn: list[list[int | str]], crowd: Crowd) -> np.ndarray:
     return np.array([sum(client in cohort for cohort in drawn) for client in crowd.available()]) / len(drawn)
 
 
-@pytest.mark.parametrize("rule", [Uniform(), Weighted(), RoundRobin(), PowerOfChoice()])
+@pytest.mark.parametrize("rule", [UniformSampling(), Weighted(), RoundRobin(), PowerOfChoice()])
 def test_cohort_has_its_size_and_the_fleets_order(rule: Sampling) -> None:
     for cohort in cohorts(rule, Crowd([3, 1, 2, 9, 5]), 3, 100):
         assert len(cohort) == 3
         assert cohort == sorted(set(map(str, cohort)))
 
 
-@pytest.mark.parametrize("rule", [Uniform(), Weighted(), RoundRobin(), Poisson(), PowerOfChoice()])
+@pytest.mark.parametrize("rule", [UniformSampling(), Weighted(), RoundRobin(), Poisson(), PowerOfChoice()])
 def test_a_cohort_is_a_function_of_seed_and_round(rule: Sampling) -> None:
     crowd = Crowd([3, 1, 2, 9, 5])
     assert cohorts(rule, crowd, 2, 30) == cohorts(rule, crowd, 2, 30)
@@ -59,7 +59,7 @@ def test_a_cohort_is_a_function_of_seed_and_round(rule: Sampling) -> None:
 
 def test_uniform_cohorts_are_all_as_likely() -> None:
     crowd = Crowd([1] * 10)
-    drawn = cohorts(Uniform(), crowd, 3)
+    drawn = cohorts(UniformSampling(), crowd, 3)
     # Each client is in a cohort with p = 0.3; five standard deviations of 2,000 such draws.
     assert np.abs(shares(drawn, crowd) - 0.3).max() < 5 * math.sqrt(0.3 * 0.7 / ROUNDS)
     assert len(set(map(tuple, drawn))) > 100
@@ -169,6 +169,9 @@ class Many(Crowd):
 
 @pytest.mark.parametrize("again", [0, 1])
 def test_a_single_client_may_be_any_as_likely_as_another(again: int) -> None:
-    drawn = [Uniform().sample(Draw(Many(7), number, 1, Streams(3), {}, again))[0] for number in range(1, 7001)]
+    rule = UniformSampling()
+    drawn = [rule.sample(Draw(Many(7), number, 1, Streams(3), {}, again))[0] for number in range(1, 7001)]
     assert chisquare(np.bincount(drawn, minlength=7)).pvalue > 0.001
-    assert drawn != [Uniform().sample(Draw(Many(7), number, 1, Streams(3), {}, 2))[0] for number in range(1, 7001)]
+    assert drawn != [
+        UniformSampling().sample(Draw(Many(7), number, 1, Streams(3), {}, 2))[0] for number in range(1, 7001)
+    ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fed.config.registry import STALENESSES
 from fed.errors import InvalidInput, ValueRange
-from fed.server.rounds.staleness import Constant, Hinge, Polynomial, Staleness
+from fed.server.rounds.staleness import ConstantStaleness, Hinge, Polynomial, Staleness
 
 # Where float64 tells every factor from 0: (10^6 + 1)^-20 is about 1e-120.
 stalenesses = st.integers(0, 10**6)
@@ -16,7 +16,7 @@ exponents = st.floats(0, 20)
 slopes = st.floats(1e-9, 1e9)
 graces = st.integers(0, 10**4)
 rules: st.SearchStrategy[Staleness] = st.one_of(
-    st.just(Constant()),
+    st.just(ConstantStaleness()),
     st.builds(Polynomial, exponent=exponents),
     st.builds(Hinge, slope=slopes, grace=graces),
 )
@@ -31,7 +31,7 @@ def test_fresh_updates_count_fully_and_staler_ones_never_more(rule: Staleness, o
 
 @given(stalenesses)
 def test_constant_takes_no_notice(staleness: int) -> None:
-    assert Constant().weight(staleness) == 1.0
+    assert ConstantStaleness().weight(staleness) == 1.0
 
 
 @given(stalenesses, exponents)
@@ -67,7 +67,7 @@ def test_defaults_are_those_of_the_paper() -> None:
     assert Polynomial().weight(3) == 0.5
 
 
-@pytest.mark.parametrize("rule", [Constant(), Polynomial(), Hinge()])
+@pytest.mark.parametrize("rule", [ConstantStaleness(), Polynomial(), Hinge()])
 def test_no_update_comes_from_the_future(rule: Staleness) -> None:
     with pytest.raises(InvalidInput, match=r"staleness must be at least 0, got -1: it is the model's version"):
         rule.weight(-1)
@@ -93,7 +93,7 @@ def test_what_would_grow_with_staleness_is_refused(
 @pytest.mark.parametrize(
     ("written", "rule"),
     [
-        ("constant", Constant()),
+        ("constant", ConstantStaleness()),
         ("hinge", Hinge()),
         ({"kind": "hinge", "slope": 2.0, "grace": 1}, Hinge(slope=2.0, grace=1)),
         ({"exponent": 1.0}, Polynomial(exponent=1.0)),
