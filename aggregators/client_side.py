@@ -55,7 +55,7 @@ def format_of(
             update_KP=(update_1P := params_P.unsqueeze(0)),
             anchor_P=params_P,
             began_KP=params_P.unsqueeze(0),
-            samples_K1=number_11,
+            samples_K1=2 * number_11,
             steps_K1=number_11,
             lr=1.0,
             momentum=0.0,
@@ -82,6 +82,7 @@ def format_of(
         later_broadcast=tuple(part.numel() for part in later),
         sends_models=_is(report.message, update_1P) and aggregator.plain_start and not codecs,
         codecs=codecs,
+        weighs_samples=report.weight_K1.item() == 2,
     )
 
 

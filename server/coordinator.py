@@ -40,6 +40,7 @@ class Coordinator:
         losses: the last training loss of each client that has answered.
         version: the number of times that the model has moved.
         open: the tasks that are to be answered, by id.
+        message: the format of the run's messages.
 
     Args:
         aggregator: moves the model by the mean update.
@@ -74,7 +75,7 @@ class Coordinator:
         self._lr_in = lr_in
         self._aggregator = aggregator
         self._layout = layout
-        self._message = message
+        self.message = message
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
         aggregator.check_state(self._state, layout.parameters, "init")
         self._buffers_B = vector_V[layout.parameters :].double()
@@ -114,7 +115,7 @@ class Coordinator:
             mixes: the model moves towards clients' models, rather than by their updates.
         """
         present_V = self._whole(self._aggregator.model_to_send(self._state)) if mixes else None
-        return UpdateAccumulator(self._message.numbers, self._integers_I, self._aggregator.linear, present_V)
+        return UpdateAccumulator(self.message.numbers, self._integers_I, self._aggregator.linear, present_V)
 
     def dispatch(
         self,
@@ -251,11 +252,11 @@ class Coordinator:
             state, mean_update_M = self._aggregator.combine(self._state, *accumulator.rows(), stream)
         members = len(self.fleet.registered())
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
-        *mean, buffers_B = mean_update_M.split_with_sizes(self._message.sizes)
+        *mean, buffers_B = mean_update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
         self._aggregator.check_state(state, self._layout.parameters, "apply")
-        buffers_B = self._buffers_B + buffers_B if self._message.buffers else self._buffers_B
+        buffers_B = self._buffers_B + buffers_B if self.message.buffers else self._buffers_B
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._buffers_B, self._integers_I, self._sent = state, buffers_B, accumulator.integers_I, None
 
@@ -276,4 +277,4 @@ class Coordinator:
         return self._kept[2]
 
     def _whole(self, params_P: Tensor) -> Tensor:
-        return torch.cat([params_P, self._buffers_B]) if self._message.buffers else params_P
+        return torch.cat([params_P, self._buffers_B]) if self.message.buffers else params_P

@@ -39,6 +39,7 @@ class Format:
         later_broadcast: the same in later rounds.
         sends_models: clients send their trained model in place of a message.
         codecs: the chain that encodes values, first to last.
+        weighs_samples: a client's weight is its number of samples; known to the coordinator alone.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -55,6 +56,7 @@ class Format:
     later_broadcast: tuple[int, ...] = ()
     sends_models: bool = False
     codecs: tuple[Codec, ...] = ()
+    weighs_samples: bool = True
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""

@@ -114,13 +114,12 @@ class BoundedStaleness(Rounds):
         return joined(rounds_stats)
 
     def _share(self, coordinator: Coordinator, accumulator: UpdateAccumulator, held: Held) -> float:
-        """What those that have answered are of all: by samples, where the algorithm weighs by them."""
-        if not accumulator.replied:  # perhaps because the last member has left
+        """The share of all clients that have answered: of their samples, where the algorithm weighs by these."""
+        if not accumulator.replied:  # perhaps because the last client has left
             return 0.0
-        samples = sum(count for _, count in accumulator.losses)
-        if accumulator.weight != samples:
+        if not coordinator.message.weighs_samples:
             return accumulator.replied / len(coordinator.fleet.registered())
-        return samples / held.by_all(coordinator.fleet)
+        return sum(samples for _, samples in accumulator.losses) / held.by_all(coordinator.fleet)
 
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
         """Who has no task and need not wait, by clock."""

@@ -68,6 +68,6 @@ def test_several_rounds_are_one_in_which_each_reply_counts_alike() -> None:
     assert joined([nobody]) == nobody
 
 
-def test_a_loss_that_is_not_finite_stays_one_when_rounds_are_joined() -> None:
+def test_an_infinite_loss_stays_infinite_when_rounds_are_joined() -> None:
     infinite = RoundStats(1, 1, 0, 0, 0, 0, math.inf)
     assert joined([infinite, RoundStats(1, 1, 0, 0, 0, 0, 1.0)]).train_loss == pytest.approx(math.inf)

@@ -16,7 +16,6 @@ from torch import Tensor
 import fed
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
-from fed.errors import InvalidExperiment
 from fed.server.accumulator import RoundStats
 from fed.simulations.simulation import Simulation
 
@@ -127,12 +126,3 @@ def test_scaffold_in_buffers_reaches_the_optimum(clients: int, staleness: str) -
     *_, last = rounds_of(made, "scaffold", 250, rounds=rounds)
     # 25 rounds contract the error to a twentieth at the slowest: of 250 rounds 1e-13 of it is left.
     np.testing.assert_allclose(last.model_D.numpy(), optimum(made), rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("algorithm", SUMS)
-def test_mixing_clients_models_is_refused_to_algorithms_with_such_sums(algorithm: str) -> None:
-    """A client's state would move with its update, and the coordinator's with what the model lacks of the client's."""
-    with pytest.raises(
-        InvalidExperiment, match=r"^rounds asynchronous needs clients that report nothing but their update"
-    ):
-        next(rounds_of(quadratics(), algorithm, 1, rounds={"kind": "asynchronous"}))
