@@ -1,8 +1,9 @@
 """Transforms of updates, and algorithms over ``mean`` that are chains of them, in the manner of optax.
 
 A transform may act where clients report (clip, weigh), on a round's messages before they are averaged (bucketing), in
-place of their mean (median), or on the mean (a server optimiser). Shapes: K, clients of a group; S, clients of a round;
-M, numbers of a message; P, the model's parameters.
+place of their mean (median), or on the mean (a server optimiser).
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -57,11 +58,11 @@ class Transform(Hyperparameters):
             cls.update_alone = vars(cls).get("update_alone", False)
 
     def report(self, report: Report, work: ClientWork) -> Report:
-        """What clients answer in place of what the transforms before have made of their work."""
+        """The report in place of the one that the transforms before have made."""
         return report
 
     def init(self, params_P: Tensor) -> Any:
-        """What the transform keeps on the server before the first round: a named tuple of tensors, or None."""
+        """The transform's state on the server before the first round: a named tuple of tensors, or None."""
         return None
 
     def update(self, mean_update_P: Tensor, state: Any, params_P: Tensor) -> tuple[Tensor, Any]:
@@ -80,7 +81,7 @@ class Reducer(Transform, ABC):
     """A transform that needs the single messages of a round."""
 
     def left(self, messages: int) -> int:
-        """How many messages are left of so many that reach it.
+        """The number of messages that leave the transform.
 
         Raises:
             InvalidExperiment: if those are too few.
@@ -91,7 +92,7 @@ class Reducer(Transform, ABC):
     def reduce(
         self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[Any, Tensor, Tensor]:
-        """What it keeps, and fewer or other messages with their weights; one alone is the round's mean.
+        """The transform's next state, and fewer or other messages with their weights; one alone is the round's mean.
 
         Args:
             state: what it kept until now.
@@ -106,7 +107,7 @@ class Reducer(Transform, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Weigh(Transform):
-    """How much each client counts in the mean.
+    """The weights of clients in the mean.
 
     Args:
         by: samples: as much as it holds; clients: all alike.
@@ -160,7 +161,7 @@ class Scale(Transform):
 
 
 class Velocity(NamedTuple):
-    """What momentum keeps."""
+    """The state of momentum."""
 
     velocity_P: Tensor
 
@@ -196,7 +197,7 @@ class Nesterov(Momentum):
 
 
 class Moments(NamedTuple):
-    """What an adaptive optimiser keeps."""
+    """The state of an adaptive optimiser."""
 
     first_P: Tensor
     second_P: Tensor
@@ -301,7 +302,7 @@ class TrustRatio(Transform):
 
 
 class SlowWeights(NamedTuple):
-    """What Lookahead keeps."""
+    """The state of Lookahead."""
 
     slow_P: Tensor
     rounds_1: Tensor  # since the slow weights moved
@@ -334,7 +335,7 @@ class Lookahead(Transform):
 
 
 class State(NamedTuple):
-    """What the coordinator keeps."""
+    """The coordinator's state."""
 
     model_P: Tensor
     kept: tuple[Any, ...]  # by each transform
@@ -358,12 +359,12 @@ class Composed(Aggregator):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]  # it depends on the transforms
-        """Whether no transform needs single messages."""
+        """True where no transform needs single messages."""
         return not any(isinstance(transform, Reducer) for transform in self._transforms)
 
     @property
     def update_alone(self) -> bool:  # type: ignore[override]  # as above
-        """Whether no transform adds to a message."""
+        """True where no transform adds to a message."""
         return all(transform.update_alone for transform in self._transforms)
 
     def init(self, params_P: Tensor) -> State:
@@ -416,7 +417,7 @@ class Chain(Composed):
     of: tuple[Transform, ...]
 
     def transforms(self) -> tuple[Transform, ...]:
-        """Those given."""
+        """The transforms as given."""
         return self.of
 
 

@@ -22,35 +22,48 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "aggregators" / "__
     __path__.insert(0, str(_checkout))
 
 if TYPE_CHECKING:
+    from fed import aggregators as aggregators
+    from fed import errors as errors
+    from fed.aggregators.base import Aggregator as Aggregator
+    from fed.aggregators.base import PeerRule as PeerRule
     from fed.clients.data import ClientsOnDemand as ClientsOnDemand
     from fed.clients.data import FederatedData as FederatedData
     from fed.config.comparison import Comparison as Comparison
     from fed.config.experiment import Experiment as Experiment
+    from fed.server.deploy import serve as serve
     from fed.server.parameter_store import ParameterStore as ParameterStore
     from fed.simulations.compare import compare as compare
     from fed.simulations.simulate import simulate as simulate
     from fed.storage.run_folder import Run as Run
 
 _HOME_OF = {
+    "Aggregator": "fed.aggregators.base",
     "ClientsOnDemand": "fed.clients.data",
     "Comparison": "fed.config.comparison",
     "Experiment": "fed.config.experiment",
     "FederatedData": "fed.clients.data",
     "ParameterStore": "fed.server.parameter_store",
+    "PeerRule": "fed.aggregators.base",
     "Run": "fed.storage.run_folder",
     "compare": "fed.simulations.compare",
+    "serve": "fed.server.deploy",
     "simulate": "fed.simulations.simulate",
 }
 
 __all__ = [
+    "Aggregator",
     "ClientsOnDemand",
     "Comparison",
     "Experiment",
     "FederatedData",
     "ParameterStore",
+    "PeerRule",
     "Run",
     "__version__",
+    "aggregators",
     "compare",
+    "errors",
+    "serve",
     "simulate",
 ]
 
@@ -58,6 +71,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF:
         return getattr(import_module(_HOME_OF[name]), name)
+    if name in ("aggregators", "errors"):
+        return import_module(f"fed.{name}")
     raise AttributeError(f"module 'fed' has no attribute {name!r}")
 
 

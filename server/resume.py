@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fed.config.experiment import Experiment
@@ -37,7 +38,9 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
         )
 
 
-def newest_checkpoint(fingerprint: Mapping[str, Any], folder: RunFolder) -> tuple[int, Tree] | None:
+def newest_checkpoint(
+    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[int, Tree] | None:
     """The newest whole checkpoint whose rounds all have metrics; None where the run begins again.
 
     A run begins again only where it may have ended before its first checkpoint. Damaged files that are newer are named
@@ -46,6 +49,7 @@ def newest_checkpoint(fingerprint: Mapping[str, Any], folder: RunFolder) -> tupl
     Args:
         fingerprint: of the run, by :func:`run_fingerprint`.
         folder: of the run to resume.
+        objects: section → object of the experiment, where no file can name it.
 
     Raises:
         InvalidExperiment: if the run began with another experiment, other clients or another model.
@@ -53,7 +57,7 @@ def newest_checkpoint(fingerprint: Mapping[str, Any], folder: RunFolder) -> tupl
             read.
         InvalidCheckpoint: if no checkpoint fits, and the metrics of rounds would be lost.
     """
-    begun = folder.experiment()
+    begun = folder.experiment(objects)
     _check_alike(fingerprint["experiment"], begun.dump(), str(folder.path / "experiment.yaml"))
     rounds = folder.recorded_rounds()
     kept = Checkpoints(folder.checkpoints, 1).newest(rounds)

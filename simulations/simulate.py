@@ -106,7 +106,7 @@ def simulate(
             check_given_parts(given, folder)
         simulation = Simulation(experiment, data, model, loss, metric)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
-        kept = newest_checkpoint(fingerprint, folder) if folder is not None and resume else None
+        kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
         with folder.held() if folder is not None else nullcontext(), hired(simulation, expectation) as executor:
             loop = _loop(simulation, executor, fingerprint, folder, observer)

@@ -140,7 +140,7 @@ class Comparison(Document):
     @classmethod
     def _take_an_experiment_as_base(cls, keys: Any) -> Any:
         if isinstance(keys, dict) and isinstance(keys.get("base"), Experiment):
-            return {**keys, "base": keys["base"].model_dump(mode="json", exclude_unset=True)}
+            return {**keys, "base": keys["base"].given_keys()}
         return keys
 
     @model_validator(mode="after")

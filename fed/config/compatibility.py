@@ -108,6 +108,11 @@ def check_deployment(experiment: "Experiment") -> None:
         InvalidExperiment: one line for each reason.
     """
     _refuse({**dict(_parts(experiment)), "a deployment": _Deployment()})
+    for name, made in experiment.objects().items():
+        raise InvalidExperiment(
+            f"{name} must be of a class that nodes can import, got {made!r}: define one at the top of a module, with "
+            "numbers and texts as its hyper-parameters"
+        )
     if experiment.model is None:
         raise InvalidExperiment("model: null needs a model given in Python, which nodes cannot be given: name one")
 

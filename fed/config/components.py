@@ -12,6 +12,7 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType, SimpleNamespace
@@ -21,10 +22,18 @@ from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandl
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 from fed.config import docstrings
+from fed.config.compatibility import Combinable
 from fed.config.validation import Section, nearest, sentence_error
 from fed.errors import InvalidExperiment
 
-__all__ = ["Component", "Family", "keys_of"]
+__all__ = ["Component", "Family", "is_object", "keys_of"]
+
+_OBJECT = "object:"
+
+
+def is_object(written: object) -> bool:
+    """Tell whether a written section stands for an object given in Python that no file can name."""
+    return isinstance(written, dict) and str(written.get("kind")).startswith(_OBJECT)
 
 
 class Component(Section):
@@ -40,7 +49,12 @@ class Component(Section):
     """A built-in name, or python:package.module:Name."""
 
     def __reduce__(self) -> tuple[Any, ...]:  # its class is made when it is asked for, and has no name to import
-        return self.family.validate, (self.model_dump(exclude_unset=True),)
+        return self.family.validate, (self.make() if self.is_object else self.model_dump(exclude_unset=True),)
+
+    @property
+    def is_object(self) -> bool:
+        """True where it stands for an object given in Python that no file can name."""
+        return self.kind.startswith(_OBJECT)
 
     def make(self, **given: object) -> Any:
         """Call the kind with this section's keys, and with those of ``given`` that it asks for."""
@@ -93,6 +107,8 @@ class Family(Generic[_Section]):
         """Section that these keys, ``kind`` among them, make."""
         if isinstance(value, self.base):
             return value
+        if isinstance(value, Combinable) and dataclasses.is_dataclass(value):
+            return self._section_of(value)
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict):
@@ -108,6 +124,21 @@ class Family(Generic[_Section]):
             detail = sentence_error(str(error), "kind", kind)
             raise ValidationError.from_exception_data(self.name, [detail]) from None
         return section.model_validate({"kind": kind, **value})
+
+    def _section_of(self, made: Any) -> _Section:
+        """The section that makes an equal object when it is read from a file; else one that holds the object."""
+        home = f"{type(made).__module__}:{type(made).__qualname__}"
+        kinds = {target: kind for kind, target in self.builtin.items()}
+        keys = {part.name: getattr(made, part.name) for part in dataclasses.fields(made) if part.init}
+        if not home.startswith("__main__:"):
+            with suppress(InvalidExperiment, ValidationError, TypeError):
+                section = self.make(kinds.get(home, f"python:{home}"), **keys)
+                if self.validate(section.model_dump(mode="json", warnings=False)).make() == made:
+                    return section
+        holder = cast("type[_Section]", create_model(f"given {self.name}", __base__=self.base))
+        holder.target = staticmethod(lambda: made)
+        holder.family = self
+        return holder(kind=f"{_OBJECT}{made!r}")
 
     def make(self, kind: str, **keys: object) -> _Section:
         """The section of a kind with these keys."""
@@ -177,6 +208,10 @@ def _load(family: Family[Any], kind: str) -> Callable[..., Any]:
     if kind in family.builtin:
         module, _, name = family.builtin[kind].partition(":")
         return cast("Callable[..., Any]", getattr(importlib.import_module(module), name))
+    if kind.startswith(_OBJECT):
+        raise InvalidExperiment(
+            f"was given in Python as an object that no file can name: give it again, as fed.Experiment({family.name}=…)"
+        )
     if not kind.startswith("python:"):
         raise InvalidExperiment(f"no such {family.name}{nearest(kind, list(family.builtin))}")
     module, _, name = kind.removeprefix("python:").partition(":")

@@ -1,11 +1,14 @@
 """Documents: sections that stand in a YAML file of their own."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import ValidationError
 
 from fed.config import yaml
+from fed.config.components import Component, is_object
 from fed.config.validation import Section, sentences
 from fed.errors import InvalidExperiment
 
@@ -26,8 +29,12 @@ class Document(Section):
             raise InvalidExperiment("\n".join(sentences(error))) from None
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, objects: Mapping[str, Any] = MappingProxyType({})) -> Self:
         """Read a YAML file.
+
+        Args:
+            path: of the file.
+            objects: section → the object to take where the file says that one was given in Python.
 
         Raises:
             InvalidInput: if there is no such file.
@@ -35,6 +42,7 @@ class Document(Section):
         """
         path = Path(path)
         keys = yaml.load(path)
+        keys |= {name: made for name, made in objects.items() if is_object(keys.get(name))}
         try:
             return cls(**keys)
         except InvalidExperiment as error:
@@ -42,7 +50,15 @@ class Document(Section):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As keys, for the classes of its sections are made when their kinds are known, and pickle knows none of them.
-        return _made_of, (type(self), self.model_dump(mode="json", exclude_unset=True))
+        return _made_of, (type(self), self.given_keys())
+
+    def given_keys(self) -> dict[str, Any]:
+        """The keys that were given, in the form that YAML holds; but objects that no file can name."""
+        return {**self.model_dump(mode="json", exclude_unset=True), **self.objects()}
+
+    def objects(self) -> dict[str, Any]:
+        """The sections that are objects given in Python, which no file can name."""
+        return {name: part.make() for name, part in self if isinstance(part, Component) and part.is_object}
 
     def dump(self) -> dict[str, Any]:
         """Every value in force, in the form that YAML holds."""

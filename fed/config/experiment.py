@@ -217,8 +217,7 @@ class Experiment(Document):
         Raises:
             InvalidExperiment: one line for each thing wrong.
         """
-        given = self.model_dump(mode="json", exclude_unset=True)
-        return type(self)(**with_overrides(given, values))
+        return type(self)(**with_overrides(self.given_keys(), values))
 
 
 def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -120,8 +121,11 @@ class RunFolder:
             write_atomically(self.path / "experiment.yaml", yaml.dump(experiment.dump()).encode())
             write_atomically(self.path / "metrics.jsonl", b"")
 
-    def experiment(self) -> Experiment:
+    def experiment(self, objects: Mapping[str, Any] = MappingProxyType({})) -> Experiment:
         """The experiment that was run.
+
+        Args:
+            objects: section → the object given again, where the file cannot name what was given.
 
         Raises:
             InvalidInput: if it cannot be read.
@@ -131,7 +135,7 @@ class RunFolder:
                 f"{self.path / 'experiment.yaml'} must hold the experiment to resume, got no such file: restore it, "
                 "or run the experiment again with --overwrite"
             )
-        return Experiment.load(self.path / "experiment.yaml")
+        return Experiment.load(self.path / "experiment.yaml", objects)
 
     def given(self) -> list[str]:
         """The names of the parts given in Python beside the experiment.

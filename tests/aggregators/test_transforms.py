@@ -138,6 +138,6 @@ def test_a_trust_ratio_makes_steps_as_long_as_the_model() -> None:
     assert models(rule, [3.0, 4.0], [0.0, 0.0], 1) == [[3.0, 4.0]]
 
 
-def test_a_chain_reports_an_update_alone_unless_a_transform_adds_to_it() -> None:
+def test_a_chain_says_whether_it_adds_to_updates() -> None:
     assert chain(Clip(), Weigh(by="clients"), Momentum()).update_alone
     assert not chain(Clip(), Also()).update_alone
