@@ -1,7 +1,6 @@
-"""The contracts that algorithms keep: over ``mean``, over ``mix``, and within a client's local steps.
+"""Contracts of algorithms: over ``mean``, over ``mix``, and within a client's local steps.
 
-Shapes: P, a model's trainable parameters; K, clients of a group; S, clients of a round; M, numbers of a client's
-message; N, simulated peers.
+Shapes: see :mod:`fed.layout`.
 """
 
 from abc import ABC, abstractmethod
@@ -54,7 +53,7 @@ class Descend(Protocol):
 
 
 class Received(NamedTuple):
-    """What the rows that have one more neighbour got from it.
+    """Vectors of one more neighbour, for the rows that have it.
 
     Args:
         rows_K: their places.
@@ -79,7 +78,7 @@ class Mix(Protocol):
         ...
 
     def neighbours(self, x_NM: Tensor, /) -> Iterator[Received]:
-        r"""Single neighbours' vectors, for rules that do not take the weighted average of them as they are.
+        r"""Vectors of single neighbours, for rules that do not take their weighted average as it is.
 
         .. math:: (W x)_i = x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)
 
@@ -92,7 +91,7 @@ class Mix(Protocol):
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What a client has when its local steps are done; of K clients at once, each in a row of its own.
+    """Result of a client's local steps; of K clients at once, each in a row of its own.
 
     Args:
         update_KP: y − x̂, trained minus where the steps began, in float64 as all else.
@@ -131,7 +130,7 @@ class ClientWork:
 
     @property
     def gradients_K1(self) -> Tensor:  # noqa: N802  # a shape suffix
-        r"""‖a‖₁: how many gradients an update holds, :math:`y - x̂ = -η \sum_s a_s g_s`.
+        r"""Number of gradients that an update holds, ‖a‖₁: :math:`y - x̂ = -η \sum_s a_s g_s`.
 
         Without momentum, and under Adam, each step counts once: τ. With momentum it counts in later steps, too:
 
@@ -144,7 +143,7 @@ class ClientWork:
 
 
 class Report(NamedTuple):
-    """What clients answer, and what they keep; of K clients at once, each in a row of its own.
+    """Message of a client, and the state that it keeps; of K clients at once, each in a row of its own.
 
     Args:
         message: the parts, [K, ·] each, whose weighted mean the coordinator learns.
@@ -159,7 +158,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Reduced:
-    """What a round left.
+    """Result of a round: the means of the clients' messages.
 
     Args:
         mean: of each part of the clients' messages the weighted mean, in float64.
@@ -179,7 +178,7 @@ class Reduced:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of a client's local training; the next one goes on from where it ends, with an optimizer of its own.
+    """Part of a client's local training; the next phase starts from its end, with an optimizer of its own.
 
     Args:
         rule: what corrects the gradient of the shared parameters or adds a term to the loss; None for neither.
@@ -199,16 +198,16 @@ class Phase:
         return local if self.epochs is None else local.model_copy(update={"epochs": self.epochs, "steps": None})
 
     def steps(self, steps: int | None) -> int | None:
-        """How many steps this phase takes of a task that asks for so many; None: as many as :meth:`local` says."""
+        """Number of steps in this phase; None: as many as :meth:`local` says."""
         return steps if self.epochs is None else None
 
     def moves(self, shared: int) -> slice:
-        """Which numbers of a parameter vector move; its first ones are the ``shared`` parameters."""
+        """Mask of the numbers of a parameter vector that move; its first ones are the ``shared`` parameters."""
         return {"all": slice(None), "shared": slice(shared), "private": slice(shared, None)}[self.trains]
 
 
 class LocalRule:
-    """A client's local steps as an algorithm changes them; one that overrides nothing leaves them plain.
+    """Change of a client's local steps by an algorithm; one that overrides nothing leaves them plain.
 
     Rules compute elementwise in flat space, so that one client's [P] and many clients' [K, P] use the same code.
     """
@@ -238,7 +237,7 @@ class LocalRule:
         return gradient_P
 
     def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
-        """The scalar that is added to a batch's loss, from what the model's last linear layer gets.
+        """Scalar added to a batch's loss, from the input of the model's last linear layer.
 
         An algorithm that has one keeps ``previous_P``, another model of the same parameters, as its client state.
 
@@ -252,7 +251,7 @@ class LocalRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(LocalRule, Hyperparameters, ABC):
-    """The base of algorithms over either primitive: hyper-parameters, and what others ask an algorithm for."""
+    """Base of algorithms over either primitive: hyper-parameters, and the properties that others ask for."""
 
     primitive: ClassVar[Literal["mean", "mix"] | None]
     """The operation that it is an equation over; None: clients learn alone."""
@@ -267,7 +266,7 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
 
     @property
     def needs_fixed_members(self) -> bool:
-        """Whether clients are numbered from the beginning of a run to its end."""
+        """True if clients are numbered from the beginning of a run to its end."""
         return "place" in self.asks
 
     @property
@@ -278,21 +277,21 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     def check_local(self, local: Local) -> None:
         """Any local training.
 
-        An algorithm whose equation does not hold for some says here, in its first line, for which it does. It is asked
-        when an experiment is read.
+        An algorithm whose equation does not hold for all local training says in this docstring's first line for which
+        it holds. The check is made when an experiment is read.
 
         Raises:
             InvalidExperiment: for the others, with the reason and the way out.
         """
 
     def needs(self) -> Sequence[Term]:
-        """What the flags say that it needs."""
+        """Features that the flags say it needs."""
         if not self.needs_fixed_members:
             return ()
         return (Term(Feature.FIXED_MEMBERS, "choose an algorithm such as fedavg", "because it numbers them"),)
 
     def lacks(self) -> Sequence[Term]:
-        """What the flags say that it does not offer."""
+        """Features that the flags say it does not offer."""
         if not self.personal:
             return ()
         way_out = "choose an algorithm for a global model such as fedavg"
@@ -305,12 +304,12 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregator(Algorithm):
-    """An algorithm over ``mean``: what clients say, and how the mean of it moves the model.
+    """Algorithm over ``mean``: the clients' messages, and the movement of the model by their mean.
 
     A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of float64 tensors whose field
-    ``model_P`` is the model that users evaluate. Only :meth:`init` and :meth:`apply` must be written; what a client
-    does beyond plain training is :meth:`local_start`, :meth:`report`, :meth:`phases` and, in its local steps,
-    :class:`LocalRule`. Of a model with private parts all of these see the shared parameters alone.
+    ``model_P`` is the global model. Only :meth:`init` and :meth:`apply` must be written; what a client does beyond
+    plain training is :meth:`local_start`, :meth:`report`, :meth:`phases` and, in its local steps, :class:`LocalRule`.
+    With a model that has private parts, all of these see the shared parameters alone.
     """
 
     primitive: ClassVar[Literal["mean"]] = "mean"
@@ -363,7 +362,7 @@ class Aggregator(Algorithm):
         return terms
 
     def _beside_updates(self) -> str:
-        """What clients report or keep beside the update of the model that they were sent, as a clause."""
+        """Clause on what clients report or keep beside the update of the model that they were sent."""
         if not self.update_alone:
             return "whose clients report more than their update"
         if not self.plain_start:
@@ -380,15 +379,15 @@ class Aggregator(Algorithm):
         return model_P
 
     def broadcast(self, state: Any) -> Broadcast:
-        """What goes out beside the model, [P] each where local steps use it."""
+        """Tensors sent beside the model, [P] each where local steps use them."""
         return ()
 
     def steps(self, state: Any) -> int | None:
-        """How many optimizer steps clients take in the round to come; None: as many as the experiment says."""
+        """Number of optimizer steps of clients in the next round; None: as many as the experiment says."""
         return None
 
     def init_client(self, params_P: Tensor) -> Any:
-        """What a client keeps before its first task: a named tuple of tensors of one dimension; None: nothing."""
+        """State of a client before its first task: a named tuple of tensors of one dimension; None: no state."""
         return None
 
     def private(self, module: nn.Module) -> Collection[str]:
@@ -400,15 +399,15 @@ class Aggregator(Algorithm):
         return ()
 
     def phases(self) -> tuple[Phase, ...]:
-        """What a client's local training consists of."""
+        """Phases of a client's local training."""
         return (Phase(rule=self.local_rule),)
 
     def local_start(self, anchor_P: Tensor, client_state: Any) -> Tensor:
-        """Where a client's steps begin: x, or of K clients [K, P] a row each."""
+        """Start of a client's steps: x, or for K clients [K, P] a row each."""
         return anchor_P
 
     def report(self, work: ClientWork) -> Report:
-        """What clients answer and keep: the update, weighted by samples, and what they had."""
+        """Message and kept state of clients: the update, weighted by samples, and the state that they had."""
         return Report((work.update_KP,), work.samples_K1, work.client_state)
 
     def check(self, replies: int) -> None:
@@ -441,7 +440,7 @@ class Aggregator(Algorithm):
     def combine(
         self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[Any, Tensor]:
-        """Where ``linear`` is False, the state and what takes the place of the weighted mean, [M].
+        """State and replacement [M] of the weighted mean, where ``linear`` is False.
 
         Args:
             state: the present one.
@@ -461,7 +460,7 @@ class Aggregator(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRule(Algorithm):
-    """An algorithm over ``mix``: what a peer does in a round, with its local steps and its neighbours.
+    """Algorithm over ``mix``: a peer's round, made of its local steps and exchanges with its neighbours.
 
     A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of tensors with a row for each
     peer, float64 but for what the rule itself keeps in another type; its field ``model_NP`` is the model that users

@@ -1,6 +1,6 @@
-"""What a client does for an algorithm over ``mean`` before and after its local steps; of one client or of a group.
+"""Client side of algorithms over ``mean``: start, report and state of one client or of a group.
 
-Shapes: K, clients of a group; P, trainable parameters; V ≥ P, the whole floating-point state; M, numbers of a message.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,18 @@ __all__ = [
 
 
 def first_client_state(aggregator: Aggregator, layout: Layout, vector_V: Tensor) -> Any:
-    """What a client keeps before its first task, in the model's type: a named tuple, or None."""
+    """State of a client before its first task, in the model's type: a named tuple, or None.
+
+    Args:
+        aggregator: the algorithm.
+        layout: the model's.
+        vector_V: the first model.
+    """
     return each_part(aggregator.init_client(vector_V[: layout.parameters]), lambda part: part.to(layout.dtype))
 
 
 def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """What a client keeps, with each of its tensors changed: a named tuple of the same type, or None."""
+    """State of a client with each of its tensors changed: a named tuple of the same type, or None."""
     return state and type(state)(*map(change, state))
 
 
@@ -87,7 +93,14 @@ def format_of(
 
 
 def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:
-    """The states in which local steps begin: the task's [V], or each client's own [K, V]."""
+    """States in which local steps begin: the task's [V], or each client's own [K, V].
+
+    Args:
+        aggregator: the algorithm.
+        layout: the model's.
+        start_V: the task's model.
+        client_state: the clients', a named tuple, or None.
+    """
     anchor_P = start_V[..., : layout.parameters]
     began_KP = aggregator.local_start(anchor_P, client_state)
     if began_KP is anchor_P:
@@ -134,7 +147,7 @@ def _is(message: tuple[Tensor, ...], update_KP: Tensor) -> bool:
 
 
 def _in_float64(value: Any) -> Any:
-    """Floating-point tensors in float64, whatever holds them."""
+    """Floating-point tensors in float64, in whatever container they come."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, tuple):

@@ -1,7 +1,8 @@
 """Decentralised parallel stochastic gradient descent.
 
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NeurIPS 2017, arXiv 1705.09056.
-Shapes: N peers; P, a peer's parameters.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""No communication at all: the floor of every comparison. Shapes: N clients; P, a client's parameters."""
+"""Local training without communication: the floor of every comparison.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -7,7 +10,7 @@ from torch import Tensor
 
 from fed.aggregators.base import Descend, Mix, PeerRule
 
-__all__ = ["Local", "State"]
+__all__ = ["LocalOnly", "State"]
 
 
 class State(NamedTuple):
@@ -17,7 +20,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(PeerRule):
+class LocalOnly(PeerRule):
     r"""Every client trains alone on its own data: the floor that a collaboration must beat.
 
     .. math:: x_i ← x_i - η ∇f_i(x_i)

@@ -66,7 +66,7 @@ class Transform(Hyperparameters):
         return None
 
     def update(self, mean_update_P: Tensor, state: Any, params_P: Tensor) -> tuple[Tensor, Any]:
-        """The update in place of another, and the transform's next state.
+        """Update in place of the mean update, and the transform's next state.
 
         Args:
             mean_update_P: the round's mean update, as the transforms before leave it.
@@ -78,7 +78,7 @@ class Transform(Hyperparameters):
 
 @dataclass(frozen=True, kw_only=True)
 class Reducer(Transform, ABC):
-    """A transform that needs the single messages of a round."""
+    """Transform that needs the single messages of a round."""
 
     def left(self, messages: int) -> int:
         """The number of messages that leave the transform.
@@ -118,7 +118,7 @@ class Weigh(Transform):
     by: Literal["samples", "clients"] = "samples"
 
     def report(self, report: Report, work: ClientWork) -> Report:
-        """The same message, weighted so."""
+        """Same message with another weight."""
         weight_K1 = work.samples_K1 if self.by == "samples" else torch.ones_like(work.samples_K1)
         return report._replace(weight_K1=weight_K1)
 
@@ -147,7 +147,7 @@ class Clip(Transform):
 
 @dataclass(frozen=True, kw_only=True)
 class Scale(Transform):
-    """The update, so many times.
+    """Update times a factor.
 
     Args:
         factor: above 0; a server's learning rate.
@@ -310,7 +310,7 @@ class SlowWeights(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Lookahead(Transform):
-    r"""Slow weights follow the model, which goes back to them every k rounds (Zhang et al. 2019, 1907.08610).
+    r"""Slow weights follow the model, which returns to them every k rounds (Zhang et al. 2019, 1907.08610).
 
     .. math:: φ ← φ + α (x + Δ - φ), \qquad x ← φ \qquad \text{every } k \text{ rounds; else } x ← x + Δ
 
@@ -323,7 +323,7 @@ class Lookahead(Transform):
     period: PositiveInt = 5
 
     def init(self, params_P: Tensor) -> SlowWeights:
-        """Slow weights where the model is."""
+        """Slow weights equal to the model."""
         return SlowWeights(params_P, params_P.new_zeros(1))
 
     def update(self, mean_update_P: Tensor, state: SlowWeights, params_P: Tensor) -> tuple[Tensor, SlowWeights]:
@@ -368,7 +368,7 @@ class Composed(Aggregator):
         return all(transform.update_alone for transform in self._transforms)
 
     def init(self, params_P: Tensor) -> State:
-        """The model, and what the transforms keep."""
+        """The model, and the transforms' states."""
         return State(params_P, tuple(transform.init(params_P) for transform in self._transforms))
 
     def report(self, work: ClientWork) -> Report:

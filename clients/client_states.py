@@ -1,7 +1,4 @@
-"""What clients keep from task to task: records of named tensors, changed by the coordinator's verdict alone.
-
-Shapes: K, clients of a group; V, a model's floating-point state; I, its integers.
-"""
+"""Client states, kept from task to task: records of named tensors, changed by the coordinator's verdict alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +99,7 @@ class ClientStates:
         return dict(self._kept)
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Resume from what :meth:`state` wrote down."""
         self._kept = dict(state)
 
     def whole(self, model: _State) -> _State:
@@ -118,7 +115,7 @@ class ClientStates:
 
 @dataclass(frozen=True, eq=False)
 class _Models(Mapping[ClientId, _State]):
-    """Clients' own models, put together when they are asked for."""
+    """Clients' own models, joined when they are asked for."""
 
     clients: Sequence[ClientId]
     layout: Layout

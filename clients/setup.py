@@ -1,4 +1,7 @@
-"""What an experiment, data and a model come to before the first round, held to each other."""
+"""Preparation of a run: experiment, data and model, checked against each other before the first round.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -113,7 +116,7 @@ class Preparation:
         )
 
     def given(self) -> Given:
-        """What comes with a client's first task beside the model, and what the algorithm has it keep before that."""
+        """Context of a client's first task beside the model, and the algorithm's first client state."""
         if not isinstance(self.algorithm, Aggregator):
             return Given()
         shared = self.layout.shared
@@ -123,7 +126,7 @@ class Preparation:
         return Given(first_client_state(self.algorithm, shared, vector_V), broadcast)
 
     def client_states(self) -> ClientStates:
-        """What clients keep, before the first round."""
+        """Client states before the first round."""
         keeps_models = any(phase.is_personal for phase in self.phases)
         state = self.given().client_state
         return ClientStates(self.data.clients, self.layout, self.layout.pack(self.module), state, keeps_models)
@@ -131,7 +134,7 @@ class Preparation:
     def _first_module(
         self, experiment: Experiment, model: Callable[[], nn.Module] | nn.Module | None, loss: Loss | None
     ) -> nn.Module:
-        """Initialised from its own stream, and held to the data."""
+        """Module initialised from its own stream, and checked against the data."""
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
             made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
             module = own_copy(made)
@@ -154,7 +157,7 @@ class Preparation:
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
 
     def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
-        """What clients hold out to score models on, if they do; the data become what is left to train on."""
+        """Samples that clients hold out to score models on, if they do; the data become what is left to train on."""
         evaluation = section.make()
         if isinstance(evaluation, ByClients):
             self.data, pairs = held_out.for_each(self.data, evaluation.fraction, self.streams)
@@ -167,7 +170,7 @@ class Preparation:
         return None
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
-        """What a client's training consists of, and the layout with what it does not share."""
+        """Phases of a client's training, and the layout with the parts that it does not share."""
         algorithm: Any = self.algorithm
         if not isinstance(algorithm, Aggregator):
             return (Phase(rule=algorithm.local_rule),), Layout.of(self.module)

@@ -1,7 +1,6 @@
 """Client updates, counted and summed until the global model moves by them.
 
-Shapes: P, trainable parameters; V, the whole floating-point state; I, integers; S, replies; M, numbers of a client's
-message and of its float buffers' update.
+Shapes: see :mod:`fed.layout`.
 """
 
 import logging

@@ -25,7 +25,7 @@ class CountedTask(NamedTuple):
 
 
 class ClientStateVersions:
-    """For each client the last task that counted; its node keeps older states for a server that goes back."""
+    """Last counted task of each client; its node keeps older states for a server that goes back."""
 
     def __init__(self) -> None:
         self._after: dict[int | str, CountedTask] = {}
@@ -41,7 +41,13 @@ class ClientStateVersions:
         return self._durable.get(client)
 
     def count(self, client: int | str, task: CountedTask, *, is_durable: bool = False) -> None:
-        """Note that a client's update counted; for good where there are no checkpoints to go back to."""
+        """Note that a client's update counted; for good where there are no checkpoints to go back to.
+
+        Args:
+            client: whose update.
+            task: the task.
+            is_durable: true if no checkpoint will be gone back to.
+        """
         self._after[client] = task
         if is_durable:
             self._durable[client] = task

@@ -1,7 +1,6 @@
 """The coordinator: one global model, moved by one aggregator, over any fleet.
 
-Shapes: P, trainable parameters; V, the whole floating-point state; B = V − P; I, integers; S, replies of a round; M,
-numbers of a client's message and its B.
+Shapes: see :mod:`fed.layout`.
 """
 
 import logging
@@ -78,7 +77,7 @@ class Coordinator:
         self.message = message
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
         aggregator.check_state(self._state, layout.parameters, "init")
-        self._buffers_B = vector_V[layout.parameters :].double()
+        self._buffers_R = vector_V[layout.parameters :].double()
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = 0
@@ -208,7 +207,7 @@ class Coordinator:
         """All that a resumed run needs, for a checkpoint."""
         return {
             "aggregator": plain(self._state),
-            "averaged": self._buffers_B,
+            "averaged": self._buffers_R,
             "integers": self._integers_I,
             "version": self.version,
             "tasks": self._tasks,
@@ -224,7 +223,7 @@ class Coordinator:
             InvalidCheckpoint: if it is the state of another algorithm or model.
         """
         self._state = refilled(self._state, state["aggregator"])
-        self._buffers_B, self._integers_I = state["averaged"], state["integers"]
+        self._buffers_R, self._integers_I = state["averaged"], state["integers"]
         self.version, self._tasks = state["version"], state["tasks"]
         self.losses, self._asked = state["losses"], state["asked"]
         self._sent = None
@@ -252,13 +251,13 @@ class Coordinator:
             state, mean_update_M = self._aggregator.combine(self._state, *accumulator.rows(), stream)
         members = len(self.fleet.registered())
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
-        *mean, buffers_B = mean_update_M.split_with_sizes(self.message.sizes)
+        *mean, buffers_R = mean_update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, members)
         state = self._aggregator.apply(state, reduced)
         self._aggregator.check_state(state, self._layout.parameters, "apply")
-        buffers_B = self._buffers_B + buffers_B if self.message.buffers else self._buffers_B
+        buffers_R = self._buffers_R + buffers_R if self.message.buffers else self._buffers_R
         # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._buffers_B, self._integers_I, self._sent = state, buffers_B, accumulator.integers_I, None
+        self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
 
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
         """The model that goes out with tasks for as long as it stays, and their number of steps."""
@@ -271,10 +270,10 @@ class Coordinator:
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; the same tensor for the same parameters."""
-        if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._buffers_B:
+        if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._buffers_R:
             vector_V = self._whole(params_P).to(self._layout.dtype, copy=True)
-            self._kept = params_P, self._buffers_B, vector_V
+            self._kept = params_P, self._buffers_R, vector_V
         return self._kept[2]
 
     def _whole(self, params_P: Tensor) -> Tensor:
-        return torch.cat([params_P, self._buffers_B]) if self.message.buffers else params_P
+        return torch.cat([params_P, self._buffers_R]) if self.message.buffers else params_P

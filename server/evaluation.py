@@ -1,7 +1,4 @@
-"""Evaluation of models, on the test set or on clients' held-out samples, by idle executors during the next round.
-
-Shapes: see :mod:`fed.layout`.
-"""
+"""Evaluation of models, on the test set or on clients' held-out samples, by idle executors during the next round."""
 
 import math
 import statistics

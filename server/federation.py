@@ -1,7 +1,4 @@
-"""Federation of a run's clients, with a coordinator or without one.
-
-Shapes: see :mod:`fed.layout`.
-"""
+"""Federation of a run's clients, with a coordinator or without one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias

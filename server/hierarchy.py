@@ -1,6 +1,6 @@
 """Edge coordinators between the clients and the coordinator: each reduces its own clients and reports upward.
 
-Shapes: M, numbers of a client's message.
+Shapes: see :mod:`fed.layout`.
 """
 
 import math
@@ -23,7 +23,7 @@ __all__ = ["HierarchicalFleet", "Hierarchy"]
 
 @dataclass(frozen=True, kw_only=True)
 class Hierarchy(Hyperparameters):
-    r"""A tree of two levels: clients answer to edge coordinators, and these to the coordinator.
+    r"""Tree of two levels: clients answer to edge coordinators, and these to the coordinator.
 
     .. math:: \sum_i w_i m_i = \sum_{e} \sum_{i ∈ e} w_i m_i
 
@@ -56,7 +56,7 @@ class Hierarchy(Hyperparameters):
 
 
 class HierarchicalFleet:
-    """A :class:`fed.server.fleet.Fleet` seen through edge coordinators.
+    """Fleet of clients behind edge coordinators, itself a :class:`fed.server.fleet.Fleet`.
 
     Args:
         fleet: of clients that answer singly or in groups.
@@ -74,7 +74,7 @@ class HierarchicalFleet:
 
     @property
     def clock(self) -> float:
-        """The clients' clock, and what messages between edges and coordinator have taken until now."""
+        """Clock of the clients, plus the time that messages between edges and coordinator have taken."""
         return self._fleet.clock + self._passed_s
 
     def registered(self) -> Sequence[int | str]:
@@ -86,7 +86,7 @@ class HierarchicalFleet:
         return self._fleet.available()
 
     def size_of(self, client: int | str) -> int:
-        """How many samples a client holds."""
+        """Number of a client's samples."""
         return self._fleet.size_of(client)
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
@@ -135,27 +135,27 @@ class HierarchicalFleet:
         )
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """As the clients' fleet does."""
+        """Cancel tasks of the clients' fleet."""
         self._fleet.cancel(tasks)
 
     def settle(self, counted: Mapping[int, float]) -> None:
-        """As the clients' fleet does."""
+        """Pass the verdict to the clients' fleet."""
         self._fleet.settle(counted)
 
     def wait(self, until: float = math.inf) -> bool:
-        """As the clients' fleet does."""
+        """Wait as the clients' fleet does."""
         return self._fleet.wait(until - self._passed_s)
 
     def state(self) -> Tree:
-        """The clients', and the time that has passed above them."""
+        """State of the clients' fleet, and the time spent above it."""
         return {"passed_s": self._passed_s, "edges": self._edges, "fleet": self._fleet.state()}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Resume from what :meth:`state` wrote down."""
         self._passed_s, self._edges = state["passed_s"], state["edges"]
         self._fleet.restore(state["fleet"])
 
 
 def _sooner(task: Task, by_s: float) -> Task:
-    """With a deadline that leaves time for the way through the edge."""
+    """Task with a deadline that leaves time for the way through the edge."""
     return task if task.deadline_s is None else task._replace(deadline_s=max(task.deadline_s - by_s, 0.0))

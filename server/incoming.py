@@ -1,6 +1,6 @@
 """The way in of client updates: validated and decoded before they touch the model.
 
-Shapes: see :mod:`fed.wire.messages`.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A keyed store of tensors that workers push to and pull from, nobody too far ahead of the others."""
+"""Parameter store: keyed tensors that workers push to and pull from, with bounded staleness."""
 
 import math
 import threading
@@ -17,7 +17,7 @@ Updater: TypeAlias = Callable[[int | str, Tensor, Tensor], Tensor]
 
 
 class State(TypedDict):
-    """What a store restored from it goes on with: copies of the values, and where each worker is."""
+    """Checkpoint of a store: copies of the values, and each worker's clock."""
 
     bound: float
     slowest: int
@@ -105,11 +105,11 @@ class ParameterStore:
 
     @property
     def workers(self) -> KeysView[int | str]:
-        """Those that are registered."""
+        """Registered workers."""
         return self._clocks.keys()
 
     def set(self, key: int | str, tensor: Tensor) -> None:
-        """Give a key its first value, or another, of whatever shape and type.
+        """Set a key's first value, or another, of any shape and type.
 
         Raises:
             InvalidInput: if the key is neither a number nor a text, or the value not a dense tensor of finite numbers.
@@ -130,7 +130,12 @@ class ParameterStore:
         return value.clone()
 
     def push(self, key: int | str, tensor: Tensor, worker: int | str) -> None:
-        """Merge a tensor into a key's value, as of the worker's clock.
+        """Merge a tensor into a key's value, at the worker's clock.
+
+        Args:
+            key: of the value.
+            tensor: of the value's shape.
+            worker: who pushes.
 
         Raises:
             InvalidInput: if the key was never set, the worker is not registered or may not proceed, or the tensor, or
@@ -178,7 +183,7 @@ class ParameterStore:
             self._workers_at[self._slowest] += 1
 
     def leave(self, worker: int | str) -> None:
-        """Let a worker go: what it pushed stays, and nobody waits for it any more.
+        """Remove a worker: what it pushed stays, and no worker waits for it any more.
 
         Raises:
             InvalidInput: if it is not registered.
@@ -205,7 +210,7 @@ class ParameterStore:
                 self._changed.notify_all()
 
     def clock(self, worker: int | str) -> int:
-        """Where a worker is: at the smallest clock when it registered, and one further for each tick since.
+        """Clock of a worker: the smallest clock when it registered, and one more for each tick since.
 
         Raises:
             InvalidInput: if it is not registered.
@@ -216,7 +221,7 @@ class ParameterStore:
             return self._clocks[worker]
 
     def may_proceed(self, worker: int | str) -> bool:
-        """Whether a worker is at most the bound ahead of the slowest; never waits.
+        """True if a worker is at most the bound ahead of the slowest; never waits.
 
         Raises:
             InvalidInput: if it is not registered.
@@ -225,7 +230,7 @@ class ParameterStore:
             return self.clock(worker) <= self._slowest + self._bound
 
     def ready(self, workers: Iterable[int | str]) -> dict[int, list[int | str]]:
-        """Those of some workers who may proceed, by clock, in their order; never waits.
+        """Workers among these that may proceed, by clock, in their order; never waits.
 
         Raises:
             InvalidInput: if one is not registered.
@@ -260,14 +265,14 @@ class ParameterStore:
                 )
 
     def state(self) -> State:
-        """All that there is at one instant, for a checkpoint; waiting threads are not part of it."""
+        """Whole state at one instant, for a checkpoint; waiting threads are not part of it."""
         with self._changed:
             values = {key: value.clone() for key, value in self._values.items()}
             return State(bound=self._bound, slowest=self._slowest, values=values, clocks=dict(self._clocks))
 
     @classmethod
     def restore(cls, state: State, *, updater: Updater = _add) -> Self:
-        """A store that goes on from a state.
+        """Store that resumes from a state.
 
         Args:
             state: what :meth:`state` returned.
@@ -313,7 +318,7 @@ class ParameterStore:
         return f"waits at clock {clock} for {_few(slow)}, because the bound is {self._bound}"
 
     def _find_slowest(self) -> bool:
-        """Whether the smallest clock has risen; over a run this takes no more steps than there are ticks."""
+        """True if the smallest clock has risen; over a run this takes no more steps than there are ticks."""
         before = self._slowest
         while self._clocks and not self._workers_at[self._slowest]:
             del self._workers_at[self._slowest]
@@ -350,6 +355,6 @@ def _refuse_unlike(name: str, tensor: Tensor, stored: Tensor) -> None:
 
 
 def _few(items: Iterable[object]) -> str:
-    """The first of many, and how many more there are."""
+    """Text of the first of many items, and the number of the others."""
     texts = [str(item) for item in items]
     return ", ".join(texts[:10]) + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")

@@ -1,7 +1,4 @@
-"""What fleets of real nodes have in common, whatever engine carries their messages.
-
-Shapes: see :mod:`fed.wire.messages`.
-"""
+"""Base of the fleets of real nodes, whatever engine carries their messages."""
 
 import logging
 import math
@@ -18,7 +15,7 @@ from fed.server.client_state_versions import ClientStateVersions, CountedTask
 from fed.server.incoming import received
 from fed.server.node_counts import NodeCounts
 from fed.server.registry import Members
-from fed.server.validation import BEGAN_ANEW
+from fed.server.validation import CLIENT_STATE_LOST
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, one_line
@@ -34,7 +31,7 @@ _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 
 
 class RealFleet(ABC):
-    """A :class:`fed.server.fleet.Fleet` of nodes that say themselves who they are and what they hold.
+    """Fleet of nodes that say themselves who they are and what they hold, as :class:`fed.server.fleet.Fleet`.
 
     A client's state is committed by the coordinator's verdict: a node is told with each task which of its earlier ones
     counted last, and at what discount, so that a server that resumes from a checkpoint finds its clients' states.
@@ -91,7 +88,7 @@ class RealFleet(ABC):
         self._make_known(plan, message)
 
     def await_nodes(self, count: int) -> None:
-        """Wait until so many attend."""
+        """Wait until this many nodes are connected."""
         said, saying = -1, _Saying()
         while (there := len(self._attending())) < count:
             if there != said:
@@ -101,27 +98,27 @@ class RealFleet(ABC):
             self._seen = self._changes
 
     def registered(self) -> Sequence[int | str]:
-        """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
+        """All clients that have joined, those left out that came after the members were fixed; numbers, then names."""
         return self._members.ids()
 
     def fix_registered(self) -> None:
-        """From now on nobody becomes one; who is none is there, and is asked nothing."""
+        """Fix the members: a client that joins later is connected, and gets no tasks."""
         self._members.close()
 
     def available(self) -> Sequence[int | str]:
-        """Those that are there and have no task."""
+        """Connected members without a task."""
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
         there -= {*self._unsettled.values()} if self._keeps_states else set()
         return [client for client in self.registered() if client in there]
 
     def size_of(self, client: int | str) -> int:
-        """How many samples a client said it trains on."""
+        """Number of samples that a client says it trains on."""
         return self._members.size_of(client)
 
     @abstractmethod
     def dispatch(self, tasks: Iterable[Task]) -> None:
-        """Send tasks out; clients that are not there, as after a resumption, get theirs when they come."""
+        """Send tasks; clients that are not connected, as after a resume, get theirs when they come."""
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive."""
@@ -147,7 +144,7 @@ class RealFleet(ABC):
 
     @abstractmethod
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these but those that are there."""
+        """Give no answers to these tasks but those that have arrived."""
 
     def settle(self, counted: Mapping[int, float]) -> None:
         """Remember the tasks whose updates counted; with the next task a node commits the state that they left."""
@@ -172,7 +169,7 @@ class RealFleet(ABC):
 
     @abstractmethod
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
-        """What nodes find of a model, or of their own, on samples that they hold out.
+        """Scores of a model, or of the nodes' own, on samples that they hold out.
 
         Args:
             model: (vector [V], integers [I]).
@@ -189,14 +186,14 @@ class RealFleet(ABC):
         }
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
+        """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
         self._began_s = time.monotonic() - state["clock"]
         self._members.restore(state["members"])
         self._kept.restore(state["kept"])
         self.counts.restore(state["counts"])
 
     def _assignment(self, task: Task, members: Sequence[int | str], payload: Payload) -> Assignment:
-        """A task as nodes are told it.
+        """Assignment of a task, as nodes are told it.
 
         Args:
             task: to be done.
@@ -236,7 +233,7 @@ class RealFleet(ABC):
         assert self._streams is not None
         answer = received(task, header, tensors, self._message, self._streams)
         if header.began_anew and not isinstance(answer, str):
-            _log.warning(BEGAN_ANEW, task.client)
+            _log.warning(CLIENT_STATE_LOST, task.client)
         return answer
 
     def _say_missing_scores(self, clients: Collection[int | str | None], limit_s: float) -> None:
@@ -254,23 +251,23 @@ class RealFleet(ABC):
 
     @abstractmethod
     def _attending(self) -> Collection[int | str]:
-        """The clients that are there."""
+        """Clients that are connected."""
 
     @abstractmethod
     def _free(self) -> Collection[int | str]:
-        """Those of them that would begin with a task now."""
+        """Connected clients that would begin a task now."""
 
     @abstractmethod
     def _has_answer(self) -> bool:
-        """Whether one to an open task is there."""
+        """True if an answer to an open task has arrived."""
 
     @abstractmethod
     def _next_answer(self, within_s: float) -> Answer | None:
-        """The next one to an open task, if it comes in time; one that is there comes in any time."""
+        """Next answer to an open task, if it comes in time; one that has arrived is in time."""
 
     @abstractmethod
     def _pass_time(self, until: float) -> None:
-        """Wait until the clock is there, or less: no longer than until a node comes, goes or answers."""
+        """Wait until a clock, or until a node comes, goes or answers."""
 
 
 def _task_id(found: CountedTask | None) -> TaskId | None:
@@ -278,7 +275,7 @@ def _task_id(found: CountedTask | None) -> TaskId | None:
 
 
 class _Saying:
-    """Says what is waited for, once a while."""
+    """Log of what is waited for, once a while."""
 
     def __init__(self, *, at_once: bool = False) -> None:
         self._next_s = time.monotonic() + (0.0 if at_once else _SAYS_EVERY_S)

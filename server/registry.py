@@ -1,4 +1,4 @@
-"""The clients that real nodes stand for, in the order that gives each its number."""
+"""Registry of the clients that real nodes stand for, in the order that gives each its number."""
 
 import logging
 
@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class Members:
-    """All that have ever come, or once nobody else is let in, all that had come by then.
+    """All clients that have joined, or, once closed, all that had joined by then.
 
     Example:
         >>> members = Members()
@@ -28,7 +28,7 @@ class Members:
         self._came_late: set[int | str] = set()
 
     def come(self, client: int | str, samples: int) -> None:
-        """A client says how many samples it holds."""
+        """Enter a client with its number of samples."""
         if self.take(client):
             self._samples[client] = samples
         elif client not in self._came_late:
@@ -44,11 +44,11 @@ class Members:
         return not self._is_closed or client in self._samples
 
     def close(self) -> None:
-        """Let nobody else in."""
+        """Let no other client in."""
         self._is_closed = True
 
     def ids(self) -> list[int | str]:
-        """Numbers, then names."""
+        """Ids of clients, numbers before names."""
         return sorted(self._samples, key=lambda client: (isinstance(client, str), client))
 
     def size_of(self, client: int | str) -> int:
@@ -60,5 +60,5 @@ class Members:
         return dict(self._samples)
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Resume from what :meth:`state` wrote down."""
         self._samples = dict(state)

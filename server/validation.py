@@ -1,4 +1,4 @@
-"""Checks of what real nodes say, made before anything is done with it. Shapes: see :mod:`fed.wire.messages`."""
+"""Checks of what real nodes say, made before anything is done with it."""
 
 import math
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from fed.wire.messages import LARGEST, MOST_SAMPLES, Answer, Task, one_line
 from fed.wire.protocol import MOST_CLASSES, MOST_HELD, PROTOCOL
 from fed.wire.protocol_pb2 import Joining, Scores, Signature
 
-__all__ = ["BEGAN_ANEW", "failure_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
+__all__ = ["CLIENT_STATE_LOST", "failure_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
-BEGAN_ANEW = (
+CLIENT_STATE_LOST = (
     "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
     "had at first"
 )
@@ -23,7 +23,13 @@ _MOST_LETTERS = 60  # of a name, in a refusal
 
 
 def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Answer:
-    """The failure that a node reports; divergence is the node's own word, and ends no run."""
+    """Failure that a node reports; divergence is the node's own word, and ends no run.
+
+    Args:
+        task: the task that failed.
+        problem: the node's reason.
+        has_diverged: true if the node says that its training diverged.
+    """
     return Answer.failure(task, f"its training diverged: {problem}" if has_diverged else problem)
 
 

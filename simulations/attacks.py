@@ -1,7 +1,6 @@
-"""Clients that attack: what they say in place of what they have learned, or what they learn from.
+"""Attacks: clients that send other updates than they have trained, or train on poisoned data.
 
-Shapes: A, attackers of a round; H, honest clients of a round; P, the model's parameters; n, samples of a client; M,
-numbers of a message.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the attackers of a round know, all of them together, when they answer; in the order of tasks.
+    """Knowledge of a round's attackers, shared by all of them, in the order of tasks.
 
     Args:
         own_AP: the updates that they have trained as honest clients do, in float64.
@@ -59,7 +58,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(Hyperparameters):
-    """What attackers do; one that overrides nothing is none."""
+    """Attack; one that overrides nothing is none."""
 
     poisons: ClassVar[bool] = False
     """Whether attackers learn from other labels: the class overrides :meth:`poison`."""
@@ -76,7 +75,7 @@ class Attack(Hyperparameters):
         return [Term(feature, "set adversaries to null") for feature in (Feature.REPORTS, Feature.SIMULATION)]
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
-        """What an attacker learns in place of its own labels.
+        """Labels that an attacker learns in place of its own.
 
         Args:
             targets: labels [n, ...] from 0 to ``classes`` − 1.
@@ -85,7 +84,7 @@ class Attack(Hyperparameters):
         return targets
 
     def forge(self, known: Knowledge) -> Tensor:
-        """What the attackers say in place of their updates: [A, P]."""
+        """Updates that attackers send in place of their own: [A, P]."""
         return known.own_AP
 
 
@@ -113,7 +112,7 @@ class SignFlip(Attack):
     scale: PositiveFloat = 4.0
 
     def forge(self, known: Knowledge) -> Tensor:
-        """The other way."""
+        """The update reversed and scaled."""
         return -self.scale * known.own_AP
 
 
@@ -135,7 +134,7 @@ class Gaussian(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class ALIE(Attack):
-    r"""A little is enough: all attackers say what is not quite far from the mean (Baruch et al. 2019, 1902.06156).
+    r"""A little is enough: all attackers send an update just within the honest spread (Baruch et al. 2019, 1902.06156).
 
     .. math:: Δ_i ← μ - z σ, \qquad z = Φ^{-1}\left(\frac{n - f - s}{n - f}\right), \qquad s = ⌊n/2⌋ + 1 - f
 
@@ -173,7 +172,7 @@ class ALIE(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class IPM(Attack):
-    r"""Inner-product manipulation: all attackers say the honest mean backwards (Xie et al. 2019, 1903.03936).
+    r"""Inner-product manipulation: all attackers send the honest mean reversed (Xie et al. 2019, 1903.03936).
 
     .. math:: Δ_i ← -ε μ
 
@@ -193,12 +192,12 @@ class IPM(Attack):
 
 @dataclass(frozen=True, kw_only=True)
 class Mimic(Attack):
-    r"""All attackers say what one honest client says, always the same (Karimireddy et al. 2022, 2006.09365).
+    r"""All attackers copy one honest client, always the same (Karimireddy et al. 2022, 2006.09365).
 
     .. math:: Δ_i ← Δ_j
 
-    Nothing to be found out, and yet a client whose data are unlike the others' counts many times. If it does not take
-    part in a round, another one, again always the same, stands in for it.
+    The copies cannot be detected, and yet a client whose data differ from the others' counts many times. If it does not
+    take part in a round, another one, again always the same, stands in for it.
     """
 
     def forge(self, known: Knowledge) -> Tensor:
@@ -260,7 +259,7 @@ def poisoned(data: FederatedData, attack: Attack, attackers: frozenset[ClientId]
 
 @dataclass(frozen=True)
 class _Poisoned:
-    """Reads a client's data, an attacker's with other labels; it can be sent to another process where the data can."""
+    """Reader of a client's data, an attacker's with other labels; it can be pickled where the data can."""
 
     data: FederatedData
     attack: Attack
@@ -273,7 +272,7 @@ class _Poisoned:
 
 
 class Attackers:
-    """The stage of clients' way out at which some say something else than they have trained.
+    """Stage of clients' way out at which some send something else than they have trained.
 
     Attackers wait for the honest updates of their round, and know them as the coordinator receives them. The attack
     changes the update, the first part of a message; the other parts, float buffers, weight and loss are those of honest

@@ -1,4 +1,7 @@
-"""A fleet of simulated clients on a virtual clock. Shapes: see :mod:`fed.wire.messages`."""
+"""Simulated fleet: clients on a virtual clock.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import heapq
 import math
@@ -86,15 +89,15 @@ class SimulatedFleet:
             self._come_or_go(client)
 
     def registered(self) -> Sequence[ClientId]:
-        """Those that have registered, and not left."""
+        """Clients that have registered, and not left."""
         return self._members
 
     def available(self) -> Sequence[ClientId]:
-        """Those that are there and have no task."""
+        """Available clients without a task."""
         return self._present
 
     def size_of(self, client: ClientId) -> int:
-        """How many samples a client holds."""
+        """Number of a client's samples."""
         return self._data.size_of(client)
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
@@ -130,7 +133,7 @@ class SimulatedFleet:
                 self._occupation.miss(flight.task.client)
 
     def settle(self, counted: Mapping[int, float]) -> None:
-        """Commit the states of clients whose updates counted; the others go on from what they had."""
+        """Commit the states of clients whose updates counted; the others resume from the states they had."""
         unsettled, self._unsettled = self._unsettled, {}
         for task, (client, (before, rows, row)) in unsettled.items():
             if discount := counted.get(task, 0.0):
@@ -151,18 +154,18 @@ class SimulatedFleet:
         return True
 
     def state(self) -> Tree:
-        """All that it will go on with, what clients keep among it, for a checkpoint."""
+        """Whole state for a checkpoint, client states included."""
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         occupation = self._occupation.state()
         return {"clock": self.clock, "flights": flights, "clients": self._states.state(), "occupation": occupation}
 
     def occupation(self) -> dict[str, Any]:
-        """What clients have done with their time, for a summary."""
+        """Clients' use of their time, for a summary."""
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
         return self._occupation.summary(clients=len(self._data.clients), clock=self.clock, to_come_s=to_come_s)
 
     def restore(self, state: Tree) -> None:
-        """Go on, from a fleet that has done nothing yet, with what :meth:`state` said."""
+        """Resume, in a fleet that has done nothing yet, from what :meth:`state` wrote down."""
         self.clock = state["clock"]
         self._states.restore(state["clients"])
         self._occupation = Occupation(**state["occupation"])
@@ -195,7 +198,7 @@ class SimulatedFleet:
         (self._present.come if is_free else self._present.leave)(client)
 
     def _pass_instant(self) -> list[Flight]:
-        """Move the clock to what happens next; the flights that arrive then, and are waited for."""
+        """Move the clock to the next event; returns the flights that arrive then and are waited for."""
         events, arrived = self._events, []
         self.clock = events[0][0]
         while events and events[0][0] == self.clock:
@@ -210,7 +213,7 @@ class SimulatedFleet:
         return arrived
 
     def _brings_an_answer(self) -> bool:
-        """Whether somebody waits for what arrives in the next instant, whatever else happens in it."""
+        """True if an answer that is waited for arrives in the next instant, whatever else happens in it."""
         events, instant = self._events, [heapq.heappop(self._events)]
         while events and events[0][0] == instant[0][0]:
             instant.append(heapq.heappop(events))

@@ -1,4 +1,4 @@
-"""Which clients train together: fixed by the experiment, so that the number of workers cannot change a result."""
+"""Groups of clients that train together: fixed by the experiment, whatever the number of workers."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -35,20 +35,32 @@ class Groups:
         self._work: dict[tuple[int, int | None], tuple[int, int]] = {}
 
     def steps(self, samples: int, steps: int | None = None) -> int:
-        """How many optimizer steps so many samples are trained in; of a task that says how many, in all phases."""
+        """Number of optimizer steps for this many samples; with the task's own number of steps, in all phases."""
         return self._of_task(samples, steps)[0]
 
     def seen(self, samples: int, steps: int | None = None) -> int:
-        """How many samples those steps see, each as often as it is seen."""
+        """Number of samples that those steps see, each as often as it is seen."""
         return self._of_task(samples, steps)[1]
 
     def steps_until_cut(self, part: float, samples: int, steps: int | None = None) -> int | None:
-        """Number of steps of a client that is cut off after such a part of them; None: all, where there is but one."""
+        """Number of steps of a client that is cut off after such a part of them; None: all, where there is but one.
+
+        Args:
+            part: the share of its steps that it takes.
+            samples: the client's.
+            steps: the task's own number, or None.
+        """
         total = self.steps(samples, steps)
         return 1 + int(part * (total - 1)) if total > 1 else None
 
     def steps_within(self, seen: float, samples: int, steps: int | None = None) -> int:
-        """How many of a task's steps see at most so many samples; 0 where it has several phases, which go together."""
+        """Number of a task's steps that see at most ``seen`` samples; 0 with several phases, which go together.
+
+        Args:
+            seen: the limit.
+            samples: the client's.
+            steps: the task's own number, or None.
+        """
         if len(self._phases) > 1:
             return 0
         batches = self._batches_of(samples, steps)[0]

@@ -45,7 +45,7 @@ class Flight:
     state: ClientState = field(default_factory=dict)
 
     def saved(self) -> Tree:
-        """All of it, for a checkpoint."""
+        """Whole flight, for a checkpoint."""
         return {**vars(self), "task": plain(self.task), "answer": plain(self.answer)}
 
     @classmethod
@@ -61,7 +61,7 @@ class Flight:
 
 
 class Departures:
-    """Sends clients on their way: what becomes of a task is known when it is sent, but for its numbers.
+    """Start of tasks: the outcome of a task is known when it is sent, but for its numbers.
 
     Args:
         devices: what clients run on.
@@ -141,7 +141,7 @@ class Occupation:
         self.asked[client] = self.asked.get(client, 0) + 1
 
     def miss(self, client: ClientId) -> None:
-        """Nobody waits for a client's answer any more."""
+        """Note that a client's answer is not waited for any more."""
         self.late[client] = self.late.get(client, 0) + 1
 
     def state(self) -> Tree:
@@ -149,7 +149,7 @@ class Occupation:
         return {"busy_s": self.busy_s, "asked": self.asked, "late": self.late}
 
     def summary(self, *, clients: int, clock: float, to_come_s: float) -> dict[str, Any]:
-        """What a run's summary says of it.
+        """Figures for a run's summary.
 
         Args:
             clients: how many there are.

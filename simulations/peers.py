@@ -80,16 +80,16 @@ class SimulatedPeers:
         return dict(zip(self._neighbourhood.members, states, strict=True))
 
     def occupation(self) -> dict[str, Any]:
-        """Nothing: how long peers wait for each other is not counted."""
+        """Empty: how long peers wait for each other is not counted."""
         return {}
 
     def state(self) -> Tree:
-        """What the rule keeps, the models' buffers, and the clocks."""
+        """State of the rule, the models' buffers, and the clocks."""
         buffers = {"buffers": self._vectors_NV[:, self._layout.parameters :], "integers": self._integers_NI}
         return {"rule": plain(self._state), **buffers, "neighbourhood": self._neighbourhood.state()}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Resume from what :meth:`state` wrote down."""
         self._state = refilled(self._state, state["rule"])
         self._vectors_NV = self._joined(self._state, state["buffers"])
         self._integers_NI = state["integers"]
@@ -206,7 +206,7 @@ class _LocalSteps:
         )
 
     def _seen(self, row: int) -> int:
-        """How many samples a peer's steps see."""
+        """Number of samples that a peer's steps see."""
         return self.clients.groups.seen(self._sizes_S[row], self._cuts_S[row])
 
     @cached_property
@@ -245,7 +245,7 @@ class PeerTraffic:
 
     @cached_property
     def bytes_up(self) -> int:
-        """What all peers send to each of their neighbours."""
+        """Bytes that all peers send to each of their neighbours."""
         return self.rounds * len(self.weights.senders_X) * self._bytes_to_each() if self.weights else 0
 
     @property
@@ -254,7 +254,7 @@ class PeerTraffic:
         return self.bytes_up
 
     def _bytes_to_each(self) -> int:
-        """What a round's exchanges come to, of a peer that has no neighbours, on a model of zeros."""
+        """Bytes of a round's exchanges per neighbour, measured on a peer without neighbours and a model of zeros."""
         trial = _Trial()
         buffers_NR = torch.zeros(1, self.layout.size - self.layout.parameters, dtype=self.layout.dtype)
         first = first_state(self.rule, torch.zeros(1, self.layout.parameters, dtype=torch.float64))

@@ -13,8 +13,7 @@ class Presence(Sequence[ClientId]):
     """Available clients, in the order of all, as a sequence that changes.
 
     A Fenwick tree (Fenwick 1994) over all clients' places counts the available ones: finding the i-th, removing or
-    adding
-    one takes log₂ N steps.
+    adding one takes log₂ N steps.
 
     Args:
         clients: all of them, available at first.

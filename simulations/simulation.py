@@ -1,7 +1,4 @@
-"""Everything a simulated run is made of, put together and held to each other before the first round.
-
-Shapes: V, a model's floating-point state; I, its integers; N peers.
-"""
+"""Simulation: all parts of a simulated run, made and checked against each other before the first round."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -93,22 +90,22 @@ class Simulation:
 
     @property
     def has_peers(self) -> bool:
-        """Whether clients keep models of their own and no coordinator has one."""
+        """True if clients keep models of their own and no coordinator has one."""
         return isinstance(self.algorithm, PeerRule)
 
     @property
     def keeps_models(self) -> bool:
-        """Whether clients may keep whole models of their own, of which some travel together to be scored."""
+        """True if clients may keep whole models of their own, of which some travel together to be scored."""
         return self.has_peers or self.algorithm.personal
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """Number of clients."""
         return len(self.data.clients)
 
     @property
     def trainees(self) -> int:
-        """How many clients train in a round."""
+        """Number of clients that train in a round."""
         return self.population if self.has_peers else self.policy.asked_of(self.population)
 
     @property
@@ -118,7 +115,7 @@ class Simulation:
         return sorted(attackers, key=lambda client: (isinstance(client, str), client))
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
-        """What these clients would be asked in the first round, as one group."""
+        """Task of these clients in the first round, as one group."""
         first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
@@ -178,7 +175,7 @@ class Simulation:
         return module
 
     def _training(self, local: Local, loss: Loss | None) -> LocalTraining:
-        """What clients will do, for the choice of whether they do it in groups."""
+        """Local training of clients, for the choice of batching."""
         return LocalTraining(
             module=self.prepared.module,
             loss=on_device(loss or cross_entropy, self.device),

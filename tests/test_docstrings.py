@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 
-import pytest
-
 import fed.layout
 from fed.config.docstrings import arguments
 
@@ -27,16 +25,6 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 LEGEND = "Shapes: see :mod:`fed.layout`."
 # An algorithm's page names what the server and what a client keeps, in the paper's symbols, as every other page does.
 OF_EVERY_PAGE = {"State", "ClientState"}
-# Still to be put into plain words; these lists only shrink.
-TO_DO = (
-    *(f"fed.aggregators.{page}" for page in ("base", "client_side", "composition", "dpsgd", "local", "pieces")),
-    *(f"fed.{package}" for package in ("server", "wire.messages")),
-    *(f"fed.clients.{module}" for module in ("client_states", "node.training", "setup")),
-    *(f"fed.clients.training.{module}" for module in ("group_trainer", "work_items", "worker")),
-    *(f"fed.simulations.{module}" for module in ("attacks", "fleet", "groups", "in_flight", "occupation", "peers")),
-    *(f"fed.simulations.{module}" for module in ("simulation", "traffic")),
-)
-DOUBLES = {"BEGAN_ANEW", "Local"}
 
 
 def test_a_docstring_begins_with_a_noun_or_a_verb(module_name: str) -> None:
@@ -45,7 +33,7 @@ def test_a_docstring_begins_with_a_noun_or_a_verb(module_name: str) -> None:
         text = (ast.get_docstring(node) or "") if isinstance(node, DOCUMENTED) else ""
         if OBSCURE.match(text):
             found.append(text.partition("\n")[0])
-    _hold(module_name, found)
+    assert found == []
 
 
 def test_a_public_function_of_three_parameters_documents_each(module_name: str) -> None:
@@ -55,7 +43,7 @@ def test_a_public_function_of_three_parameters_documents_each(module_name: str) 
         missing = set(parameters) - set(arguments(function))
         if len(parameters) > 2 and missing:
             found.append(f"{name}: Args must name {', '.join(sorted(missing))}")
-    _hold(module_name, found)
+    assert found == []
 
 
 def test_a_shape_letter_has_one_meaning(module_name: str) -> None:
@@ -68,7 +56,7 @@ def test_a_shape_letter_has_one_meaning(module_name: str) -> None:
     told = "Shapes:" in source.replace(LEGEND, "")
     if module_name != "fed.layout" and (told or (suffixes and LEGEND not in source)):
         found.append(f"say {LEGEND!r}, and no legend of its own")
-    _hold(module_name, found)
+    assert found == []
 
 
 def test_the_legend_gives_no_letter_twice() -> None:
@@ -87,7 +75,7 @@ def test_two_things_never_share_a_name() -> None:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
                 homes[node.targets[0].id].add(path)
     doubles = {name for name, paths in homes.items() if len(paths) > 1 and not name.startswith("_")}
-    assert doubles - OF_EVERY_PAGE <= DOUBLES
+    assert doubles == OF_EVERY_PAGE
 
 
 def test_a_test_has_a_name_of_at_most_ten_words() -> None:
@@ -95,12 +83,6 @@ def test_a_test_has_a_name_of_at_most_ten_words() -> None:
         name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     }
     assert {name for name in names if len(name.split("_")) > 11} == set()
-
-
-def _hold(module_name: str, found: list[str]) -> None:
-    if found and module_name.startswith(TO_DO):
-        pytest.skip("still to be put into plain words")
-    assert found == []
 
 
 def _source(module_name: str) -> str:

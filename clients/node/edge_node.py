@@ -16,7 +16,7 @@ from fed.clients.data import ClientId
 from fed.clients.node.assignments import answer_of, kept_state, node_task
 from fed.clients.node.own_data import Described, joining_of
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import BEGAN_ANEW, TaskDone
+from fed.clients.node.training import STATE_LOST, TaskDone
 from fed.clients.node.training_process import TrainingProcess
 from fed.errors import FedError, InvalidInput, RunFailed
 from fed.wire.dialling import Dialler, DialPatience, Outbox
@@ -247,7 +247,7 @@ class EdgeNode:
             self._give_up(held, done.problem, diverged=done.diverged)
         elif done is not None:
             if done.began_anew:
-                _log.warning("task %d: %s", held.assignment.task.number, BEGAN_ANEW)
+                _log.warning("task %d: %s", held.assignment.task.number, STATE_LOST)
             self._deliver(held, done)
 
     def _train(self, held: _Held) -> TaskDone | None:

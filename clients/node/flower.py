@@ -21,7 +21,7 @@ import torch
 from fed.clients.data import ClientId, Names, Pair, load
 from fed.clients.node.assignments import answer_of, kept_state, node_task
 from fed.clients.node.own_data import described, joining_of, samples_of
-from fed.clients.node.training import BEGAN_ANEW, NodeTraining, forget_before
+from fed.clients.node.training import STATE_LOST, NodeTraining, forget_before
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
@@ -108,7 +108,7 @@ class FlowerNode:
                 failed = Failed(task=assignment.task, reason=done.problem, diverged=done.diverged)
                 return Response(failed=failed), None
             if done.began_anew:
-                _log.warning("task %s: %s", order.name, BEGAN_ANEW)
+                _log.warning("task %s: %s", order.name, STATE_LOST)
             return Response(answer=answer_of(assignment.task, done)), path.read_bytes()
 
     def score(self, request: Request, data: bytes) -> tuple[Response, None]:

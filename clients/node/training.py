@@ -1,4 +1,7 @@
-"""What a node does of an experiment: tasks and scores, from files and into files, and what its client keeps between."""
+"""Training at a node: tasks and scores, from files and into files, and the client's state between tasks.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import os
 import shutil
@@ -24,14 +27,14 @@ from fed.wire.payloads import read, tensor_messages, written
 from fed.wire.protocol_pb2 import Payload, Plan
 
 __all__ = [
-    "BEGAN_ANEW",
+    "STATE_LOST",
     "NodeTask",
     "NodeTraining",
     "TaskDone",
     "forget_before",
 ]
 
-BEGAN_ANEW = (
+STATE_LOST = (
     "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
     "tells the server"
 )
@@ -42,7 +45,7 @@ _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 
 @dataclass(frozen=True)
 class NodeTask:
-    """A task, as it comes to who trains.
+    """Task as the training process gets it.
 
     Args:
         name: of the task, under which what the client keeps after it is stored.
@@ -64,7 +67,7 @@ class NodeTask:
 
 
 class TaskDone(NamedTuple):
-    """What came of a task: a file and what is in it, or why there is none."""
+    """Result of a task: a file and its contents, or the reason why there is none."""
 
     payload: bytes = b""
     weight: float = 0.0
@@ -107,7 +110,7 @@ class NodeTraining:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether the client keeps a state from task to task."""
+        """True if the client keeps a state from task to task."""
         return bool(self._prepared.client_states().names)
 
     def spec(self) -> list[tuple[str, int]]:
@@ -143,6 +146,12 @@ class NodeTraining:
     ) -> tuple[int, float, float | None]:
         """Score a model, or the client's own, on what the client holds out: samples, loss and metric.
 
+        Args:
+            payload: the description of the model's tensors.
+            path: their file.
+            kept_after: the task whose state the client goes on from; None: the first state.
+            kept_discount: the share of the way that this state moved.
+
         Raises:
             RunFailed: if the client's own is lost.
         """
@@ -160,7 +169,7 @@ class NodeTraining:
         return (found.samples[0], found.losses[0], found.metrics[0]) if found.samples else (0, 0.0, None)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
-        """With as many steps as fit at the pace of the last task; for a first one a step is tried out before.
+        """Training with as many steps as fit at the pace of the last task; before a first one a step is tried out.
 
         Several phases go together, and are done whatever time they take.
         """

@@ -162,7 +162,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
 
 
 def _end_with_parent() -> None:
-    """Not a task longer than the node, which may have been started again and have the same folder."""
+    """End a task with its node, which may have been started again with the same folder."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

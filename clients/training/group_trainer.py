@@ -1,7 +1,6 @@
-"""A group's task, from what is sent to what is answered: local training phase by phase, at once or one by one.
+"""Group training: one task of a group of clients, phase by phase, at once or one by one, from task to answer.
 
-Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; P, parameters that clients share; M,
-numbers of a message.
+Shapes: see :mod:`fed.layout`.
 """
 
 import copy
@@ -129,7 +128,7 @@ class GroupTraining:
         return update_KM, integers_KI
 
     def _begin(self, sent: _Sent) -> Tensor:
-        """Where local steps begin: the task's model, or what the algorithm makes of it for each client."""
+        """States in which local steps begin: the task's model, or what the algorithm makes of it for each client."""
         if self._recipe.aggregator is None:
             return sent.start
         return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.algorithm)
@@ -202,7 +201,7 @@ class GroupTraining:
         return (task.clients[places[0]], "what it reports is not finite") if places else None
 
     def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
-        """What the algorithm asks for of the task's model, on each client's own data."""
+        """Measurements of the task's model that the algorithm asks for, on each client's own data."""
         if aggregator.asks.isdisjoint({"loss", "gradient"}):
             return {}
         streams, task, wants = self._recipe.streams, sent.task, "gradient" in aggregator.asks
@@ -260,7 +259,7 @@ class _PhaseTraining:
 
 
 def _rows(states: _States, count: int) -> list[Tensor]:
-    """Of states that are one for all, or each client's own, so many rows."""
+    """Rows of states, ``count`` of them, from one state for all or each client's own."""
     return [part.expand(count, -1) for part in states]
 
 

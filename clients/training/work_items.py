@@ -1,7 +1,4 @@
-"""What there is to do for a process that works for clients, and what came of it.
-
-Shapes: K, clients of a group; V, a model's floating-point state; I, its integers; M, numbers of a message.
-"""
+"""Work items of processes that work for clients, and their results."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +22,7 @@ _Reader: TypeAlias = Callable[[ClientId], Pair]
 
 @dataclass(frozen=True)
 class Begin:
-    """No work: a worker that gives it back has started."""
+    """Empty item: a worker that gives it back has started."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,13 @@ class Train:
         return Draw(streams, [key[0] for key in self.keys] or [self.round] * len(self.clients), self.clients)
 
     def key_of(self, row: int) -> tuple[ClientId, ...]:
-        """What names a client's random streams."""
+        """Key of a client's random streams."""
         return self.clients[row], *(self.keys[row] if self.keys else (self.round,))
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What became of a group.
+    """Result of training a group.
 
     Args:
         samples: how many each client holds.
@@ -123,7 +120,7 @@ class Evaluated:
 
     @classmethod
     def of(cls, scores: Sequence[Score], samples: Sequence[int]) -> "Evaluated":
-        """These scores, in order."""
+        """Join scores in order."""
         return cls(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores), tuple(samples))
 
 
@@ -163,7 +160,7 @@ class Recipe:
 
     @property
     def keeps_own(self) -> bool:
-        """Whether clients keep the private parts of the model, or else models of their own."""
+        """True if clients keep the private parts of the model, or else models of their own."""
         return bool(self.private) or any(phase.is_personal for phase in self.phases)
 
     @property
@@ -173,7 +170,7 @@ class Recipe:
 
 
 def label_of(task: Train) -> str:
-    """What people call a group in a round."""
+    """Name of a group in a round, for people."""
     names = [repr(client) for client in task.clients[:8]]
     names += [f"{len(task.clients) - 8} others"] if len(task.clients) > 8 else []
     who = f"client {names[0]}" if len(names) == 1 else f"clients {', '.join(names[:-1])} and {names[-1]}"

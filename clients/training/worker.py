@@ -1,6 +1,6 @@
-"""What a process does for clients, simulated or real: train groups of them, and evaluate models.
+"""Worker: what a process does for clients, simulated or real: trains groups of them, and evaluates models.
 
-Shapes: K models; V, a model's floating-point state; I, its integers.
+Shapes: see :mod:`fed.layout`.
 """
 
 import copy
@@ -23,7 +23,7 @@ __all__ = ["Work", "device_of", "on_device"]
 
 
 def device_of(worker: int) -> torch.device:
-    """Where a worker computes: GPUs are dealt to workers in turn."""
+    """Device of a worker: GPUs are dealt to workers in turn."""
     return (
         torch.device("cuda", worker % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
     )
@@ -35,7 +35,7 @@ def on_device(measure: Any, device: torch.device) -> Any:
 
 
 class Work:
-    """Does one thing after another, on its share of the GPUs.
+    """Work of a process: one item after another, on its share of the GPUs.
 
     Args:
         recipe: what there is to work with.
@@ -56,7 +56,7 @@ class Work:
     def __call__(
         self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
     ) -> tuple[Begin | Trained | Evaluated, Sequence[Tensor]]:
-        """Do it; the answer's tensors are on the CPU."""
+        """Do an item; the answer's tensors are on the CPU."""
         if isinstance(task, Begin):
             return task, ()
         if isinstance(task, Train):

@@ -1,4 +1,7 @@
-"""The contract of codecs, and the random streams that they draw from. Shapes: K clients of a group, M numbers."""
+"""The contract of codecs, and the random streams that they draw from.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

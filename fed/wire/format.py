@@ -1,6 +1,6 @@
 """The format of a run's messages: parts, lengths, types, codecs and sizes, made once when the run is prepared.
 
-Shapes: K clients of a group, M numbers of a client's message and its float buffers, V the model's floating-point state.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["Format"]
 
 @dataclass(frozen=True)
 class Format:
-    """What travels between a coordinator and its clients.
+    """Tensors that travel between a coordinator and its clients.
 
     A client whose whole message is its update sends the trained model: the coordinator finds the update in float64
     without a rounding. All other messages travel in the model's type, float32 for most: that halves their bytes, and

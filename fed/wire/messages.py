@@ -1,6 +1,6 @@
 """Messages between a coordinator and its clients: tasks with the global model, and the clients' answers.
 
-Shapes: V, a model's floating-point state; I, its integers (see :mod:`fed.layout`); M, numbers of a client's message.
+Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Mapping
@@ -60,7 +60,7 @@ class GlobalModel(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Train this model on your data.
+    """Task: train this model on your data.
 
     Args:
         id: unique within the run.
@@ -86,7 +86,7 @@ class Task(NamedTuple):
 
 
 def task_of(saved: Mapping[str, Any]) -> Task:
-    """The task of which a checkpoint holds the fields."""
+    """Task whose fields a checkpoint holds."""
     return Task(**{**saved, "model": GlobalModel(**saved["model"])})
 
 
@@ -143,7 +143,7 @@ class Answer(NamedTuple):
 
 
 def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | None:
-    """Why a reply must not count for what it says beside its tensors, or None if it may.
+    """Reason why an update must not count, from the numbers beside its tensors; None if it may.
 
     Args:
         samples: how many the client holds.
@@ -170,7 +170,7 @@ def client_id_of(name: str) -> int | str:
 
 
 def one_line(text: str) -> str:
-    r"""What somebody else has written, for a log or a terminal: one line of at most 500 characters, all printable.
+    r"""Text of another party for a log or a terminal: one line of at most 500 characters, all printable.
 
     Example:
         >>> one_line("all is well\n\x1b[31mrefused 'ann'")

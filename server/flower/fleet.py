@@ -1,7 +1,4 @@
-"""A fleet of the nodes of a Flower federation, over the grid that its ``ServerApp`` is given.
-
-Shapes: see :mod:`fed.wire.messages`.
-"""
+"""A fleet of the nodes of a Flower federation, over the grid that its ``ServerApp`` is given."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""A fleet of real nodes, which dial in over gRPC and keep a stream open. Shapes: see :mod:`fed.wire.messages`."""
+"""A fleet of real nodes, which dial in over gRPC and keep a stream open."""
 
 import asyncio
 import threading

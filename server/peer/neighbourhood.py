@@ -1,4 +1,4 @@
-"""What a peer sees of the others, and the exchanges that a rule makes with them.
+"""Neighbourhood: what a peer sees of the others, and the exchanges that a rule makes with them.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -77,7 +77,7 @@ class Exchanges:
             yield Received(rows_K, weights_K1, sent_SM[senders_K].double())
 
     def _exchanged(self, own_NM: Tensor) -> tuple[Weights, Tensor]:
-        """What was sent, in the type in which it travels; a row's own vector stays as it is."""
+        """Rows after transport, in the type in which they travel; a row's own vector stays as it is."""
         weights, size = self._neighbourhood.weights, own_NM.shape[1]
         if weights is None:
             raise InvalidExperiment(

@@ -1,1 +1,1 @@
-"""Policies of rounds: which clients train when, and when the model moves."""
+"""Policies of rounds: synchronous, asynchronous and bounded staleness, with sampling and staleness discounts."""

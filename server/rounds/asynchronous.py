@@ -1,4 +1,4 @@
-"""Asynchronous rounds: whoever answers is replaced at once, and nobody waits for the slow.
+"""Asynchronous rounds: a client that answers is replaced at once, and no round waits for stragglers.
 
 Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022, arXiv 2106.06639; Xie et al.,
 "Asynchronous federated optimization", 2019, arXiv 1903.03934.
@@ -26,9 +26,9 @@ __all__ = ["Asynchronous", "Buffered"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Unsynchronised(Rounds):
-    """Some clients have tasks at any time, from models of different ages.
+    """Base of policies under which some clients have tasks at any time, from models of different ages.
 
-    All that happens in one instant is handled before anybody is asked.
+    All that happens in one instant is handled before the next dispatch.
 
     Args:
         concurrency: how many clients have tasks at any time; all, where there are fewer.
@@ -46,11 +46,11 @@ class _Unsynchronised(Rounds):
     @property
     @abstractmethod
     def updates(self) -> int:
-        """How many updates move the model."""
+        """Number of updates that move the model."""
 
     @property
     def keeps_late(self) -> bool:
-        """Whether answers count, however late they come."""
+        """True: answers count, however late they come."""
         return True
 
     def needs(self) -> Sequence[Term]:
@@ -62,7 +62,7 @@ class _Unsynchronised(Rounds):
         return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
 
     def check(self, population: int) -> None:
-        """Hold the policy to the number of clients.
+        """Check the policy against the number of clients.
 
         Raises:
             InvalidExperiment: if more updates should move the model than clients have tasks.
@@ -74,21 +74,21 @@ class _Unsynchronised(Rounds):
             )
 
     def cohort_of(self, population: int) -> int:
-        """How many of so many clients move the model in a round."""
+        """Number of clients that move the model in a round."""
         return min(self.updates, population)
 
     def asked_of(self, population: int) -> int:
-        """How many of so many clients have tasks at a time."""
+        """Number of clients that have tasks at a time."""
         return min(self.concurrency, population)
 
     def weight(self, staleness: int) -> float | None:
-        """What an update of that age is multiplied with; None: it is dropped."""
+        """Factor of an update of that age; None: it is dropped."""
         if self.most_stale is not None and staleness > self.most_stale:
             return None
         return self._weights.weight(staleness)
 
     def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
-        """Until the model moves for that time, counted from 1."""
+        """Run until the model has moved for that time, counted from 1."""
         accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
         while accumulator.replied < self.updates:
             fail_if_stalled(coordinator, number, begins_s)
@@ -109,13 +109,14 @@ class _Unsynchronised(Rounds):
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(_Unsynchronised):
-    r"""The model moves by the mean of so many updates, however old the models that they start from (2106.06639).
+    r"""The model moves by the mean of K updates, however old the models that they start from (2106.06639).
 
     .. math:: x ← x + η_g \sum_i n_i \, s(τ_i) Δ_i / \sum_i n_i
 
-    τ_i is how often the model has moved since client i was asked; η_g, and what else is done with the mean, are the
-    algorithm's. With equal devices, and as many clients at a time as the buffer holds, these are synchronous rounds, to
-    the bit. Updates that arrive in one instant count together, though they be more than the buffer's.
+    τ_i is the number of times that the model has moved since client i got its task; η_g, and what else is done with the
+    mean, are the algorithm's. With equal devices, and as many clients at a time as the buffer holds, these are
+    synchronous rounds, to the bit. Updates that arrive in one instant count together, even if they are more than the
+    buffer's.
 
     Args:
         buffer: K, how many updates move the model.
@@ -132,7 +133,7 @@ class Buffered(_Unsynchronised):
 
     @property
     def updates(self) -> int:
-        """K."""
+        """Size K of the buffer."""
         return self.buffer
 
 

@@ -1,4 +1,4 @@
-"""Stale synchronous parallel rounds: every client goes on at its own pace, none too far ahead of the slowest.
+"""Bounded staleness: every client trains at its own pace, none too far ahead of the slowest.
 
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NeurIPS 2013.
 """
@@ -23,14 +23,14 @@ __all__ = ["BoundedStaleness", "Held"]
 
 
 class Held:
-    """How many samples all members hold, counted anew only where they are others."""
+    """Number of samples that all members hold, counted again only where the members change."""
 
     def __init__(self) -> None:
         self._members: list[int | str] = []
         self._samples = 0
 
     def by_all(self, fleet: Fleet) -> int:
-        """All of a fleet's."""
+        """Samples of all a fleet's clients."""
         if self._members != (members := list(fleet.registered())):
             self._members, self._samples = members, sum(fleet.size_of(client) for client in members)
         return self._samples
@@ -42,12 +42,13 @@ class BoundedStaleness(Rounds):
 
     .. math::
         x ← x + η_g \frac{\sum_{i ∈ A} n_i Δ_i}{\sum_{j} n_j}, \qquad
-        c_i ≤ \min_j c_j + s \text{ for those that are asked}
+        c_i ≤ \min_j c_j + s \text{ for clients that get a task}
 
-    A are the clients that answer in an instant, j all clients, c_i how many tasks client i has finished; an algorithm
-    that counts clients alike has 1 in place of n. A round has passed when the slowest client has finished one more
-    task. With s = 0 nobody begins a round before all have ended the last one: with equal devices these are synchronous
-    rounds of everybody, to the bit. A server optimiser takes a step in each instant. There is no cohort to be drawn.
+    A are the clients that answer in an instant, j all clients, c_i the number of tasks that client i has finished; an
+    algorithm that counts clients alike has 1 in place of n. A round has passed when the slowest client has finished one
+    more task. With s = 0 no client begins a round before all have ended the last one: with equal devices these are
+    synchronous rounds of all clients, to the bit. A server optimiser takes a step in each instant. There is no cohort
+    to be drawn.
 
     Args:
         bound: s; ``none``: nobody ever waits.
@@ -64,19 +65,19 @@ class BoundedStaleness(Rounds):
         return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
 
     def check(self, population: int) -> None:
-        """Any number of clients will do."""
+        """Accept any number of clients."""
 
     @property
     def keeps_late(self) -> bool:
-        """Whether answers count, however late they come."""
+        """True: answers count, however late they come."""
         return True
 
     def cohort_of(self, population: int) -> int:
-        """All."""
+        """All clients."""
         return population
 
     def asked_of(self, population: int) -> int:
-        """All."""
+        """All clients."""
         return population
 
     def init(self) -> ParameterStore:
@@ -122,7 +123,7 @@ class BoundedStaleness(Rounds):
         return sum(samples for _, samples in accumulator.losses) / held.by_all(coordinator.fleet)
 
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
-        """Who has no task and need not wait, by clock."""
+        """Clients without a task that need not wait, by clock."""
         members = coordinator.fleet.registered()
         if store.workers != set(members):
             for client in store.workers - set(members):

@@ -14,11 +14,11 @@ from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
 
-__all__ = ["Draw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "UniformSampling", "Weighted"]
+__all__ = ["CohortDraw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "UniformSampling", "Weighted"]
 
 
-class Draw(NamedTuple):
-    """Inputs of a draw: the clients, the cohort's size, the round, and the random stream.
+class CohortDraw(NamedTuple):
+    """Inputs of a cohort's draw: the clients, its size, the round, and the random stream.
 
     Args:
         fleet: the population.
@@ -73,13 +73,13 @@ class Sampling(Hyperparameters, ABC):
             InvalidExperiment: if it cannot draw so many.
         """
 
-    def sample(self, draw: Draw) -> list[int | str]:
+    def sample(self, draw: CohortDraw) -> list[int | str]:
         """Clients of a round, in the fleet's order."""
         nodes = draw.fleet.available()
         return [nodes[place] for place in sorted(self.places(draw))]
 
     @abstractmethod
-    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+    def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Clients of a round as places in the fleet, from 0, in any order."""
 
 
@@ -87,8 +87,8 @@ class Sampling(Hyperparameters, ABC):
 class UniformSampling(Sampling):
     """Uniform sampling: every cohort of that size is equally likely."""
 
-    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """Draw without replacement."""
+    def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
+        """CohortDraw without replacement."""
         if draw.size == 1:  # as asynchronous rounds draw them, in a fraction of the time
             return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
         return draw.generator.choice(draw.population, size=draw.size, replace=False)
@@ -102,8 +102,8 @@ class Weighted(Sampling):
     clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme I). A round looks at every client's size.
     """
 
-    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
-        """Draw by samples."""
+    def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
+        """CohortDraw by samples."""
         return draw.by_samples(draw.size)
 
 
@@ -111,7 +111,7 @@ class Weighted(Sampling):
 class RoundRobin(Sampling):
     """Round-robin sampling: all clients in turn, in a random order that stays the same."""
 
-    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+    def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """The next in the order."""
         order = draw.streams.generator("order of clients").permutation(draw.population)
         return order[(np.arange(draw.size) + (draw.number - 1) * draw.size) % draw.population]
@@ -129,7 +129,7 @@ class Poisson(Sampling):
         """Rounds that wait for a cohort: others would draw again until a client is in it."""
         return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
 
-    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+    def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Available ones of a binomial number of registered clients, each as likely."""
         members, generator = draw.fleet.registered(), draw.generator
         count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))
@@ -162,7 +162,7 @@ class PowerOfChoice(Sampling):
                 f"rounds.sampling.candidates must be at least the cohort of {cohort}, got {self.candidates}: raise it"
             )
 
-    def places(self, draw: Draw) -> Sequence[int] | np.ndarray:
+    def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Candidates with the largest losses; of equal ones the first drawn."""
         self.check(draw.size)
         count = min(self.candidates or 2 * draw.size, draw.population)

@@ -1,4 +1,4 @@
-"""Synchronous rounds: ask a cohort, wait for it, or for as much of it as will do, and apply the mean."""
+"""Synchronous rounds: dispatch to a cohort, wait for all or enough of its answers, and apply the mean."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ from fed.config.registry import SAMPLINGS
 from fed.errors import InvalidExperiment, RunFailed
 from fed.server.accumulator import RoundStats, UpdateAccumulator
 from fed.server.coordinator import Coordinator
-from fed.server.rounds.sampling import Draw, Sampling
+from fed.server.rounds.sampling import CohortDraw, Sampling
 from fed.storage.checkpoints import Tree
 
 __all__ = ["NOBODY_STAYS", "Rounds", "Synchronous", "await_clients", "fail_if_stalled"]
@@ -33,7 +33,7 @@ _LONGEST_S = 7 * _DAY_S
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds(Hyperparameters, ABC):
-    """What every policy of rounds has.
+    """Base of all policies of rounds.
 
     Args:
         count: how many rounds: how often the model moves.
@@ -46,11 +46,11 @@ class Rounds(Hyperparameters, ABC):
     evaluate_every: PositiveInt = 1
 
     def needs(self) -> Sequence[Term]:
-        """What the sampling needs."""
+        """Features that the sampling needs."""
         return self.rule.needs()
 
     def init(self) -> Any:
-        """The policy's own state before the first round; None: it keeps nothing between rounds."""
+        """State of the policy before the first round; None: it keeps nothing between rounds."""
         return None
 
     def saved(self, state: Any) -> Tree:
@@ -72,18 +72,27 @@ class Rounds(Hyperparameters, ABC):
         """
 
     def evaluates(self, number: int) -> bool:
-        """Whether the model is evaluated after a round."""
+        """True if the model is evaluated after a round."""
         return number % self.evaluate_every == 0 or number == self.count
 
     def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
-        """So many of the clients that can take a task, or all where there are fewer, by the rule of the section."""
+        """CohortDraw available clients, or all where there are fewer, by the sampling rule of the section.
+
+        Args:
+            coordinator: of the clients.
+            number: the round's.
+            count: the number of clients to draw.
+            again: the number of draws in this round before.
+        """
         if not count or not coordinator.fleet.available():
             return []
-        return self.rule.sample(Draw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again))
+        return self.rule.sample(
+            CohortDraw(coordinator.fleet, number, count, coordinator.streams, coordinator.losses, again)
+        )
 
     @cached_property
     def rule(self) -> Sampling:
-        """Draws them."""
+        """Sampling rule."""
         rule: Sampling = SAMPLINGS.validate(self.sampling).make()
         return rule
 
@@ -92,9 +101,9 @@ class Rounds(Hyperparameters, ABC):
 class Synchronous(Rounds):
     """Each round a random cohort trains from the same model, and the round ends when all have answered.
 
-    A round may ask more clients than it needs, and end at a deadline; who has not answered then is late, and nobody
-    waits for it. Before a round begins it waits until the cohort is there, or all members where
-    they are fewer, a day at most.
+    A round may ask more clients than it needs, and end at a deadline; clients that have not answered then are
+    stragglers, counted late, and are not waited for. Before a round begins it waits until the cohort is available, or
+    all members where they are fewer, for at most a day.
 
     Args:
         cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
@@ -118,7 +127,7 @@ class Synchronous(Rounds):
     backup_after_s: PositiveFloat | None = None
 
     def check(self, population: int) -> None:
-        """Hold the policy to the number of clients.
+        """Check the policy against the number of clients.
 
         Raises:
             InvalidExperiment: if the cohort is larger than the population, or than the sampling can draw, or backups
@@ -137,20 +146,20 @@ class Synchronous(Rounds):
             )
 
     def cohort_of(self, population: int) -> int:
-        """How many of so many clients are to reply in a round."""
+        """Number of clients that are to answer in a round."""
         return population if self.cohort == "all" else min(self.cohort, population)
 
     def asked_of(self, population: int) -> int:
-        """How many of so many clients are asked in a round."""
+        """Number of clients that get a task in a round."""
         return min(math.ceil(self.cohort_of(population) * self.over_selection), population)
 
     @property
     def keeps_late(self) -> bool:
-        """Whether answers count, however late they come."""
+        """True if answers count, however late they come."""
         return False
 
     def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
-        """One round, numbered from 1."""
+        """Run one round, numbered from 1."""
         fleet = coordinator.fleet
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
         await_clients(coordinator, number, max(members, 1))
@@ -196,7 +205,7 @@ class Synchronous(Rounds):
         )
 
     def _reach_quorum(self, coordinator: Coordinator, accumulator: UpdateAccumulator, number: int, quorum: int) -> None:
-        """Wait until so many have replied, past the deadline; ask others where too few are left."""
+        """Wait past the deadline until the quorum has answered; dispatch to others where too few are left."""
         begins_s = coordinator.fleet.clock
         while accumulator.replied < quorum:
             fail_if_stalled(coordinator, number, begins_s)
@@ -212,7 +221,7 @@ class Synchronous(Rounds):
 
 
 def fail_if_stalled(coordinator: Coordinator, number: int, begins_s: float) -> None:
-    """Wait for a round for a week of the clients' time, and no longer.
+    """Fail if a round has waited for a week of the clients' time.
 
     Args:
         coordinator: of the round.
@@ -232,7 +241,12 @@ def fail_if_stalled(coordinator: Coordinator, number: int, begins_s: float) -> N
 
 
 def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
-    """Let time pass until so many clients can take a task, or an answer is there; after a day at least one will do.
+    """Wait until this many clients are available, or an answer has arrived; after a day one is enough.
+
+    Args:
+        coordinator: of the clients.
+        number: the round's, for the message.
+        count: the number of clients.
 
     Raises:
         RunFailed: if nobody ever will.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fed.aggregators.base import PeerRule
 from fed.aggregators.dpsgd import DPSGD
-from fed.aggregators.local import Local
-from fed.config.experiment import Local as LocalSection
+from fed.aggregators.local import LocalOnly
+from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
@@ -31,7 +31,7 @@ from tests.aggregators.peer_rules import (
 )
 
 PLAIN = [DPSGD(order="adapt_then_combine"), DPSGD(order="combine_then_adapt")]
-RULES = [*PLAIN, Local(), D2(), GradientTracking(), PushSum(), ClippedGossip(radius=0.5), Choco()]
+RULES = [*PLAIN, LocalOnly(), D2(), GradientTracking(), PushSum(), ClippedGossip(radius=0.5), Choco()]
 PEERS, PARAMETERS = 8, 5
 NO_BUFFERS = torch.zeros(PEERS, 0, dtype=torch.float64)
 Graph = Callable[[int], "nx.Graph[int]"]
@@ -193,7 +193,7 @@ def test_buffers_travel_with_the_first_exchange_alone() -> None:
     ],
 )
 def test_a_state_that_is_none_is_refused(init: Callable[[Any, Tensor], Any], words: str) -> None:
-    broken = type("Broken", (Local,), {"init": init})
+    broken = type("Broken", (LocalOnly,), {"init": init})
     with pytest.raises(InvalidExperiment, match=f"Broken.init must give {words}"):
         first_state(broken(), start(1))
 
@@ -201,6 +201,6 @@ def test_a_state_that_is_none_is_refused(init: Callable[[Any, Tensor], Any], wor
 @pytest.mark.parametrize("local", [{"momentum": 0.9}, {"optimizer": "adam"}])
 def test_a_rule_that_needs_the_gradient_refuses_other_steps(local: dict[str, Any]) -> None:
     with pytest.raises(InvalidExperiment, match=r"D2 .* needs local\.optimizer sgd without momentum, got .*: write"):
-        D2().check_local(LocalSection(**local))
-    D2().check_local(LocalSection(lr=0.3, steps=4))
-    DPSGD().check_local(LocalSection(**local))
+        D2().check_local(Local(**local))
+    D2().check_local(Local(lr=0.3, steps=4))
+    DPSGD().check_local(Local(**local))

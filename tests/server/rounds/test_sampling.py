@@ -10,7 +10,15 @@ from scipy.stats import chisquare
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
-from fed.server.rounds.sampling import Draw, Poisson, PowerOfChoice, RoundRobin, Sampling, UniformSampling, Weighted
+from fed.server.rounds.sampling import (
+    CohortDraw,
+    Poisson,
+    PowerOfChoice,
+    RoundRobin,
+    Sampling,
+    UniformSampling,
+    Weighted,
+)
 from fed.wire.messages import Answer, Task
 from tests.scripted_fleet import ScriptedFleet
 
@@ -35,7 +43,7 @@ class Crowd(ScriptedFleet):
 
 
 def cohorts(rule: Sampling, crowd: Crowd, cohort: int, rounds: int = ROUNDS) -> list[list[int | str]]:
-    return [rule.sample(Draw(crowd, number, cohort, Streams(0), {})) for number in range(1, rounds + 1)]
+    return [rule.sample(CohortDraw(crowd, number, cohort, Streams(0), {})) for number in range(1, rounds + 1)]
 
 
 def shares(drawn: list[list[int | str]], crowd: Crowd) -> np.ndarray:
@@ -53,7 +61,7 @@ def test_cohort_has_its_size_and_the_fleets_order(rule: Sampling) -> None:
 def test_a_cohort_is_a_function_of_seed_and_round(rule: Sampling) -> None:
     crowd = Crowd([3, 1, 2, 9, 5])
     assert cohorts(rule, crowd, 2, 30) == cohorts(rule, crowd, 2, 30)
-    others = [rule.sample(Draw(crowd, number, 2, Streams(1), {})) for number in range(1, 31)]
+    others = [rule.sample(CohortDraw(crowd, number, 2, Streams(1), {})) for number in range(1, 31)]
     assert others != cohorts(rule, crowd, 2, 30)
 
 
@@ -98,7 +106,7 @@ def test_poisson_takes_members_as_likely_however_many_are_there() -> None:
     members = list(range(100))
     present = members[::5]
     fleet = Absentees(members, present)
-    drawn = [Poisson().sample(Draw(fleet, number, 10, Streams(0), {})) for number in range(1, ROUNDS + 1)]
+    drawn = [Poisson().sample(CohortDraw(fleet, number, 10, Streams(0), {})) for number in range(1, ROUNDS + 1)]
     assert set().union(*drawn) == set(present)
     share = np.array([sum(client in cohort for cohort in drawn) for client in present]) / ROUNDS
     # Each client is drawn with p = 10/100, present or not; five standard deviations of 2,000 such draws.
@@ -125,19 +133,19 @@ def test_power_of_choice_takes_the_largest_losses_of_the_candidates() -> None:
     crowd = Crowd([1] * 6)
     losses: dict[int | str, float] = {client: float(place) for place, client in enumerate("abcdef")}
     every = PowerOfChoice(candidates=6)
-    assert every.sample(Draw(crowd, 1, 2, Streams(0), losses)) == ["e", "f"]
+    assert every.sample(CohortDraw(crowd, 1, 2, Streams(0), losses)) == ["e", "f"]
     del losses["b"]  # who never had a loss comes first
-    assert every.sample(Draw(crowd, 1, 2, Streams(0), losses)) == ["b", "f"]
+    assert every.sample(CohortDraw(crowd, 1, 2, Streams(0), losses)) == ["b", "f"]
     as_drawn = PowerOfChoice(candidates=2)
-    assert as_drawn.sample(Draw(crowd, 5, 2, Streams(0), losses)) == Weighted().sample(
-        Draw(crowd, 5, 2, Streams(0), losses)
+    assert as_drawn.sample(CohortDraw(crowd, 5, 2, Streams(0), losses)) == Weighted().sample(
+        CohortDraw(crowd, 5, 2, Streams(0), losses)
     )
 
 
 def test_power_of_choice_breaks_ties_by_draw_order() -> None:
     crowd = ScriptedFleet([f"{client:02}" for client in range(90)])
     for number in range(1, 6):
-        draw = Draw(crowd, number, 20, Streams(0), {})
+        draw = CohortDraw(crowd, number, 20, Streams(0), {})
         first = [crowd.available()[place] for place in draw.by_samples(60)[:20]]
         assert PowerOfChoice(candidates=60).sample(draw) == sorted(first, key=str)
 
@@ -146,15 +154,17 @@ def test_power_of_choice_draws_twice_the_cohort_by_default() -> None:
     crowd = Crowd([1] * 12)
     losses: dict[int | str, float] = {client: float(place) for place, client in enumerate("abcdefghijkl")}
     for number in range(1, 21):
-        draw = Draw(crowd, number, 3, Streams(0), losses)
+        draw = CohortDraw(crowd, number, 3, Streams(0), losses)
         assert PowerOfChoice().sample(draw) == PowerOfChoice(candidates=6).sample(draw)
-        candidates = sorted(map(str, PowerOfChoice(candidates=6).sample(Draw(crowd, number, 6, Streams(0), losses))))
+        candidates = sorted(
+            map(str, PowerOfChoice(candidates=6).sample(CohortDraw(crowd, number, 6, Streams(0), losses)))
+        )
         assert PowerOfChoice().sample(draw) == candidates[-3:]
 
 
 def test_fewer_candidates_than_the_cohort_are_refused() -> None:
     with pytest.raises(InvalidExperiment, match="candidates must be at least the cohort of 3, got 2"):
-        PowerOfChoice(candidates=2).sample(Draw(Crowd([1] * 6), 1, 3, Streams(0), {}))
+        PowerOfChoice(candidates=2).sample(CohortDraw(Crowd([1] * 6), 1, 3, Streams(0), {}))
 
 
 class Many(Crowd):
@@ -170,8 +180,8 @@ class Many(Crowd):
 @pytest.mark.parametrize("again", [0, 1])
 def test_a_single_client_may_be_any_as_likely_as_another(again: int) -> None:
     rule = UniformSampling()
-    drawn = [rule.sample(Draw(Many(7), number, 1, Streams(3), {}, again))[0] for number in range(1, 7001)]
+    drawn = [rule.sample(CohortDraw(Many(7), number, 1, Streams(3), {}, again))[0] for number in range(1, 7001)]
     assert chisquare(np.bincount(drawn, minlength=7)).pvalue > 0.001
     assert drawn != [
-        UniformSampling().sample(Draw(Many(7), number, 1, Streams(3), {}, 2))[0] for number in range(1, 7001)
+        UniformSampling().sample(CohortDraw(Many(7), number, 1, Streams(3), {}, 2))[0] for number in range(1, 7001)
     ]
