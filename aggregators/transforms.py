@@ -58,11 +58,11 @@ class Transform(Hyperparameters):
             cls.update_alone = vars(cls).get("update_alone", False)
 
     def report(self, report: Report, work: ClientWork) -> Report:
-        """The report in place of the one that the transforms before have made."""
+        """Report in place of the one that the transforms before have made."""
         return report
 
     def init(self, params_P: Tensor) -> Any:
-        """The transform's state on the server before the first round: a named tuple of tensors, or None."""
+        """Server state of the transform before the first round: a named tuple of tensors, or None."""
         return None
 
     def update(self, mean_update_P: Tensor, state: Any, params_P: Tensor) -> tuple[Tensor, Any]:
@@ -81,7 +81,7 @@ class Reducer(Transform, ABC):
     """Transform that needs the single messages of a round."""
 
     def left(self, messages: int) -> int:
-        """The number of messages that leave the transform.
+        """Number of messages that are left when this number reaches it.
 
         Raises:
             InvalidExperiment: if those are too few.
@@ -92,7 +92,7 @@ class Reducer(Transform, ABC):
     def reduce(
         self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[Any, Tensor, Tensor]:
-        """The transform's next state, and fewer or other messages with their weights; one alone is the round's mean.
+        """Next state, and fewer or other messages with their weights; a single one is the round's mean.
 
         Args:
             state: what it kept until now.
@@ -107,7 +107,7 @@ class Reducer(Transform, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Weigh(Transform):
-    """The weights of clients in the mean.
+    """Weight of each client in the mean.
 
     Args:
         by: samples: as much as it holds; clients: all alike.
@@ -161,7 +161,7 @@ class Scale(Transform):
 
 
 class Velocity(NamedTuple):
-    """The state of momentum."""
+    """State of momentum."""
 
     velocity_P: Tensor
 
@@ -197,7 +197,7 @@ class Nesterov(Momentum):
 
 
 class Moments(NamedTuple):
-    """The state of an adaptive optimiser."""
+    """State of an adaptive optimiser."""
 
     first_P: Tensor
     second_P: Tensor
@@ -302,7 +302,7 @@ class TrustRatio(Transform):
 
 
 class SlowWeights(NamedTuple):
-    """The state of Lookahead."""
+    """State of Lookahead."""
 
     slow_P: Tensor
     rounds_1: Tensor  # since the slow weights moved
@@ -335,7 +335,7 @@ class Lookahead(Transform):
 
 
 class State(NamedTuple):
-    """The coordinator's state."""
+    """Server state."""
 
     model_P: Tensor
     kept: tuple[Any, ...]  # by each transform
@@ -359,12 +359,12 @@ class Composed(Aggregator):
 
     @property
     def linear(self) -> bool:  # type: ignore[override]  # it depends on the transforms
-        """True where no transform needs single messages."""
+        """True if no transform needs single messages."""
         return not any(isinstance(transform, Reducer) for transform in self._transforms)
 
     @property
     def update_alone(self) -> bool:  # type: ignore[override]  # as above
-        """True where no transform adds to a message."""
+        """True if no transform adds to a message."""
         return all(transform.update_alone for transform in self._transforms)
 
     def init(self, params_P: Tensor) -> State:
@@ -417,7 +417,7 @@ class Chain(Composed):
     of: tuple[Transform, ...]
 
     def transforms(self) -> tuple[Transform, ...]:
-        """The transforms as given."""
+        """The transforms of the constructor."""
         return self.of
 
 
