@@ -453,6 +453,16 @@ class Aggregator(Algorithm):
         """
         return state, weights_S @ messages_SM / weights_S.sum()
 
+    def resized(self, state: Any, before: int, after: int) -> Any:
+        """The state after clients registered for the first time; an algorithm that keeps a mean over all rescales it.
+
+        Args:
+            state: the present one.
+            before: the number of clients that had ever registered.
+            after: the number of clients that have now.
+        """
+        return state
+
     @abstractmethod
     def apply(self, state: Any, reduced: Reduced) -> Any:
         """The state after a round with these means of the clients' messages."""

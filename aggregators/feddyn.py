@@ -5,6 +5,7 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021, ar
 Shapes: see :mod:`fed.layout`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -13,6 +14,7 @@ from pydantic import PositiveFloat
 from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.config.compatibility import Feature, Term
 
 __all__ = ["ClientState", "FedDyn", "State"]
 
@@ -57,6 +59,11 @@ class FedDyn(Aggregator):
 
     alpha: PositiveFloat = 0.1
 
+    def needs(self) -> Sequence[Term]:
+        """Features of its base, and a mean over those that answered: each step takes the whole of −h/α."""
+        why = "because every step of the model takes the whole of −h/α"
+        return [*super().needs(), Term(Feature.MEAN_OF_ANSWERS, "choose scaffold", why)]
+
     def init(self, params_P: Tensor) -> State:
         """The model, and a tilt of zero."""
         return State(params_P, torch.zeros_like(params_P))
@@ -75,6 +82,10 @@ class FedDyn(Aggregator):
         """The update, weighted alike; the client keeps g_i − α (y − x)."""
         kept = ClientState(work.client_state.gradient_P - self.alpha * work.update_KP)
         return Report((work.update_KP,), torch.ones_like(work.samples_K1), kept)
+
+    def resized(self, state: State, before: int, after: int) -> State:
+        """Rescale h: the gradients of new clients are zero."""
+        return state._replace(tilt_P=state.tilt_P * (before / after))
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """Tilt against the sum of the updates; then go to the mean model, and against the tilt."""

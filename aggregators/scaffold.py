@@ -98,6 +98,10 @@ class Scaffold(Aggregator):
         kept = ClientState(work.client_state.control_P + change_KP)
         return Report((work.update_KP, change_KP), torch.ones_like(work.samples_K1), kept)
 
+    def resized(self, state: State, before: int, after: int) -> State:
+        """Rescale c: the controls of new clients are zero."""
+        return state._replace(control_P=state.control_P * (before / after))
+
     def apply(self, state: State, reduced: Reduced) -> State:
         """Take the mean update, and the mean change of the controls times the share of clients that took part."""
         update_P, change_P = reduced.mean

@@ -80,7 +80,7 @@ class Coordinator:
         self._buffers_R = vector_V[layout.parameters :].double()
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
-        self._tasks = 0
+        self._tasks = self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
@@ -211,6 +211,7 @@ class Coordinator:
             "integers": self._integers_I,
             "version": self.version,
             "tasks": self._tasks,
+            "population": self._population,
             "losses": self.losses,
             "asked": self._asked,
             "open": [plain(task) for task in self.open.values()],
@@ -224,7 +225,7 @@ class Coordinator:
         """
         self._state = refilled(self._state, state["aggregator"])
         self._buffers_R, self._integers_I = state["averaged"], state["integers"]
-        self.version, self._tasks = state["version"], state["tasks"]
+        self.version, self._tasks, self._population = state["version"], state["tasks"], state["population"]
         self.losses, self._asked = state["losses"], state["asked"]
         self._sent = None
         self.open = {task.id: task for task in map(task_of, state["open"])}
@@ -249,15 +250,18 @@ class Coordinator:
         else:
             stream = self.streams.generator("combine", number)
             state, mean_update_M = self._aggregator.combine(self._state, *accumulator.rows(), stream)
-        members = len(self.fleet.registered())
+        members, population = len(self.fleet.registered()), self.fleet.population()
+        if self._population not in (0, population):
+            state = self._aggregator.resized(state, self._population, population)
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
         *mean, buffers_R = mean_update_M.split_with_sizes(self.message.sizes)
-        reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, members)
+        reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, population)
         state = self._aggregator.apply(state, reduced)
         self._aggregator.check_state(state, self._layout.parameters, "apply")
         buffers_R = self._buffers_R + buffers_R if self.message.buffers else self._buffers_R
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
+        self._population = population
 
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
         """The model that goes out with tasks for as long as it stays, and their number of steps."""

@@ -26,6 +26,10 @@ class Fleet(Protocol):
         """The clients that take part, available or not, in a fixed order."""
         ...
 
+    def population(self) -> int:
+        """The number of clients that have ever registered."""
+        ...
+
     def available(self) -> Sequence[int | str]:
         """The registered clients that can take a task now, in their order.
 

@@ -81,6 +81,10 @@ class HierarchicalFleet:
         """The clients."""
         return self._fleet.registered()
 
+    def population(self) -> int:
+        """The number of clients that have ever registered."""
+        return self._fleet.population()
+
     def available(self) -> Sequence[int | str]:
         """The clients that can take a task."""
         return self._fleet.available()

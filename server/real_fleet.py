@@ -101,6 +101,10 @@ class RealFleet(ABC):
         """All clients that have joined, those left out that came after the members were fixed; numbers, then names."""
         return self._members.ids()
 
+    def population(self) -> int:
+        """The number of clients that have ever registered."""
+        return len(self.registered())
+
     def fix_registered(self) -> None:
         """Fix the members: a client that joins later is connected, and gets no tasks."""
         self._members.close()

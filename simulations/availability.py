@@ -211,6 +211,10 @@ class Membership(Spells):
         """True if the client has registered and has not left."""
         return self._joins_s <= time_s < self._leaves_s
 
+    def has_joined(self, time_s: float) -> bool:
+        """True once the client has registered, though it may have left since."""
+        return time_s >= self._joins_s
+
     def at(self, time_s: float) -> Spell:
         """Spell at a time; before it registers and after it has left the client is not available."""
         if not self.is_member(time_s):

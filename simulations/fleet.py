@@ -75,6 +75,7 @@ class SimulatedFleet:
         self._looks_ahead = looks_ahead
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
         self._members = Presence(clients.data.clients)
+        self._unregistered: set[ClientId] = set()
         self._present = Presence(clients.data.clients)
         self._occupation = Occupation()
         self._away: set[ClientId] = set()
@@ -91,6 +92,10 @@ class SimulatedFleet:
     def registered(self) -> Sequence[ClientId]:
         """Clients that have registered, and not left."""
         return self._members
+
+    def population(self) -> int:
+        """The number of clients that have ever registered."""
+        return len(self._data.clients) - len(self._unregistered)
 
     def available(self) -> Sequence[ClientId]:
         """Available clients without a task."""
@@ -186,7 +191,9 @@ class SimulatedFleet:
         spells = self._spells[client]
         spell = spells.at(self.clock)
         if isinstance(spells, Membership):
-            (self._members.come if spells.is_member(self.clock) else self._members.leave)(client)
+            is_member = spells.is_member(self.clock)
+            (self._members.come if is_member else self._members.leave)(client)
+            (self._unregistered.discard if spells.has_joined(self.clock) else self._unregistered.add)(client)
         (self._away.discard if spell.is_there else self._away.add)(client)
         self._let_in(client)
         if math.isfinite(spell.until_s):

@@ -29,6 +29,9 @@ class ScriptedFleet:
     def registered(self) -> Sequence[int | str]:
         return self._clients
 
+    def population(self) -> int:
+        return len(self.registered())
+
     def available(self) -> Sequence[int | str]:
         return self._clients
 

@@ -28,6 +28,7 @@ class Feature(Enum):
     PLAIN_UPDATES = "clients that report nothing but their update, and keep no state"
     WHOLE_UPDATES = "updates that count in full"
     COHORTS = "rounds that wait for a cohort"
+    MEAN_OF_ANSWERS = "a mean over the clients that answered"
     FIXED_MEMBERS = "the same clients from a run's beginning to its end"
     SIMULATION = "a simulation"
 

@@ -62,7 +62,11 @@ class BoundedStaleness(Rounds):
 
     def lacks(self) -> Sequence[Term]:
         """Cohorts."""
-        return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
+        why = "which count clients that have not answered as zeros"
+        return (
+            Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),
+            Term(Feature.MEAN_OF_ANSWERS, "choose synchronous rounds", why),
+        )
 
     def check(self, population: int) -> None:
         """Accept any number of clients."""

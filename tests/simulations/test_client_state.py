@@ -16,6 +16,7 @@ from torch import Tensor
 import fed
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
+from fed.errors import InvalidExperiment
 from fed.server.accumulator import RoundStats
 from fed.simulations.simulation import Simulation
 
@@ -41,6 +42,7 @@ ROUNDS: dict[str, dict[str, Any]] = {
 }
 STALE = {name for name in ROUNDS if "buffers" in name or "bounded" in name}
 LATE = {"deadlines", "partial work", "over-selection", "backups", "buffers, dropped"}
+REFUSED = {("bounded", "feddyn"), ("unbounded", "feddyn")}
 SUMS: dict[str, tuple[dict[str, Any], str]] = {
     "scaffold": ({}, "control_P"),
     "feddyn": ({"alpha": 2.0}, "gradient_P"),
@@ -75,12 +77,14 @@ class After(NamedTuple):
         mean_D: what the coordinator keeps.
         kept_ND: what each client keeps; zeros before its first task.
         stats: the round's counts.
+        population: the number of clients that have ever registered.
     """
 
     model_D: Tensor
     mean_D: Tensor
     kept_ND: Tensor
     stats: RoundStats
+    population: int
 
 
 def rounds_of(made: Quadratics, algorithm: str, count: int, **keys: Any) -> Iterator[After]:
@@ -98,22 +102,42 @@ def rounds_of(made: Quadratics, algorithm: str, count: int, **keys: Any) -> Iter
             model_D, mean_D = state["coordinator"]["aggregator"].values()
             before = {f"algorithm.{kept}": torch.zeros_like(model_D)}
             records = [state["fleet"]["clients"].get(client, before) for client in simulation.data.clients]
-            yield After(model_D, mean_D, torch.stack([one[f"algorithm.{kept}"] for one in records]), stats)
+            population = state["coordinator"]["population"]
+            yield After(model_D, mean_D, torch.stack([one[f"algorithm.{kept}"] for one in records]), stats, population)
 
 
-@pytest.mark.parametrize("algorithm", SUMS)
-@pytest.mark.parametrize("rounds", ROUNDS)
+@pytest.mark.parametrize(
+    ("rounds", "algorithm"),
+    [(rounds, algorithm) for rounds in ROUNDS for algorithm in SUMS if (rounds, algorithm) not in REFUSED],
+)
 def test_the_coordinators_sum_is_the_mean_of_clients_states(rounds: str, algorithm: str) -> None:
     devices = {**SLOW, "failure": 0.1, "interruption": 0.1}
     seen = [*rounds_of(quadratics(), algorithm, 30, rounds=ROUNDS[rounds], devices=devices)]
     for after in seen:
         # Sums in float64 over rounds of eight: a rounding is at most 2⁻⁵³ of the largest number, and there are < 1000.
         largest = max(1.0, float(after.kept_ND.abs().max()))
-        torch.testing.assert_close(after.mean_D, after.kept_ND.mean(0), rtol=0, atol=1e-12 * largest)
+        torch.testing.assert_close(after.mean_D, after.kept_ND.sum(0) / after.population, rtol=0, atol=1e-12 * largest)
     assert (seen[-1].kept_ND.abs().amax(1) > 0.01).sum() > 2
     is_stale = max(after.stats.staleness_mean for after in seen) > 1
     is_late = any(after.stats.late for after in seen)
     assert (is_stale, is_late) == (rounds in STALE, rounds in LATE)
+
+
+@pytest.mark.parametrize("algorithm", SUMS)
+@pytest.mark.parametrize("changes", [{"joining_s": 20.0}, {"joining_s": 10.0, "staying_s": 30.0}], ids=["come", "go"])
+@pytest.mark.parametrize("rounds", ["cohorts", "buffers"])
+def test_the_sum_holds_while_clients_register_and_leave(rounds: str, changes: dict[str, float], algorithm: str) -> None:
+    *_, last = rounds_of(quadratics(), algorithm, 25, rounds=ROUNDS[rounds], devices={**SLOW, **changes})
+    largest = max(1.0, float(last.kept_ND.abs().max()))
+    assert (last.kept_ND.abs().amax(1) > 0.01).sum() > 2
+    torch.testing.assert_close(last.mean_D, last.kept_ND.sum(0) / last.population, rtol=0, atol=1e-12 * largest)
+
+
+def test_feddyn_is_refused_where_silent_clients_count_as_zeros() -> None:
+    with pytest.raises(
+        InvalidExperiment, match=r"feddyn needs a mean over the clients that answered, .*: choose scaffold"
+    ):
+        fed.Experiment(algorithm="feddyn", rounds="bounded_staleness")
 
 
 @pytest.mark.parametrize("staleness", ["polynomial", "constant"])
