@@ -53,7 +53,7 @@ class Lines(Display):
 
     def say(self, text: str) -> None:
         """Print a line."""
-        # A run does not fail because nobody reads its progress any more.
+        # A run does not fail because its progress has no reader any more.
         with contextlib.suppress(BrokenPipeError):
             typer.echo(text, err=True)
 
