@@ -262,7 +262,7 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" or "gradient" of x on the client's own data; its "place"."""
     pools_data: ClassVar[bool] = False
-    """Whether one client holds all clients' data, so that nobody reports to a coordinator."""
+    """Whether one client holds all clients' data, so that no client reports to a coordinator."""
 
     @property
     def needs_fixed_members(self) -> bool:
@@ -414,7 +414,7 @@ class Aggregator(Algorithm):
         """Refuse rounds in which too few clients answer.
 
         Raises:
-            InvalidExperiment: if the algorithm needs more than so many replies.
+            InvalidExperiment: if the algorithm needs more replies.
         """
 
     def check_state(self, state: Any, parameters: int, method: str) -> None:

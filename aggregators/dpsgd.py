@@ -29,7 +29,7 @@ class DPSGD(PeerRule):
         \text{combine, then adapt: } X ← W X - η G(X), \qquad \text{adapt, then combine: } X ← W (X - η G(X))
 
     Where a peer takes several local steps between two exchanges, −η G(X) is what they add up to. On a complete graph,
-    adapt-then-combine with equal samples is FedAvg with everybody in every round.
+    adapt-then-combine with equal samples is FedAvg with all clients in every round.
 
     Args:
         order: whether a round's local steps are part of what neighbours see in that round (adapt_then_combine) or only

@@ -54,7 +54,7 @@ class MimeLite(Aggregator):
         return (state.momentum_P,)
 
     def check_local(self, local: Local) -> None:
-        """Require steps of sgd without momentum.
+        """Steps of sgd without momentum.
 
         Raises:
             InvalidExperiment: under adam, adamw and local.momentum, which would gather the client's own gradients on

@@ -52,7 +52,7 @@ class QFedAvg(Aggregator):
         return State(params_P)
 
     def check_local(self, local: Local) -> None:
-        """Require steps of sgd, or any local training where q is 0.
+        """Steps of sgd, or any local training where q is 0.
 
         Raises:
             InvalidExperiment: under adam and adamw unless q is 0. Each coordinate of their steps is about η, whatever

@@ -71,7 +71,7 @@ class Scaffold(Aggregator):
         return ClientState(torch.zeros_like(params_P))
 
     def check_local(self, local: Local) -> None:
-        """Require steps of sgd, with momentum or without.
+        """Steps of sgd, with momentum or without.
 
         Raises:
             InvalidExperiment: under adam and adamw, whose steps are no sum of gradients: (x − y_i) / (K η) would be no

@@ -72,7 +72,7 @@ def cnn(
         A module [B, *input_shape] → [B, C].
 
     Raises:
-        InvalidModel: if the input is no image, or is too small for so many blocks.
+        InvalidModel: if the input is no image, or is too small for the number of blocks.
     """
     if len(input_shape) not in (2, 3):
         raise InvalidModel(f"model cnn needs images of shape (channels, height, width), got {input_shape}: choose mlp")

@@ -1,4 +1,4 @@
-"""The versions of clients' states at their nodes: the task that each goes on from, now and at the last checkpoints."""
+"""The versions of clients' states at their nodes: the task that each resumes from, now and at the last checkpoints."""
 
 from collections import deque
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class ClientStateVersions:
         self._history: deque[dict[int | str, CountedTask]] = deque()
 
     def after(self, client: int | str) -> CountedTask | None:
-        """The task whose state the client goes on from; None: the first state."""
+        """The task whose state the client resumes from; None: the first state."""
         return self._after.get(client)
 
     def durable_after(self, client: int | str) -> CountedTask | None:

@@ -29,6 +29,7 @@ from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
 from fed.server.resume import newest_checkpoint, run_fingerprint
+from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
@@ -211,7 +212,7 @@ class Deployment:
 
         def begin_scoring() -> Any:
             if self._by_clients:
-                limit_s = getattr(policy, "deadline_s", None) or _SCORED_WITHIN_S
+                limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
                 return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
             return ScoringByCoordinator(recipe, federation, executor)
 

@@ -98,7 +98,7 @@ class ScoringByClients:
         """The mean over clients, weighted by their held-out samples, and the spread over clients.
 
         Raises:
-            InvalidData: if nobody holds anything out.
+            InvalidData: if no client holds anything out.
         """
         answers = _answers(self._executor, self._tickets)
         samples = [size for answer in answers for size in answer.samples]

@@ -39,9 +39,9 @@ class ParameterStore:
 
     over the workers registered now, and pushes, pulls and ticks only then. So a pull at clock c has every push of
     clocks up to c − s − 1, whoever made it and whoever joins later; of later clocks it has those that have come. With
-    s = 0 all of a clock's pushes are seen by everybody in the next; with s = ∞ nobody ever waits. The slowest may
+    s = 0 all of a clock's pushes are seen by all workers in the next; with s = ∞ no worker ever waits. The slowest may
     always proceed, so there is always one who may. The smallest clock never falls: who registers starts there, and who
-    leaves holds nobody back.
+    leaves holds no other back.
 
     Any number of threads may use a store. A call has happened when it returns, each at one instant between its call and
     its return (it is linearizable, over all keys together), and a call that raises has changed nothing. Pushes are
@@ -334,7 +334,7 @@ def _refuse_no_key(key: object) -> None:
 
 
 def _copy(name: str, tensor: Tensor) -> Tensor:
-    """A copy of a dense tensor of finite numbers, which nobody else can change."""
+    """A copy of a dense tensor of finite numbers, which no caller can change."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
         raise InvalidInput(f"{name} must be a dense tensor, got {type(tensor).__name__}")
     copy = tensor.detach().clone()

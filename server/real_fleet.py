@@ -221,7 +221,7 @@ class RealFleet(ABC):
         )
 
     def _kept_state(self, client: int | str) -> dict[str, Any]:
-        """The task whose state a client goes on from, and its discount; none for the first state."""
+        """The task whose state a client resumes from, and its discount; none for the first state."""
         kept = self._kept.after(client)
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 

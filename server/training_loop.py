@@ -48,7 +48,7 @@ class TrainingLoop:
         federation: trains.
         begin_scoring: begins to score the federation's models as they are now.
         has_scores: True where there are samples to score them on.
-        scores_meanwhile: True where the scoring goes on during the next round.
+        scores_meanwhile: True where the scoring continues during the next round.
         load_module: a model's state → a module.
         facts: called at the end for what the summary says beside the measurements.
         report: draws the run.

@@ -216,7 +216,7 @@ def recruited(
         streams: the run's.
 
     Raises:
-        InvalidExperiment: if nobody or everybody attacks, or the kind makes no attack.
+        InvalidExperiment: if none or all clients attack, or the kind makes no attack.
     """
     attack = section.make()
     if not isinstance(attack, Attack):

@@ -62,7 +62,7 @@ def expect(simulation: Simulation) -> Expectation:
 
 
 def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
-    """The bytes from clients and to clients of so many tasks."""
+    """The bytes from clients and to clients of a number of tasks."""
     if simulation.traffic is not None:
         return simulation.traffic.bytes_up, simulation.traffic.bytes_down
     message = simulation.message

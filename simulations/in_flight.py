@@ -121,7 +121,7 @@ class Occupation:
     Attributes:
         busy_s: of all clients together, from being asked to answering.
         asked: client → tasks that it was sent.
-        late: client → tasks whose answers nobody waited for.
+        late: client → tasks whose answers were not waited for.
 
     Example:
         >>> occupation = Occupation()

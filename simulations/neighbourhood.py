@@ -51,8 +51,8 @@ class _Links(NamedTuple):
 class SimulatedNeighbourhood:
     """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
 
-    A peer that takes part in an exchange goes on when it has sent what it sends and received what it receives: it
-    waits for its neighbours, and for nobody else. A peer that is away when its round begins, leaves before it could
+    A peer that takes part in an exchange goes on when it has sent and received all its messages: it
+    waits for its neighbours, and for no other. A peer that is away when its round begins, leaves before it could
     have trained and sent a model, or breaks down by then takes no part in the round. Its neighbours do not wait for
     it. It begins the next round with the latest of them, and not before the first of all has come so far.
 
@@ -85,7 +85,7 @@ class SimulatedNeighbourhood:
         """Find out who takes part in a round, numbered from 1.
 
         Raises:
-            RunFailed: if nobody is there, and nobody ever will be.
+            RunFailed: if no peer is available, and none ever will be.
         """
         self.bytes_sent = 0
         self.weights = self._whole = self._weights_in(number)
@@ -99,7 +99,7 @@ class SimulatedNeighbourhood:
         return attendance
 
     def train(self, samples_seen_S: Sequence[int]) -> None:
-        """Let those that take part train on so many samples."""
+        """Let those that take part train on this many samples."""
         speeds_S = [self._devices[row].samples_per_s for row in self._rows_S]
         self._ready_s_N[self._rows_S] += np.divide(samples_seen_S, speeds_S)
 
@@ -133,7 +133,7 @@ class SimulatedNeighbourhood:
         return {"clock": self.clock, "ready_s": self._ready_s_N.tolist()}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said."""
+        """Resume from what :meth:`state` wrote down."""
         self.clock, self._ready_s_N = state["clock"], np.array(state["ready_s"])
 
     @property
@@ -147,7 +147,7 @@ class SimulatedNeighbourhood:
         return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
 
     def _await_somebody(self, number: int) -> None:
-        """Move all clocks to the first return where nobody is there."""
+        """Move all clocks to the first return where no peer is available."""
         spells = list(map(self._spell, range(len(self.members))))
         while not any(spell.is_there for spell in spells):
             returns_s = min(spell.until_s for spell in spells)

@@ -126,12 +126,16 @@ class SimulatedPeers:
         local = _LocalSteps(
             number, lr, attendance, self._clients, self._neighbourhood, exchanges, self._integers_NI[rows_S]
         )
-        before = type(self._state)(*(part[rows_S] for part in self._state))
+        all_take_part = len(rows_S) == len(self._vectors_NV)
+
+        def placed(part_N: Tensor, its_rows_S: Tensor) -> Tensor:
+            return its_rows_S if all_take_part else part_N.index_copy(0, rows_S, its_rows_S)
+
+        before = self._state if all_take_part else type(self._state)(*(part[rows_S] for part in self._state))
         after = next_state(self._rule, before, local, exchanges)
-        self._vectors_NV = self._vectors_NV.index_copy(0, rows_S, self._joined(after, exchanges.buffers_NR))
-        self._integers_NI = self._integers_NI.index_copy(0, rows_S, local.integers_SI)
-        pairs = zip(self._state, after, strict=True)
-        self._state = type(after)(*(part.index_copy(0, rows_S, its_rows) for part, its_rows in pairs))
+        self._vectors_NV = placed(self._vectors_NV, self._joined(after, exchanges.buffers_NR))
+        self._integers_NI = placed(self._integers_NI, local.integers_SI)
+        self._state = type(after)(*map(placed, self._state, after))
         return local.train_loss()
 
     def _joined(self, state: Any, buffers_SR: Tensor) -> Tensor:
@@ -167,8 +171,8 @@ class _LocalSteps:
         trained_SV, self.integers_SI = self._trained(torch.cat([rounded_SP, buffers_SR], 1))
         self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
         self.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
-        trained_SP = trained_SV[:, : x_SP.shape[1]].double()
-        return trained_SP if x_SP.dtype == rounded_SP.dtype else trained_SP + (x_SP - rounded_SP)
+        trained_SP = trained_SV[:, : x_SP.shape[1]]
+        return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
 
     def train_loss(self) -> float:
         """The mean of the peers' losses, weighted by their samples."""

@@ -30,7 +30,7 @@ class Presence(Sequence[ClientId]):
         self._size = len(clients)
         self._there = bytearray(b"\x01") * len(clients)
         self._places: dict[ClientId, int] | None = None
-        self._counts: list[int] | None = None  # present clients by node of the tree; made when first somebody leaves
+        self._counts: list[int] | None = None  # present clients by node of the tree; made when the first client leaves
 
     def leave(self, client: ClientId) -> None:
         """Make a client unavailable."""

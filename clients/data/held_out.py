@@ -112,7 +112,7 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
         demand, of whom that is not known before they are read, the pair is empty.
 
     Raises:
-        InvalidData: if nobody holds anything out, where that is known.
+        InvalidData: if no client holds anything out, where that is known.
     """
     cut = _Cut(data, fraction, streams, "client test set")
     if data.is_on_demand:

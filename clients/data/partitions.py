@@ -159,7 +159,7 @@ def shards(
         classes_per_client: how many classes a client sees, at most C and at least C/K.
 
     Raises:
-        InvalidData: if targets are not one integer label a sample, or so many shards cannot be cut from the classes.
+        InvalidData: if targets are not one integer label a sample, or the classes cannot be cut into enough shards.
     """
     _, classes_E, sizes_C = np.unique(_labels(samples, "shards"), return_inverse=True, return_counts=True)
     shards_C = _shards(sizes_C, clients, classes_per_client)
@@ -210,7 +210,7 @@ def quantity(
         min_samples: the fewest samples that a client has.
 
     Raises:
-        InvalidData: if there are not so many samples.
+        InvalidData: if there are fewer samples.
     """
     left_over = len(samples) - clients * min_samples
     if left_over < 0:

@@ -48,6 +48,6 @@ def answer_of(task: TaskId, done: TaskDone) -> Answer:
 
 
 def kept_state(message: Assignment | Examination) -> tuple[str | None, float]:
-    """The task whose state a client goes on from, None for the first state; and the share of the way that it moved."""
+    """The task whose state a client resumes from, None for the first state; and the share of the way that it moved."""
     after, discount = message.kept_after, message.kept_discount if message.HasField("kept_discount") else 1.0
     return (name_of(after) if after.start else None), discount

@@ -47,7 +47,7 @@ _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 
 @dataclass(frozen=True)
 class _Held:
-    """A task, until its answer is delivered or nobody wants it; with when it must be there, by our clock."""
+    """A task, until its answer is delivered or withdrawn; with when it must be there, by our clock."""
 
     assignment: Assignment
     path: Path

@@ -52,7 +52,7 @@ class NodeTask:
         train: what to do.
         payload: what the file holds, serialized.
         path: of the file.
-        kept_after: the task whose state is gone on from; None: the first one.
+        kept_after: the task whose state the client resumes from; None: the first state.
         kept_discount: the share of the way from before that task to after it.
         until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
     """
@@ -149,7 +149,7 @@ class NodeTraining:
         Args:
             payload: the description of the model's tensors.
             path: their file.
-            kept_after: the task whose state the client goes on from; None: the first state.
+            kept_after: the task whose state the client resumes from; None: the first state.
             kept_discount: the share of the way that this state moved.
 
         Raises:

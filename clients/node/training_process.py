@@ -80,7 +80,7 @@ class TrainingProcess:
         Args:
             payload: what the file holds, serialized.
             path: of the model's file.
-            kept_after: the task whose state is gone on from; None: the first one.
+            kept_after: the task whose state the client resumes from; None: the first state.
             kept_discount: the share of the way from before that task to after it.
         """
         scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after, kept_discount)

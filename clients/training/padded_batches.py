@@ -17,7 +17,7 @@ from fed.config.experiment import Local
 
 __all__ = ["Block", "GroupSteps"]
 
-_STEPS_AT_ONCE = 512  # for so many steps the indices of samples are made at a time
+_STEPS_AT_ONCE = 512  # steps for which the indices of samples are made at a time
 
 _Order: TypeAlias = Callable[[], np.random.Generator]
 

@@ -53,9 +53,7 @@ _Output = Annotated[
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the place of an earlier run in that folder.")]
 _Resume = Annotated[
     Path | None,
-    typer.Option(
-        help="Go on with the run in this folder, from its last checkpoint.", metavar="DIR", show_default=False
-    ),
+    typer.Option(help="Resume the run in this folder, from its last checkpoint.", metavar="DIR", show_default=False),
 ]
 _Credentials = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.", show_default=False)
@@ -102,7 +100,7 @@ def _simulate(
     verbose: _Verbose = False,
     json: _Json = False,
 ) -> int:
-    """Run an experiment on simulated clients, on this machine; or go on with a run that was interrupted."""
+    """Run an experiment on simulated clients, on this machine; or resume a run that was interrupted."""
     if resume is not None:
         if file is not None or settings or output is not None or overwrite:
             raise InvalidInput("--resume goes on with a run as it is: give its folder alone")

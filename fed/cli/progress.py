@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
@@ -21,11 +21,15 @@ _LONG_S = 10.0
 """A run expected to take longer is announced."""
 
 
-class Display(Protocol):
+class Display:
     """Place where progress is shown, from ``with`` to its end."""
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *ending: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        return
+
     def say(self, text: str) -> None:
         """Show a line that stays."""
 
@@ -45,15 +49,9 @@ class Lines(Display):
     def __init__(self) -> None:
         self._tenths = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *ending: object) -> None:
-        pass
-
     def say(self, text: str) -> None:
         """Print a line."""
-        # A run does not fail because nobody reads its progress any more.
+        # A run does not fail because its progress has no reader any more.
         with contextlib.suppress(BrokenPipeError):
             typer.echo(text, err=True)
 

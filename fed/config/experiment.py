@@ -193,7 +193,7 @@ class Experiment(Document):
     adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None
     """Simulated clients that attack, and how; null for none."""
     checkpoints: Checkpointing = Checkpointing()
-    """What is kept to go on with after an interruption."""
+    """State from which an interrupted run resumes."""
     simulation: Execution = Execution()
     """How a simulation is computed."""
 

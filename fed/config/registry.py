@@ -33,7 +33,7 @@ class PartitionSection(Component):
     """Partition: deals samples to clients."""
 
     overlap: NonNegativeFloat = 0.0
-    """Copies: how many clients more than one hold a sample, on average. 0: nobody; 1: each sample has two holders."""
+    """Copies: number of additional holders of a sample, on average. 0: none; 1: each sample has two holders."""
 
 
 PARTITIONS = Family(
@@ -173,7 +173,7 @@ class AdversariesSection(Component):
         """Number of attackers among this many clients.
 
         Raises:
-            InvalidExperiment: if nobody or everybody does.
+            InvalidExperiment: if none or all clients do.
         """
         count = round(self.fraction * clients)
         if not 0 < count < clients:

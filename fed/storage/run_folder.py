@@ -56,7 +56,7 @@ class Run:
 
 
 class RunFolder:
-    """A run's folder, readable while the run goes on: each file appears whole, metrics line by line.
+    """A run's folder, readable during the run: each file appears whole, metrics line by line.
 
     Args:
         path: the folder; the run makes it when it begins.
@@ -89,7 +89,7 @@ class RunFolder:
         return cls(path, overwrite=True)  # nothing is overwritten unless the run begins again
 
     def held(self) -> AbstractContextManager[None]:
-        """Lock it against other processes while the run goes on.
+        """Lock it against other processes during the run.
 
         Raises:
             InvalidInput: if another process has it, or there can be no such folder.

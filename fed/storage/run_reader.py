@@ -25,7 +25,7 @@ class RunState(StrEnum):
     INTERRUPTED = "interrupted"
     FAILED = "failed"
     UNFINISHED = "unfinished"
-    """There is no summary: the run goes on, or was killed."""
+    """There is no summary: the run is under way, or was killed."""
     UNREADABLE = "unreadable"
 
 
@@ -227,7 +227,7 @@ def _written(path: Path) -> datetime | None:
     try:
         files = [summary] if summary.exists() else [*path.iterdir(), *(path / "checkpoints").glob("*")]
         return datetime.fromtimestamp(max(file.stat().st_mtime for file in files), UTC)
-    except (OSError, ValueError):  # a run that goes on may just have replaced a file
+    except (OSError, ValueError):  # a run under way may just have replaced a file
         return None
 
 

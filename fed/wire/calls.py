@@ -96,7 +96,7 @@ class Call:
             TurnedAway: if there is none that may be taken, in time.
         """
         if (message := await self.next(kind, limit_s)) is None:
-            await asyncio.sleep(_BREAKING_S)  # a call that broke off is cancelled meanwhile: nobody is to blame for it
+            await asyncio.sleep(_BREAKING_S)  # a call that broke off is cancelled meanwhile, and is no refusal
             reason = f"a stream must begin with a message of at most {_MOST_BYTES[kind]} bytes, but ended without one"
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
         return message

@@ -37,7 +37,7 @@ class DialPatience:
 
     Args:
         silence_s: without a message from the other side, after which the connection counts as lost.
-        call_s: for one transfer; a longer one goes on in the next.
+        call_s: for one transfer; a longer one is continued by the next.
         backoff_s: before it dials again, doubled up to ``most_backoff_s``, times a random factor.
         most_backoff_s: the longest pause.
     """
@@ -48,7 +48,7 @@ class DialPatience:
     most_backoff_s: float = 15.0
 
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures, which is not the same for all nodes."""
+        """The pause after a number of failures, which differs between nodes."""
         pause_s = self.backoff_s * 2.0 ** min(failures, 20)
         return min(pause_s, self.most_backoff_s) * (0.5 + random.random())
 

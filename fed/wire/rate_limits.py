@@ -12,7 +12,7 @@ _MOST_SENDERS = 1000  # that are told apart in that
 
 
 class Allowance:
-    """Limit of how often something may be done: so many times at once, and again as time passes."""
+    """Limit of how often something may be done: a number of times at once, and again as time passes."""
 
     def __init__(self, most: float, per_s: float) -> None:
         self._most = self._left = most

@@ -46,7 +46,7 @@ class Transfers:
     def download(
         self, payload: Payload, path: Path, spec: Sequence[TensorMessage], is_wanted: Callable[[], bool]
     ) -> bool:
-        """Fetch a file; False if nobody wants it any more.
+        """Fetch a file; False if it is not wanted any more.
 
         Args:
             payload: as the server says it is.
@@ -93,7 +93,7 @@ class Transfers:
         return False
 
     def deliver(self, answer: Answer, path: Path, is_wanted: Callable[[], bool]) -> Receipt | None:
-        """Send an answer until the server has it, or says that it wants none; None if nobody wants it any more.
+        """Send an answer until the server has it, or says that it wants none; None if it is not wanted any more.
 
         Args:
             answer: its header.

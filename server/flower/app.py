@@ -82,7 +82,7 @@ def write_app(experiment: Experiment, folder: Path) -> None:
     name = _name_of(experiment)
     package = f"fed_{name.replace('-', '_')}"
     policy = experiment.rounds.make()
-    cohort = getattr(policy, "cohort", "all")
+    cohort = policy.cohort if isinstance(policy, Synchronous) else "all"
     clients = experiment.data.clients if experiment.data is not None else None
     texts = {
         "pyproject.toml": _PROJECT.format(

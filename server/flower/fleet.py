@@ -70,7 +70,7 @@ class FlowerFleet(RealFleet):
     """A fleet of Flower's nodes.
 
     A node has one message in flight, so one that trains on for a round which is over counts as not there until its
-    answer, which nobody waits for, has come. A message that Flower could not deliver, or whose node was lost, is sent
+    answer, which is not waited for, has come. A message that Flower could not deliver, or whose node was lost, is sent
     again. A client is who its node says: the first of several nodes that say the same, for as long as that is there.
 
     Args:
@@ -155,7 +155,7 @@ class FlowerFleet(RealFleet):
         return {**super().state(), "run": self._run}
 
     def restore(self, state: Tree) -> None:
-        """Go on with what :meth:`state` said; tasks that were open then are to be sent again."""
+        """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
         super().restore(state)
         self._run = state["run"]
 
@@ -255,7 +255,7 @@ class FlowerFleet(RealFleet):
         return packed(Request(plan=self._plan, assignment=assignment), flat.array)
 
     def _take(self, message: Any) -> None:
-        """A message, from whoever sent it; one that nobody waits for is dropped."""
+        """A message, from any sender; one that is not waited for is dropped."""
         sent = self._sent.pop(message.metadata.reply_to_message_id, None)
         if sent is None:
             return
@@ -334,7 +334,7 @@ class FlowerFleet(RealFleet):
             self._scores.append(Scores(problem=reason))
 
     def _fail(self, number: int, reason: str, has_diverged: bool = False) -> None:
-        """A task has failed, unless nobody waits for it any more."""
+        """Fail a task, unless it is not waited for any more."""
         task = self._open.get(number)
         if task is not None:
             self._sent_no_more(number)

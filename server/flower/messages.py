@@ -64,7 +64,7 @@ def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[Response, bytes
         content: of its message.
 
     Raises:
-        InvalidPayload: if nobody can answer that.
+        InvalidPayload: if no node can answer that.
     """
     response, data = unpacked(content, Response)
     if (what := response.WhichOneof("what")) not in ("failed", _ANSWERS[kind]):

@@ -231,7 +231,7 @@ class NodeFleet(RealFleet):
         there = self._call(lambda: [node.client for node in self._service.nodes.values() if node.outbox is not None])
         return [client for client in there if self._members.take(client)]
 
-    _free = _attending  # a task that was called off is in nobody's way
+    _free = _attending  # a cancelled task does not occupy its node
 
     def _notice(self) -> None:
         with self._changed:

@@ -43,7 +43,7 @@ class Lease:
         assignment: as it was given.
         client: whom to.
         given_s: when, by :func:`time.monotonic`.
-        lease_until_s: when it has failed unless its holder gives a sign of life.
+        lease_until_s: when it has failed, unless a heartbeat of its holder comes.
         is_accepted: whether a node has said that it holds it.
         incoming: what has come of its answer.
         deliveries: that were begun; one that was before the last, of a connection that was cut, has no say.
@@ -86,7 +86,7 @@ class Leases:
         start: of the server.
         spool: the folder of files on their way.
         arrived: takes what becomes of a task.
-        lease_s: without a sign of life from who holds a task, after which the task has failed.
+        lease_s: seconds without a heartbeat after which a task has failed.
     """
 
     def __init__(self, start: int, spool: Path, arrived: Callable[[Delivery], object], lease_s: float) -> None:

@@ -58,7 +58,7 @@ class Patience:
     Args:
         heartbeat_s: between two signs of life, either way.
         silence_s: without one, after which a connection counts as lost.
-        lease_s: without a sign of life from who holds a task, after which the task has failed.
+        lease_s: seconds without a heartbeat after which a task has failed.
         stall_s: for the next piece of a transfer.
     """
 
@@ -153,18 +153,18 @@ class NodeService:
             self._tell(client, ToNode(plan=plan))
 
     def dismiss(self, reason: str, *, is_final: bool) -> None:
-        """Send everybody home."""
+        """Dismiss all nodes."""
         for node in self.nodes.values():
             self._tell(node.client, ToNode(farewell=Farewell(reason=reason, is_final=is_final)))
 
     async def watch(self) -> None:
-        """Fail tasks whose holders give no sign of life."""
+        """Fail tasks whose holders send no heartbeat."""
         every_s = self.patience.lease_s / 20
         while True:
             began_s = time.monotonic()
             await asyncio.sleep(every_s)
             now_s = time.monotonic()
-            if (frozen_s := now_s - began_s - every_s) > every_s:  # it is we who gave no sign of life, nor heard one
+            if (frozen_s := now_s - began_s - every_s) > every_s:  # this process was frozen, and heard no heartbeat
                 for lease in self._leases:
                     lease.lease_until_s += frozen_s
             for lease in self._leases:

@@ -51,7 +51,7 @@ class BoundedStaleness(Rounds):
     to be drawn.
 
     Args:
-        bound: s; ``none``: nobody ever waits.
+        bound: s; ``none``: no client ever waits.
     """
 
     bound: NonNegativeInt | Literal["none"] = 3

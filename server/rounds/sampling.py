@@ -70,7 +70,7 @@ class Sampling(Hyperparameters, ABC):
         """Check that the rule can draw a cohort of this size.
 
         Raises:
-            InvalidExperiment: if it cannot draw so many.
+            InvalidExperiment: if it cannot draw such a cohort.
         """
 
     def sample(self, draw: CohortDraw) -> list[int | str]:

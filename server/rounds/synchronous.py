@@ -106,7 +106,7 @@ class Synchronous(Rounds):
     all members where they are fewer, for at most a day.
 
     Args:
-        cohort: how many clients a round, or ``all``. Of no effect where everybody always takes part: for algorithms
+        cohort: how many clients a round, or ``all``. Of no effect where all clients always take part: for algorithms
             over mix and for the baselines.
         over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
             system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
@@ -249,7 +249,7 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
         count: the number of clients.
 
     Raises:
-        RunFailed: if nobody ever will.
+        RunFailed: if no client ever will.
     """
     fleet = coordinator.fleet
     limit_s, is_said = fleet.clock + _DAY_S, False

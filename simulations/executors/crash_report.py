@@ -21,7 +21,7 @@ def words_of_exit(code: int | None, fault: str) -> str:
     """Description of the end of a process that reported nothing itself.
 
     Args:
-        code: its exit code, as :mod:`multiprocessing` has it; None where nobody knows.
+        code: its exit code, as :mod:`multiprocessing` has it; None where it is unknown.
         fault: what :mod:`faulthandler` wrote when it crashed, if it did.
 
     Example:

@@ -37,7 +37,7 @@ __all__ = ["Workers"]
 _log = logging.getLogger(__name__)
 
 _DEATHS = 3
-"""An item that was at work in so many workers as they died will not be given to another."""
+"""An item that was at work in this many workers as they died is not given to another."""
 
 _STOP_WITHIN_S = 5.0
 

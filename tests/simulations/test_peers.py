@@ -1,0 +1,237 @@
+"""Simulated peers' time, absences, buffers and bytes, against what happens peer by peer."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fed
+from fed.aggregators.base import Descend, Mix
+from fed.aggregators.dpsgd import DPSGD, State
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.errors import InvalidExperiment, RunFailed
+from fed.randomness import Streams
+from fed.simulations.peers import SimulatedPeers
+from fed.simulations.simulation import Simulation
+from fed.topology import mixing_matrix, ring
+
+from .conftest import Point, mean_output
+
+PEERS, LR, ROUNDS = 7, 0.1, 6
+SAMPLES = (1, 3, 2, 5, 4, 1, 2)
+SPEEDS, UP, DOWN = (1.0, 4.0, 0.5, 9.0, 2.0, 1.0, 3.0), (80.0, 16, 40, 64, 8, 160, 32), (64.0, 80, 16, 8, 32, 40, 160)
+LATENCY_S = (0.5, 0.25, 0.0, 1.0, 0.125, 0.5, 0.75)
+CENTRES = torch.arange(PEERS * 2, dtype=torch.float64).view(PEERS, 2).sin()
+
+
+def data(samples: Sequence[int] = SAMPLES) -> fed.FederatedData:
+    """f_i(x) = ½ |x − b_i|²."""
+    ones = [torch.cat([torch.eye(2, dtype=torch.float64), centre_P[None]]) for centre_P in CENTRES]
+    counts = zip(ones, samples, strict=True)
+    return fed.FederatedData(
+        {i: (one.expand(count, -1, -1).clone(), torch.zeros(count).double()) for i, (one, count) in enumerate(counts)}
+    )
+
+
+def table(path: Path, header: str, *rows: Sequence[object]) -> dict[str, Any]:
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return {"kind": "trace", "path": str(path)}
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> dict[str, Any]:
+    rows = zip(range(PEERS), SPEEDS, DOWN, UP, LATENCY_S, strict=True)
+    return table(tmp_path / "d.csv", "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s", *rows)
+
+
+def experiment(devices: dict[str, Any], **keys: Any) -> fed.Experiment:
+    local = {"lr": LR, "batch_size": 1, **keys.pop("local", {})}
+    return fed.Experiment(
+        **{"algorithm": "dpsgd", "rounds": {"count": ROUNDS}, "local": local, "devices": devices, **keys}
+    )
+
+
+def model() -> nn.Module:
+    return Point(torch.zeros(2, dtype=torch.float64))
+
+
+def ready_s(one: fed.Experiment) -> tuple[list[float], list[float]]:
+    """Every peer's clock after all rounds, and the run's after each."""
+    simulation = Simulation(one, data(), model, mean_output)
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    assert isinstance(peers, SimulatedPeers)
+    clocks = []
+    for number in range(1, ROUNDS + 1):
+        peers.round(number)
+        clocks.append(peers.clock)
+    return peers.state()["neighbourhood"]["ready_s"], clocks
+
+
+def test_a_peer_waits_for_its_neighbours_and_nobody_else(devices: dict[str, Any]) -> None:
+    """By the definition: all that it sends and receives, message by message, from when the two ends had trained."""
+    got, clocks = ready_s(experiment(devices))
+    ready, expected = [0.0] * PEERS, []
+    for _ in range(ROUNDS):
+        trained = [ready[i] + SAMPLES[i] / SPEEDS[i] for i in range(PEERS)]
+        ready = list(trained)
+        for j in range(PEERS):
+            for i in ((j - 1) % PEERS, (j + 1) % PEERS):  # 16 bytes, over half of what each end has
+                arrives = trained[j] + max(LATENCY_S[i], LATENCY_S[j]) + 16 * max(2 / UP[j], 2 / DOWN[i])
+                ready[i], ready[j] = max(ready[i], arrives), max(ready[j], arrives)
+        expected.append(max(ready))
+    np.testing.assert_allclose(got, ready, rtol=1e-12)
+    np.testing.assert_allclose(clocks, expected, rtol=1e-12)
+    assert len(set(got)) > 1  # no barrier
+
+
+def by_hand(one: fed.Run, takes_part: Sequence[Sequence[bool]], cut: dict[tuple[int, int], int]) -> None:
+    """Hold a run's models to D-PSGD in which the absent keep what they had."""
+    matrix = mixing_matrix(ring(PEERS)).to_dense().numpy()
+    x = np.zeros((PEERS, 2))
+    for number, there in enumerate(takes_part, start=1):
+        trained = x.copy()
+        for i in range(PEERS):
+            steps = cut.get((i, number), SAMPLES[i]) if there[i] else 0
+            trained[i] = CENTRES[i].numpy() + (1 - LR) ** steps * (x[i] - CENTRES[i].numpy())
+        meets = matrix * np.outer(there, there)
+        np.fill_diagonal(meets, 0)
+        x = trained + meets @ trained - meets.sum(1, keepdims=True) * trained
+    for client, module in one.models.items():
+        assert isinstance(module, Point)
+        np.testing.assert_allclose(module.x_D.detach().numpy(), x[int(client)], rtol=0, atol=1e-12)
+
+
+def test_peers_that_fail_leave_the_weights_doubly_stochastic(devices: dict[str, Any]) -> None:
+    one = experiment({**devices, "failure": 0.3, "interruption": 0.4})
+    run = fed.simulate(one, data=data(), model=model, loss=mean_output)
+    keys = itertools.product(range(PEERS), range(1, ROUNDS + 1))
+    fates = {key: Streams(0).uniforms("fate", *key) for key in keys}
+    there = [[fates[i, number][0] >= 0.3 for i in range(PEERS)] for number in range(1, ROUNDS + 1)]
+    # One step a sample: a peer that is cut off takes 1 to all but one of them.
+    cut = {
+        key: 1 + int(after * (SAMPLES[key[0]] - 1))
+        for key, (_, _, is_cut, after) in fates.items()
+        if is_cut < 0.4 and SAMPLES[key[0]] > 1
+    }
+    by_hand(run, there, cut)
+    links = [2 * sum(map(int, np.logical_and(row, np.roll(row, 1)))) for row in there]
+    assert [line["bytes_up"] for line in run.metrics] == [16 * count for count in links]
+    assert [line["replied"] for line in run.metrics] == [sum(row) for row in there]
+    assert [line["failed"] for line in run.metrics] == [PEERS - sum(row) for row in there]
+    assert not all(map(all, there))
+
+
+def test_a_peer_that_is_away_is_not_waited_for(devices: dict[str, Any], tmp_path: Path) -> None:
+    """Equal devices, 10 s a round and 0 s a message; peer 2 is away from 15 s to 35 s: it misses rounds 2, 3 and 4."""
+    fast = {"latency_s": 0, "down_bytes_per_s": 1e300, "up_bytes_per_s": 1e300}
+    equal = {"kind": "uniform", "samples_per_s": 0.1, **fast}
+    spells = [(i, 0, 1e9) for i in range(PEERS) if i != 2]
+    there = table(tmp_path / "a.csv", "client,begins_s,ends_s", *spells, (2, 0, 15), (2, 35, 1e9))
+    one = experiment({**equal, "availability": there}, local={"steps": 1})
+    run = fed.simulate(one, data=data(), model=model, loss=mean_output)
+    assert [line["virtual_s"] for line in run.metrics] == pytest.approx([10, 20, 30, 40, 50, 60], abs=1e-9)
+    takes_part = [[i != 2 or number not in (2, 3, 4) for i in range(PEERS)] for number in range(1, ROUNDS + 1)]
+    assert [line["selected"] for line in run.metrics] == [7, 7, 6, 6, 7, 7]  # at 10 s it is there, but not for long
+    assert [line["failed"] for line in run.metrics] == [0, 1, 0, 0, 0, 0]
+    by_hand(run, takes_part, dict.fromkeys(((i, n) for i in range(PEERS) for n in range(1, ROUNDS + 1)), 1))
+
+
+def test_where_no_peer_is_there_time_passes_until_one_returns(tmp_path: Path) -> None:
+    def run(*spells: tuple[float, float]) -> fed.Run:
+        rows = [(i, *spell) for i, spell in enumerate(spells)]
+        there = table(tmp_path / "a.csv", "client,begins_s,ends_s", *rows)
+        devices = {"kind": "uniform", "availability": there}
+        return fed.simulate(experiment(devices), data=data(), model=model, loss=mean_output)
+
+    first = run(*((100 + i, 1e9) for i in range(PEERS))).metrics[0]
+    assert first["replied"] == 1
+    assert 100 < first["virtual_s"] < 101
+    with pytest.raises(RunFailed, match="round 2 needs a peer, and none will ever be there again: let peers come more"):
+        run(*[(100, 100.001)] * PEERS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(DPSGD):
+    """D-PSGD that mixes twice; it notes the sums of step sizes."""
+
+    sums: ClassVar[list[Any]] = []
+
+    def step(self, state: State, descend: Descend, mix: Mix) -> State:
+        self.sums.append(descend.lr)
+        return State(mix(mix(descend(state.model_NP))))
+
+
+def test_step_sizes_add_up_over_the_local_steps(devices: dict[str, Any]) -> None:
+    for local in ({}, {"steps": 3}):
+        one = experiment(devices, algorithm=f"python:{__name__}:Twice", local=local, rounds={"count": 1})
+        fed.simulate(one, data=data(), model=model, loss=mean_output)
+    each_N1, of_all = Twice.sums
+    assert torch.equal(each_N1, LR * torch.tensor(SAMPLES, dtype=torch.float64)[:, None])
+    assert of_all == pytest.approx(3 * LR)
+
+
+def test_buffers_are_mixed_with_the_model_and_integers_stay() -> None:
+    """After one round the buffers are W times those of peers that trained alone, whatever the number of exchanges."""
+    inputs = torch.randn(PEERS, 9, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = [4 + i % 3 * 2 for i in range(PEERS)]
+    held = fed.FederatedData({i: (inputs[i, :size], torch.arange(size) % 2) for i, size in enumerate(sizes)})
+
+    def normalised() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+    params, buffers = 16 + 8 + 10, 8
+    messages = {"local": 0, "dpsgd": params + buffers, f"python:{__name__}:Twice": 2 * params + buffers}
+    runs = {}
+    for algorithm, numbers in messages.items():
+        keys: dict[str, Any] = {"algorithm": algorithm, "rounds": {"count": 1}, "local": {"batch_size": 2}}
+        one = fed.simulate(fed.Experiment(**keys), data=held, model=normalised)
+        runs[algorithm] = [dict(module.named_buffers()) for module in one.models.values()]
+        assert one.summary["bytes_up"] == 2 * PEERS * 8 * numbers
+    matrix_NN = mixing_matrix(ring(PEERS)).to_dense()
+    for name in ("1.running_mean", "1.running_var"):
+        alone_NR, *mixed = (torch.stack([one[name] for one in run]) for run in runs.values())
+        for got_NR in mixed:
+            torch.testing.assert_close(got_NR, matrix_NN @ alone_NR, rtol=0, atol=1e-14)
+    batches = [[int(one["1.num_batches_tracked"]) for one in run] for run in runs.values()]
+    assert batches[0] == batches[1] == batches[2]
+    assert len(set(batches[0])) > 1
+
+
+def test_a_rule_without_topology_that_mixes_is_refused() -> None:
+    one = fed.Experiment(algorithm=f"python:{__name__}:Lonely", rounds={"count": 1})
+    with pytest.raises(InvalidExperiment, match="a rule that mixes must have the primitive mix"):
+        fed.simulate(one, data=data(), model=model, loss=mean_output)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lonely(DPSGD):
+    """A rule that is said not to mix, and does."""
+
+    primitive: ClassVar[None] = None
+
+
+def test_local_steps_in_float32_move_a_state_of_float64() -> None:
+    """Steps start from the model rounded to its type, and what they add is added to the state."""
+    state: dict[str, Tensor] = {}
+
+    class Watching(DPSGD):
+        def step(self, state_NP: Any, descend: Descend, mix: Mix) -> State:
+            x_NP = state_NP.model_NP + 1e-9
+            state["x"], state["y"], state["rounded"] = x_NP, descend(x_NP), descend(x_NP.float().double())
+            return State(x_NP)
+
+    keys: dict[str, Any] = {"rounds": {"count": 1}, "local": {"batch_size": 4}}
+    simulation = Simulation(fed.Experiment(algorithm="dpsgd", **keys))
+    simulation.algorithm = Watching()
+    simulation.federation(InProcess(partial(Work, simulation.recipe))).round(1)
+    left = state["x"] - state["x"].float().double()
+    torch.testing.assert_close(state["y"], state["rounded"] + left, rtol=0, atol=1e-15)
+    assert float(left.abs().max()) > 0
