@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "peers": {"algorithm": "python:tests.aggregators.peer_rules:GradientTracking"},
     "scaffold": _algorithm("scaffold"),
     "scaffold_buffered": _algorithm("scaffold", _rounds("buffered", buffer=3, concurrency=8)),
+    "scaffold_joining": _algorithm("scaffold", devices={**DEVICES, "joining_s": 1.0}),
     "ditto": _algorithm("ditto"),
     "ditto_buffered": _algorithm("ditto", _rounds("buffered", buffer=3, concurrency=8)),
     "fedper": _algorithm("fedper", **_MLP),

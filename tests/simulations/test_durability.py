@@ -37,7 +37,16 @@ KINDS_OF_ROUNDS = (
     "scaffold_buffered",
     "peers",
 )
-QUICK = ("tolerant", "buffered", "bounded_staleness", "peers", "ditto_buffered", "afl", "mimic_buffered")
+QUICK = (
+    "tolerant",
+    "buffered",
+    "bounded_staleness",
+    "peers",
+    "ditto_buffered",
+    "scaffold_joining",
+    "afl",
+    "mimic_buffered",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -105,9 +114,10 @@ def test_so_does_one_that_is_broken_off_at_every_round(case: str, workers: int, 
 
 
 IDLE = {
-    "buffered": {"losses", "asked"},
-    "power_of_choice": {"version", "asked"},
-    "bounded_staleness": {"losses"},
+    "buffered": {"losses", "asked", "population"},
+    "power_of_choice": {"version", "asked", "population"},
+    "bounded_staleness": {"losses", "population"},
+    "scaffold_joining": {"losses", "version", "asked"},
     "peers": set(),
 }
 """Of what is kept, parts that make no difference to what a case comes to; each makes one in another."""
@@ -147,7 +157,7 @@ def forgotten(one: fed.Experiment, folder: Path) -> tuple[Any, list[tuple[str, .
         fresh = {"federation": simulation.federation(executor).state()}
     names: list[tuple[str, ...]] = [("federation", name) for name in state["federation"]]
     if "coordinator" in fresh["federation"]:
-        names = [(*path, part) for path in names for part in at(state, path)]
+        names = [(*path, part) for path in names for part in at(state, path) or ()]
     differ = [path for path in names if not same(at(fresh, path), at(state, path))]
     return fresh, differ
 
