@@ -43,6 +43,7 @@ class Weights:
     @classmethod
     def of(cls, matrix_NN: Tensor) -> "Weights":
         """The rows of a whole matrix, dense or sparse; column j weighs what j sends."""
+        # coalesced indices ascend, which fixes the order of the sums
         matrix_NN = (matrix_NN if matrix_NN.is_sparse else matrix_NN.to_sparse()).coalesce()
         (rows_X, senders_X), weights_X = matrix_NN.indices(), matrix_NN.values().double()
         is_own = rows_X == senders_X
@@ -80,7 +81,7 @@ class Weights:
             own_NM: the rows' own vectors.
             sent_SM: what the neighbours sent, of any floating type.
         """
-        width = max(8, _NUMBERS_AT_ONCE // max(1, len(self._products[0])))
+        width = max(8, _NUMBERS_AT_ONCE // max(1, len(self._products[0])))  # 8 numbers of float64 are a cache line
         if own_NM.shape[1] <= width:
             return self._mixed(own_NM, sent_SM)
         mixed_NM = torch.empty(own_NM.shape, dtype=torch.float64)
@@ -93,6 +94,7 @@ class Weights:
         senders_Y, weights_Y1, products_X = self._products
         if not torch.equal(senders_Y, torch.arange(len(sent_SM))):  # as they are where each has one weight for all
             sent_SM = sent_SM.index_select(0, senders_Y)
+        # Weights are float64: float32 vectors are widened before the product. The sum has no product to be fused with.
         sums_NM = embedding_bag(products_X, sent_SM * weights_Y1, self._firsts_N, mode="sum")
         return sums_NM.add_(own_NM * self.own_N1)
 
@@ -118,7 +120,9 @@ class Weights:
 
         Rows share those in which a sender has the same weight.
         """
+        # NumPy orders complex numbers by sender, then by weight
         pairs_X = self.senders_X.numpy() + 1j * self.weights_X.numpy()
         pairs_Y, products_X = np.unique(pairs_X, return_inverse=True)
+        # a strided view would keep the complex numbers in memory
         weights_Y1 = torch.from_numpy(pairs_Y.imag.copy()).unsqueeze(1)
         return torch.from_numpy(pairs_Y.real.astype(np.int64)), weights_Y1, torch.from_numpy(products_X)

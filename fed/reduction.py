@@ -22,7 +22,8 @@ __all__ = ["WeightedMean"]
 _LANE_BITS = 32  # of the 53 bits of a lane, 21 are left for carries
 _LOWEST = -3  # the lowest lane's unit is 2^(32·-3): it rounds to nearest, by 2^-97 at most
 _LOWEST_EXPONENT = _LANE_BITS * _LOWEST
-_LARGEST = 2.0**800
+_LARGEST = 2.0**800  # 2²⁰ products below it, and the magnets of their lanes, stay finite
+# Pieces have at most 2³² units each: so many add up to 2⁵², which float64 holds without rounding.
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
 _LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory
@@ -82,6 +83,7 @@ class WeightedMean:
             self._count(1, _exact(weight))
             self._products.append(product_P)
             return
+        # first, since it may refuse the vector: nothing is counted until all of it is known to be good
         highest = [_highest_lane(piece_J, weight * factor) for _, piece_J in self._pieces(vector_P, less_P)]
         self._count(1, _exact(weight))
         self._cut_products()
@@ -97,7 +99,7 @@ class WeightedMean:
             raise FedError(f"means of one length can be merged, got {self.size} and {other.size}")
         self._count(other.atoms, other.weight)
         self._cut_products()
-        self._products = [*other._products]
+        self._products = [*other._products]  # a list of its own: the other sum may go on counting
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
 
@@ -116,6 +118,7 @@ class WeightedMean:
             units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
             return torch.add(_ZERO, units_P, alpha=2.0**_LOWEST_EXPONENT).div_(float(self.weight))
         self._cut_products()
+        # each of its pieces is read before the sum overwrites it
         lowest_P = self._lanes[min(self._lanes)] if is_last and self._lanes else None
         sum_P = torch.zeros(self.size, dtype=torch.float64, device=self.device) if lowest_P is None else lowest_P
         for start in range(0, self.size, _PIECE):
@@ -160,6 +163,7 @@ class WeightedMean:
         flat = rest_J.view(-1)
         for index in range(highest, _LOWEST - 1, -1):
             _round_to_lane(rest_J, index, out=cut_J)
+            # a sum of multiples of one unit is exact
             lane_P, summed_J = self._lane(index), cut_J if cut_J.ndim == 1 else cut_J.sum(0)
             (lane_P if summed_J.shape == lane_P.shape else lane_P[start : start + len(summed_J)]).add_(summed_J)
             rest_J.sub_(cut_J)
@@ -199,7 +203,7 @@ def _highest_lane(numbers_J: Tensor, weight: float) -> int:
     """The highest lane in which these numbers' products leave anything: half a unit rounds to nothing."""
     lowest, highest = torch.aminmax(numbers_J)  # both are NaN where one number is; vector_norm takes 20 times as long
     largest = max(-lowest.item(), highest.item()) * weight
-    if not largest < _LARGEST:
+    if not largest < _LARGEST:  # true for NaN too
         raise FedError(f"a vector's numbers must be finite and below {_LARGEST:.0e}, got {largest}")
     return math.frexp(largest)[1] // _LANE_BITS  # largest < 2^exponent
 

@@ -120,6 +120,7 @@ class UpdateAccumulator:
             return
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.relayed_bytes
+        # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
         if not senders or senders != [(client, answer.round) for client in answer.clients]:
@@ -127,7 +128,7 @@ class UpdateAccumulator:
             return
         tasks = [open_tasks.pop(task) for task in answer.tasks]
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
-        staleness = version - tasks[0].model.version
+        staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
         if factor is None:
             self.late += len(tasks)
@@ -156,6 +157,7 @@ class UpdateAccumulator:
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """The updates [S, M] and weights [S], in the order of their tasks."""
+        # the order of arrival must not change the rule's sums
         updates, weights = zip(*(self._single[task] for task in sorted(self._single)), strict=True)
         return torch.stack(updates), torch.tensor(weights, dtype=torch.float64)
 
@@ -163,6 +165,7 @@ class UpdateAccumulator:
         """The clients' mean loss, weighted by samples."""
         if not self.losses:
             return None
+        # exact, whatever the order of arrival
         return math.fsum(loss * samples for loss, samples in self.losses) / sum(samples for _, samples in self.losses)
 
     def stats(self) -> RoundStats:

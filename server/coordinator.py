@@ -75,6 +75,7 @@ class Coordinator:
         self._aggregator = aggregator
         self._layout = layout
         self.message = message
+        # in float64 an update far below a parameter is not rounded away
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
         aggregator.check_state(self._state, layout.parameters, "init")
         self._buffers_R = vector_V[layout.parameters :].double()
@@ -171,6 +172,7 @@ class Coordinator:
         for answer in self.fleet.collect(until, enough):
             accumulator.take(answer, self.open, self.version, weigh)
             del answer  # it may be large, and the next is on its way
+        # after all answers of the instant: the order of arrival must not choose the client that is named
         accumulator.raise_if_diverged()
 
     def cancel(self, accumulator: UpdateAccumulator, *, are_late: bool) -> None:
@@ -251,8 +253,9 @@ class Coordinator:
             stream = self.streams.generator("combine", number)
             state, mean_update_M = self._aggregator.combine(self._state, *accumulator.rows(), stream)
         members, population = len(self.fleet.registered()), self.fleet.population()
-        if self._population not in (0, population):
+        if self._population not in (0, population):  # 0: no update yet, and no sums over clients
             state = self._aggregator.resized(state, self._population, population)
+        # a product with 1 would be a copy of the model
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
         *mean, buffers_R = mean_update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, population)
@@ -274,6 +277,7 @@ class Coordinator:
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; the same tensor for the same parameters."""
+        # by identity: comparing the numbers would cost more than the copy
         if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._buffers_R:
             vector_V = self._whole(params_P).to(self._layout.dtype, copy=True)
             self._kept = params_P, self._buffers_R, vector_V

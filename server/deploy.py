@@ -96,7 +96,7 @@ def serve(
             if on_listen is not None:
                 on_listen(fleet.port)
             run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, after_round=after_round)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nodes are told to dial again
             fleet.close("the server stops for now", is_final=False)
             raise
         fleet.close("the run is over", is_final=True)
@@ -269,7 +269,9 @@ def _free_memory(module: nn.Module) -> Callable[[], None]:
     """Free the memory of a module's state; the function returned allocates it again."""
     saved = module.state_dict(keep_vars=True).keys()
     tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]
+    # tied tensors share a storage
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in tensors}
+    # memory that PyTorch did not allocate is not its to free
     sizes = [(storage, storage.nbytes()) for storage in storages.values() if storage.resizable()]
     for storage, _ in sizes:
         storage.resize_(0)

@@ -112,6 +112,7 @@ class HierarchicalFleet:
         """Each edge's sum of its clients' updates, as one answer; failures pass through."""
         up_s = self._hierarchy.exchange_s(self._message.uplink_bytes)
         of_edges: dict[int, list[Answer]] = {}
+        # the sum still has to reach the coordinator in time
         for answer in self._fleet.collect(until - self._passed_s - up_s, enough):
             if answer.problem:
                 yield answer

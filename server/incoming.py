@@ -44,7 +44,7 @@ def received(
         return reason
     draw = Draw(streams, [task.round], [task.client])
     update_M = message.decode([tensor.unsqueeze(0) for tensor in payload], draw)[0]
-    if message.codecs and (reason := _refusal(update_M)):
+    if message.codecs and (reason := _refusal(update_M)):  # what a codec makes of finite numbers may not be finite
         return reason
     return Answer(
         (task.id,),
@@ -66,6 +66,7 @@ def _refusal(values: Tensor) -> str | None:
         return None
     lowest, highest = torch.aminmax(values)  # both are NaN where one number is
     largest = max(-float(lowest), float(highest))
+    # so written, NaN is refused
     return None if largest <= LARGEST else f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}"
 
 

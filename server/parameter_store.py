@@ -87,7 +87,7 @@ class ParameterStore:
     """
 
     def __init__(self, *, bound: float = 0, updater: Updater = _add) -> None:
-        if bound != math.inf and (type(bound) is not int or bound < 0):
+        if bound != math.inf and (type(bound) is not int or bound < 0):  # True is an int
             raise ValueRange(f"bound must be a whole number of clocks, at least 0, or math.inf, got {bound!r}")
         self._bound = bound
         self._updater = updater
@@ -95,7 +95,7 @@ class ParameterStore:
         self._clocks: dict[int | str, int] = {}
         self._workers_at: Counter[int] = Counter()
         self._slowest = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # its lock is reentrant: methods call each other under it
 
     @property
     def slowest(self) -> int:
@@ -142,7 +142,7 @@ class ParameterStore:
                 what the updater makes of it, is not finite, or not of the stored value's shape and type.
         """
         name = f"what worker {worker!r} pushes to key {key!r}"
-        pushed = _copy(name, tensor)
+        pushed = _copy(name, tensor)  # outside the lock, which the copy would hold for longest
         with self._changed:
             self._refuse_to_run_ahead(worker)
             stored = self._value(key)
@@ -166,8 +166,8 @@ class ParameterStore:
         """
         with self._changed:
             self._value(key)
-            self.wait(worker, timeout_s)
-            value = self._values[key]
+            self.wait(worker, timeout_s)  # an unknown key has failed before the wait
+            value = self._values[key]  # not before the wait, in which others push
         return value.clone()
 
     def register(self, worker: int | str) -> None:
@@ -254,8 +254,9 @@ class ParameterStore:
             InvalidInput: if it is not registered, or leaves while it waits.
             RunFailed: if the time passes; the message says whom it waits for.
         """
-        if timeout_s is not None and not timeout_s >= 0:
+        if timeout_s is not None and not timeout_s >= 0:  # so written, NaN is refused
             raise InvalidInput(f"timeout_s must be at least 0, or None to wait as long as it takes, got {timeout_s}")
+        # a longer wait raises OverflowError
         limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         with self._changed:
             if not self._changed.wait_for(lambda: self.may_proceed(worker), limit_s):

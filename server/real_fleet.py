@@ -41,7 +41,7 @@ class RealFleet(ABC):
     """
 
     def __init__(self) -> None:
-        self._start = secrets.randbits(63)
+        self._start = secrets.randbits(63)  # a resumed server numbers tasks anew: nodes tell them apart by this
         self._began_s = time.monotonic()
         self._changes = self._seen = 0
         self._members = Members()
@@ -113,6 +113,7 @@ class RealFleet(ABC):
         """Connected members without a task."""
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
+        # their next task has to say whether the last one counted
         there -= {*self._unsettled.values()} if self._keeps_states else set()
         return [client for client in self.registered() if client in there]
 

@@ -96,7 +96,7 @@ def refusal_of_scores(scores: Scores) -> str | None:
     """Reason for which no node can have found such scores, or None."""
     if scores.samples > MOST_SAMPLES:
         return f"scores must be of at most 2^53 samples, got {scores.samples}"
-    if not (abs(scores.loss) <= LARGEST and abs(scores.metric) <= LARGEST):
+    if not (abs(scores.loss) <= LARGEST and abs(scores.metric) <= LARGEST):  # so written, NaN is refused
         said = f"a loss of {scores.loss} and a metric of {scores.metric}"
         return f"scores must be finite and within ±{LARGEST:.0e}, got {said}"
     return None

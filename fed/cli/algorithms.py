@@ -5,9 +5,12 @@ Shapes: see :mod:`fed.layout`.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fed.cli.tables import console
+import typer
+
+from fed.cli.tables import console, listed
+from fed.config.docstrings import body, summary
 from fed.errors import InvalidExperiment, InvalidInput
 
 if TYPE_CHECKING:
@@ -15,40 +18,32 @@ if TYPE_CHECKING:
 
     from fed.config.components import Component
 
-__all__ = ["all_algorithms", "one_algorithm"]
+__all__ = ["algorithms"]
 
 _PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent show what they are made of
 
 
-def all_algorithms() -> None:
-    """Print each built-in algorithm: its kind, its primitive, its first line, and its paper."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from fed.config.docstrings import summary
+def algorithms(name: Annotated[str | None, typer.Argument(help="Of which all is told.")] = None) -> None:
+    """List the built-in algorithms, or tell all about one: equation, hyper-parameters, state, what it sends."""
+    if name is not None:
+        _tell_all_about(name)
+        return
     from fed.config.registry import ALGORITHMS
 
-    table = Table("kind", "over", "what it does", "paper", box=box.SIMPLE_HEAD, pad_edge=False)
+    rows = []
     for kind in ALGORITHMS.builtin:
         target: Any = ALGORITHMS.section(kind).target
         what, paper = _cited(summary(target))
-        table.add_row(*(Text(text) for text in (kind, target.primitive or "–", what, paper or "–")))
-    console().print(table)
+        rows.append((kind, target.primitive or "–", what, paper or "–"))
+    console().print(listed(("kind", "over", "what it does", "paper"), rows))
     console().print("fed algorithms NAME tells all about one of them", markup=False)
 
 
-def one_algorithm(kind: str) -> None:
-    """Print an algorithm's equation, hyper-parameters, state, what it sends and what it combines with.
-
-    Raises:
-        InvalidInput: if there is no such algorithm.
-    """
+def _tell_all_about(kind: str) -> None:
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    from fed.config.docstrings import body, summary
     from fed.config.registry import ALGORITHMS
 
     try:
@@ -71,22 +66,16 @@ def one_algorithm(kind: str) -> None:
 
 def _hyperparameters(section: type["Component"]) -> "Table":
     """A table of an algorithm's keys: default, range and meaning."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from fed.config.reference import values_of, written
 
-    properties = section.model_json_schema()["properties"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("hyper-parameter", "default", "range", "what it is"):
-        table.add_column(heading, no_wrap=heading != "what it is")
+    properties, rows = section.model_json_schema()["properties"], []
     for name, field in section.model_fields.items():
         if name != "kind":
             default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
-            table.add_row(
-                *(Text(text) for text in (name, default, values_of(properties[name]), field.description or ""))
-            )
+            rows.append((name, default, values_of(properties[name]), field.description or ""))
+    table = listed(("hyper-parameter", "default", "range", "what it is"), rows)
+    for column in table.columns[:3]:
+        column.no_wrap = True
     return table
 
 
@@ -139,8 +128,6 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
 
 def _clause(method: Any) -> str:
     """The first line of a method's docstring, within a sentence."""
-    from fed.config.docstrings import summary
-
     line = summary(method).removesuffix(".")
     return line[0].lower() + line[1:]
 
@@ -190,15 +177,9 @@ _SYMBOLS = {
     r"\sum": "Σ",
     r"\cdot": "·",
     r"\sqrt": "√",
-    r"\min": "min",
-    r"\max": "max",
-    r"\cos": "cos",
-    r"\exp": "exp",
-    r"\log": "log",
     r"\langle": "⟨",
     r"\rangle": "⟩",
     r"\bar W": "W̄",
-    r"\arg": "arg",
     r"\left": "",
     r"\right": "",
 }

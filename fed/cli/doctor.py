@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,11 @@ _PACKAGES = {
 
 
 def examine() -> int:
-    """Print what this machine has and lacks; 1 if experiments cannot run, else 0."""
+    """Say what this machine has, and what is missing for which feature.
+
+    Returns:
+        The exit code: 1 if experiments cannot run, else 0.
+    """
     shown = console()
     shown.print(_machine())
     shown.print(_packages())
@@ -138,6 +141,8 @@ def _memory() -> str:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -146,6 +151,8 @@ def _version(package: str) -> str | None:
 
 def _minimum(package: str) -> str:
     """Least version that fed requires; empty where fed is not installed."""
+    from importlib import metadata
+
     try:
         needed = metadata.requires("fed") or []
     except metadata.PackageNotFoundError:

@@ -1,23 +1,71 @@
-"""Documents of the command line: reads an experiment or a comparison from a file and ``--set``."""
+"""Documents of the command line: an experiment or a comparison, from a file and ``--set``, shown or written."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fed
+from fed.cli.options import File, Settings
 from fed.errors import InvalidExperiment, InvalidInput
 
 if TYPE_CHECKING:
     from fed.config.comparison import Comparison
     from fed.config.experiment import Experiment
 
-__all__ = ["changes", "in_force", "read", "read_comparison", "read_experiment"]
+__all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read_experiment", "schema", "show"]
 
 _OF_COMPARISONS = ("base", "compare", "grid", "random")
 
 
-def read(path: Path, settings: Sequence[str]) -> "Experiment | Comparison":
+class _Document(StrEnum):
+    EXPERIMENT = "experiment"
+    COMPARISON = "comparison"
+
+
+def show(file: File, settings: Settings = None) -> None:
+    """Print every value in force, of an experiment or of a comparison, as YAML; then how clients train, and why."""
+    from fed.config import yaml
+
+    document = read(file, settings)
+    typer.echo(yaml.dump(in_force(document)), nl=False)
+    for line in _batching(document):
+        typer.echo(f"# {line}")
+
+
+def schema(
+    document: Annotated[_Document, typer.Argument(help="Of what the schema is wanted.")] = _Document.EXPERIMENT,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a reference of both documents instead.")] = False,
+) -> None:
+    """Print the JSON schema by which editors complete and check the YAML, or a reference of all keys in Markdown."""
+    from fed.config import reference
+    from fed.config.schema import schema_text
+
+    kind = fed.Experiment if document is _Document.EXPERIMENT else fed.Comparison
+    typer.echo(reference.markdown() if markdown else schema_text(kind), nl=False)
+
+
+def flower_app(
+    file: File,
+    output: Annotated[Path, typer.Option(help="The folder to write the app into, a new one.", metavar="DIR")],
+    settings: Settings = None,
+) -> None:
+    """Write an experiment as a Flower app, which flwr run starts on any Flower federation.
+
+    Args:
+        file: of the experiment.
+        output: the app's folder.
+        settings: values in place of the file's.
+    """
+    from fed.server.flower.app import write_app
+
+    write_app(read_experiment(file, settings), output)
+    typer.echo(f"{output}: a Flower app; start it with: flwr run {output} FEDERATION --stream")
+
+
+def read(path: Path, settings: Sequence[str] | None) -> "Experiment | Comparison":
     """Read a file; the values of ``--set`` replace its own.
 
     Raises:
@@ -25,7 +73,7 @@ def read(path: Path, settings: Sequence[str]) -> "Experiment | Comparison":
     """
     from fed.config import yaml
 
-    values = changes(settings)
+    values = changes(settings or ())
     keys = yaml.load(path)
     from fed.config.comparison import Comparison
     from fed.config.experiment import Experiment, with_overrides
@@ -38,7 +86,7 @@ def read(path: Path, settings: Sequence[str]) -> "Experiment | Comparison":
         raise InvalidExperiment("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
 
 
-def read_experiment(path: Path, settings: Sequence[str]) -> "Experiment":
+def read_experiment(path: Path, settings: Sequence[str] | None) -> "Experiment":
     """Read an experiment; a comparison is refused with the command that takes it."""
     from fed.config.experiment import Experiment
 
@@ -48,7 +96,7 @@ def read_experiment(path: Path, settings: Sequence[str]) -> "Experiment":
     return document
 
 
-def read_comparison(path: Path, settings: Sequence[str]) -> "Comparison":
+def read_comparison(path: Path, settings: Sequence[str] | None) -> "Comparison":
     """Read a comparison; an experiment is refused with the command that takes it."""
     from fed.config.experiment import Experiment
 
@@ -108,3 +156,20 @@ def in_force(document: "Experiment | Comparison") -> dict[str, Any]:
         "seeds": document.seeds,
         "target_accuracy": document.target_accuracy,
     }
+
+
+def _batching(document: "Experiment | Comparison") -> Iterator[str]:
+    """Sentence for each variant: whether its clients train in groups or one by one, and the reason."""
+    from fed.config.experiment import Experiment
+    from fed.simulations.simulation import Simulation
+
+    variants = {"": document} if isinstance(document, Experiment) else document.variants()
+    for name, experiment in variants.items():
+        try:
+            chosen = Simulation(experiment).batching
+        except Exception as error:  # whatever a user's model or data raise: the values are shown all the same
+            reason = str(error) if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
+            yield f"{name or 'simulation'}: how clients will train is not known: {reason}".splitlines()[0]
+            continue
+        how = "batched" if chosen.is_batched else "one client at a time"
+        yield f"{name or 'simulation'}: {how}: {chosen.reason}"

@@ -5,11 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fed.cli.tables import console
+from fed.cli.tables import console, listed
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fed.identity.authority import Authority
 
 __all__ = ["app"]
@@ -18,16 +16,11 @@ app = typer.Typer(
     help="Say who may serve and who may report to it: a private authority, certificates, and a roster of nodes."
 )
 
-_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.", show_default=False)]
-_Node = Annotated[str, typer.Argument(metavar="NAME", help="The node's name.", show_default=False)]
+_Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's folder.")]
+_Node = Annotated[str, typer.Argument(metavar="NAME", help="The node's name.")]
 _Hosts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--host",
-        metavar="H",
-        help="A name or an address under which nodes reach the server. Repeatable.",
-        show_default=False,
-    ),
+    typer.Option("--host", metavar="H", help="A name or an address under which nodes reach the server. Repeatable."),
 ]
 _Days = Annotated[int, typer.Option(min=1, max=36_500, metavar="N", help="How long the certificate is valid.")]
 
@@ -90,26 +83,17 @@ def _list(folder: _Folder) -> None:
     authority = Authority.load(folder)
     typer.echo(f"authority: valid until {authority.facts.expires:%Y-%m-%d}")
     typer.echo(_about_server(authority))
-    if not authority.roster.entries():
+    if not (entries := authority.roster.entries()):
         typer.echo(f"no nodes: fed keys issue {folder} NAME adds one")
         return
-    console().print(_table(authority))
+    rows = []
+    for entry in entries:
+        dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
+        rows.append((entry.name, entry.status(authority.clock()), *dates, f"{entry.sha256[:16]}…"))
+    console().print(listed(("node", "status", "issued", "expires", "revoked", "sha256"), rows))
 
 
 def _about_server(authority: "Authority") -> str:
     facts = authority.server_facts
     place = authority.folder / "server"
     return f"{place}: for the server alone, valid until {facts.expires:%Y-%m-%d}, reached as {', '.join(facts.hosts)}"
-
-
-def _table(authority: "Authority") -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table("node", "status", "issued", "expires", "revoked", "sha256", box=box.SIMPLE_HEAD, pad_edge=False)
-    time = authority.clock()
-    for entry in authority.roster.entries():
-        dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
-        shown.add_row(*map(Text, (entry.name, entry.status(time), *dates, f"{entry.sha256[:16]}…")))
-    return shown

@@ -2,26 +2,26 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.tables import console
+from fed.cli.tables import console, listed
 from fed.errors import InvalidInput
-from fed.storage.run_reader import KeptRun, RunState, kept_run, runs_below
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from fed.storage.run_reader import KeptRun
 
 __all__ = ["runs"]
 
 
-def runs(folder: Path, *, as_json: bool) -> None:
-    """Print the runs at a folder and below it, as a table or as JSON.
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run, or a folder that holds some.")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List runs: how they ended, how far they came, and what they could be resumed from."""
+    from fed.storage.run_reader import kept_run, runs_below
 
-    Raises:
-        InvalidInput: if there is no such folder, or it cannot be read.
-    """
     try:
         found = [kept_run(path) for path in runs_below(folder, _tell)]
     except OSError as error:  # a system's own limits: links in a circle, names too long
@@ -32,7 +32,11 @@ def runs(folder: Path, *, as_json: bool) -> None:
     if not found:
         typer.echo(f"no runs in {folder}: fed simulate writes them into runs/, or where --output says")
         return
-    console().print(_table(found, folder))
+    headings = ("run", "name", "algorithm", "status", "rounds", "accuracy", "written", "resumes after")
+    shown = listed(headings, (_row(run, folder) for run in found))
+    for column in shown.columns[4:6]:
+        column.justify = "right"
+    console().print(shown)
     for run in found:
         if run.reason:
             typer.echo(f"{run.folder}: {' '.join(run.reason.split())}")
@@ -42,25 +46,14 @@ def _tell(error: OSError) -> None:
     typer.echo(f"{error.filename} cannot be read ({error.strerror}): what it holds is not listed", err=True)
 
 
-def _entry(run: KeptRun) -> dict[str, Any]:
+def _entry(run: "KeptRun") -> dict[str, Any]:
     written = run.written.isoformat(timespec="seconds") if run.written else None
     return {**vars(run), "folder": str(run.folder), "state": str(run.state), "written": written}
 
 
-def _table(found: list[KeptRun], folder: Path) -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def _row(run: "KeptRun", folder: Path) -> tuple[str, ...]:
+    from fed.storage.run_reader import RunState
 
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "name", "algorithm", "status", "rounds", "accuracy", "written", "resumes after"):
-        shown.add_column(name, justify="right" if name in ("rounds", "accuracy") else "left")
-    for run in found:
-        shown.add_row(*map(Text, _row(run, folder)))
-    return shown
-
-
-def _row(run: KeptRun, folder: Path) -> tuple[str, ...]:
     is_read = run.state is not RunState.UNREADABLE
     planned = f" of {run.rounds_planned}" if run.rounds_planned is not None else ""
     return (

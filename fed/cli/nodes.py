@@ -4,19 +4,21 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from fed.cli.documents import read_experiment
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
 from fed.cli.progress import Display, display, say_all
-from fed.cli.runs import folder, summary_in, tell
+from fed.cli.runs import folder, is_told, tell
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
 if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
     from fed.server.grpc.service import Patience
     from fed.wire.dialling import DialPatience
 
@@ -25,51 +27,65 @@ __all__ = ["client", "server"]
 _INTERRUPTED = 130
 _LAST_PORT = 65535
 _Patience = TypeVar("_Patience", "Patience", "DialPatience")
+_Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
+_Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
+_Limits = Annotated[list[str] | None, typer.Option("--patience", metavar="NAME=SECONDS", hidden=True)]
 
 
 def server(
-    experiment: "Experiment",
-    *,
-    listen: str,
-    credentials: Path | None,
-    insecure: bool,
-    min_nodes: int,
-    output: Path | None,
-    overwrite: bool,
-    resume: bool,
-    as_json: bool,
-    patience: Sequence[str] = (),
+    file: FileUnlessResumed = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes dial in.")] = "127.0.0.1:8443",
+    credentials: _Credentials = None,
+    insecure: _Insecure = False,
+    min_nodes: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round.")
+    ] = 1,
+    settings: Settings = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+    json: Json = False,
+    patience: _Limits = None,
 ) -> int:
-    """Coordinate an experiment over nodes that dial in, and print its outcome; returns the exit code.
+    """Coordinate an experiment over real nodes, which dial in with fed client.
 
     Args:
-        experiment: what to run.
+        file: of the experiment; None: that of the run to resume.
         listen: HOST:PORT to serve at.
         credentials: the server's folder of keys; None only with ``insecure``.
         insecure: serve without certificates, on this machine alone.
         min_nodes: nodes to wait for before the first round.
+        settings: values in place of the file's.
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
-        resume: continue the run that is there.
-        as_json: print the summary as JSON.
+        resume: the folder of a run to go on with; the outcome of a finished one is printed.
+        json: print the summary as JSON.
         patience: NAME=SECONDS, each a time limit to change.
     """
+    if resume is not None and (settings or output is not None or overwrite):
+        raise InvalidInput("--resume goes on with a run as it is: give neither --set, --output nor --overwrite")
+    if file is not None:
+        experiment = read_experiment(file, settings)
+    elif resume is not None:
+        from fed.storage.run_folder import RunFolder
+
+        experiment = RunFolder.existing(resume).experiment()
+    else:
+        raise InvalidInput("fed server needs an experiment, got none: give a file, or --resume DIR")
     pool_freed_memory()
     from fed.identity.credentials import ServerCredentials
     from fed.server.deploy import serve
     from fed.server.grpc.service import Patience
-    from fed.storage.run_reader import RunState, state_of
 
-    if resume and output is not None and state_of(output) is RunState.FINISHED:
-        tell(output, summary_in(output), as_json)
+    if resume is not None and is_told(resume, json):
         return 0
     _hold_to_certificates(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     shown = display()
     say_all(shown)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     host = listen.rpartition(":")[0]
-    with folder(experiment.name, output, overwrite or resume) as directory, shown:
+    with folder(experiment.name, resume or output, overwrite) as directory, shown:
         try:
             run = serve(
                 experiment,
@@ -78,54 +94,53 @@ def server(
                 credentials=loaded,
                 min_nodes=min_nodes,
                 overwrite=overwrite,
-                resume=resume,
+                resume=resume is not None,
                 patience=_patience(Patience(), patience),
                 on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
-                after_round=_Shown(shown, experiment.rounds.make().count).round,
+                after_round=partial(_say_round, shown, experiment.rounds.make().count),
             )
         except KeyboardInterrupt:
             shown.say(f"stopped; fed server --resume {directory} goes on")
             return _INTERRUPTED
-    tell(directory, run.summary, as_json)
+    tell(directory, run.summary, json)
     return 0
 
 
-class _Shown:
-    """Progress of a deployed run, one line a round."""
-
-    def __init__(self, shown: Display, rounds: int) -> None:
-        self._shown = shown
-        self._rounds = rounds
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        accuracy = line.get("test_accuracy")
-        parts = [f"round {line['round']}/{self._rounds}", f"{line['replied']} of {line['selected']} answered"]
-        parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
-        parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
-        self._shown.say(", ".join(parts))
+def _say_round(shown: Display, rounds: int, line: Mapping[str, Any]) -> None:
+    accuracy = line.get("test_accuracy")
+    parts = [f"round {line['round']}/{rounds}", f"{line['replied']} of {line['selected']} answered"]
+    parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
+    parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
+    shown.say(", ".join(parts))
 
 
 def client(
-    *,
-    address: str | None,
-    credentials: Path | None,
-    insecure: bool,
-    name: str | None,
-    data: Path,
-    allowed: Sequence[str],
-    state: Path | None,
-    dry_run: bool,
-    patience: Sequence[str] = (),
+    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this node trains on; it stays here.")],
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
+    credentials: _Credentials = None,
+    insecure: _Insecure = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The node's, where it has no certificate.")] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="python:…", help="Code on this node that an experiment may name. Repeatable; none unless given."
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where it keeps its state; beside DATA.yaml unless given.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
+    patience: _Limits = None,
 ) -> int:
-    """Train the tasks of a server on this node's data; returns the exit code.
+    """Train on this node what a server asks for; its data never leave it.
 
     Args:
-        address: HOST:PORT of the server; None only with ``dry_run``.
+        data: the file that describes the node's own data.
+        server: HOST:PORT of the server; None only with ``dry_run``.
         credentials: the node's folder of keys; None only with ``insecure``.
         insecure: connect without certificates, to this machine alone.
         name: the node's name where there is no certificate to give it.
-        data: the file that describes the node's own data.
-        allowed: modules whose ``python:`` kinds the server may name.
+        allow: modules whose ``python:`` kinds the server may name.
         state: the folder in which the client's state is kept.
         dry_run: check the data, and do not connect.
         patience: NAME=SECONDS, each a time limit to change.
@@ -138,10 +153,10 @@ def client(
     from fed.wire.dialling import DialPatience
     from fed.wire.messages import client_id_of
 
-    if address is None and not dry_run:
+    if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
-    if address is not None:
-        _hold_to_certificates(address, credentials, insecure, "--server")
+    if server is not None:
+        _hold_to_certificates(server, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     if loaded and name not in {None, loaded.name}:
         raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
@@ -153,7 +168,7 @@ def client(
     if dry_run:
         _say_what_would_leave(training, name)
         return 0
-    assert address is not None
+    assert server is not None
     shown = display()
     say_all(shown)
     stopped = threading.Event()
@@ -161,7 +176,7 @@ def client(
         signal.signal(number, lambda *_: stopped.set())
     channel = loaded.for_grpc() if loaded else None
     waiting = _patience(DialPatience(), patience)
-    node = EdgeNode(address, channel, name, client_id_of(name), training, place / "files", allowed, waiting)
+    node = EdgeNode(server, channel, name, client_id_of(name), training, place / "files", allow or (), waiting)
     with held(place, "give another --state"):
         try:
             farewell = node.run(stopped=stopped)
@@ -188,9 +203,9 @@ def _say_what_would_leave(training: Any, name: str) -> None:
     )
 
 
-def _patience(patience: _Patience, changes: Sequence[str]) -> _Patience:
+def _patience(patience: _Patience, changes: Sequence[str] | None) -> _Patience:
     """Change time limits: NAME=SECONDS."""
-    for change in changes:
+    for change in changes or ():
         name, _, value = change.partition("=")
         try:
             patience = replace(patience, **{name: float(value)})
@@ -215,7 +230,3 @@ def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool
         )
     if insecure:
         hold_to_loopback(address)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

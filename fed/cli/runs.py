@@ -2,83 +2,90 @@
 
 import contextlib
 import itertools
-import json
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 import fed
+from fed.cli.documents import read_comparison, read_experiment
+from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
 from fed.cli.progress import ComparisonProgress, Display, SimulationProgress, display, say_all
 from fed.errors import InvalidInput
-from fed.machine import keep_freed_memory
+from fed.machine import keep_freed_memory, usable_cores
 from fed.quantities import bytes_text, duration_text
 
 if TYPE_CHECKING:
-    from fed.config.comparison import Comparison
     from fed.config.experiment import Experiment
     from fed.simulations.estimate import Expectation
 
-__all__ = ["batching", "compare", "folder", "resume", "simulate", "summary_in", "tell"]
+__all__ = ["compare", "folder", "is_told", "simulate", "tell"]
 
 _RUNS = Path("runs")
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
 
 
-def simulate(experiment: "Experiment", *, output: Path | None, overwrite: bool, verbose: bool, as_json: bool) -> int:
-    """Run an experiment, and print its outcome and its folder; returns the exit code.
+def simulate(
+    file: FileUnlessResumed = None,
+    settings: Settings = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say what rounds wait for, and which clients fail and why.")
+    ] = False,
+    json: Json = False,
+) -> int:
+    """Run an experiment on simulated clients, on this machine; or resume a run that was interrupted.
 
     Args:
-        experiment: what to run.
+        file: of the experiment; None: that of the run to resume.
+        settings: values in place of the file's.
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
+        resume: the folder of a run to go on with; the outcome of a finished one is printed.
         verbose: show all that is logged.
-        as_json: print the summary as JSON.
+        json: print the summary as JSON.
     """
-    with folder(experiment.name, output, overwrite) as directory:
-        return _simulate(experiment, directory, verbose, as_json, overwrite=overwrite)
+    if resume is not None:
+        from fed.storage.run_folder import RunFolder
 
-
-def resume(directory: Path, *, verbose: bool, as_json: bool) -> int:
-    """Resume a run from its last checkpoint, or print the outcome of a finished one; returns the exit code.
-
-    Args:
-        directory: the run's folder.
-        verbose: show all that is logged.
-        as_json: print the summary as JSON.
-    """
-    from fed.storage.run_folder import RunFolder
-    from fed.storage.run_reader import RunState, state_of
-
-    run = RunFolder.existing(directory)
-    if state_of(directory) is RunState.FINISHED:
-        tell(directory, summary_in(directory), as_json)
-        return 0
-    return _simulate(run.experiment(), directory, verbose, as_json, resume=True)
-
-
-def _simulate(
-    experiment: "Experiment",
-    directory: Path,
-    verbose: bool,
-    as_json: bool,
-    *,
-    overwrite: bool = False,
-    resume: bool = False,
-) -> int:
+        if file is not None or settings or output is not None or overwrite:
+            raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
+        kept = RunFolder.existing(resume)
+        if is_told(resume, json):
+            return 0
+        experiment = kept.experiment()
+    elif file is None:
+        raise InvalidInput("fed simulate needs an experiment, got none: give a file, or --resume DIR")
+    else:
+        experiment = read_experiment(file, settings)
     keep_freed_memory()
     shown = display()
     if verbose:
         say_all(shown)
-    watch = SimulationProgress(shown, directory)
-    with _watched(watch, shown, directory, as_json):
-        run = fed.simulate(experiment, output=directory, overwrite=overwrite, resume=resume, observer=watch)
-    tell(directory, run.summary, as_json)
+    with folder(experiment.name, resume or output, overwrite) as directory:
+        watch = SimulationProgress(shown, directory)
+        with _watched(watch, shown, directory, json):
+            run = fed.simulate(
+                experiment, output=directory, overwrite=overwrite, resume=resume is not None, observer=watch
+            )
+        tell(directory, run.summary, json)
     return 0
+
+
+def is_told(directory: Path, as_json: bool) -> bool:
+    """True if the run in a folder has finished; its outcome is then printed."""
+    from fed.storage.run_reader import RunState, state_of, summary_of
+
+    if state_of(directory) is not RunState.FINISHED:
+        return False
+    tell(directory, summary_of(directory) or {}, as_json)
+    return True
 
 
 def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
@@ -96,31 +103,39 @@ def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
         typer.echo(f"{_outcome(summary)}\n{directory}")
 
 
-def summary_in(directory: Path) -> Mapping[str, Any]:
-    """Summary of a finished run."""
-    summary: dict[str, Any] = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-    return summary
-
-
-def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, jobs: int, as_json: bool) -> int:
-    """Run a comparison, print its table and the place of its report; returns the exit code, 1 if a run failed.
+def compare(
+    file: File,
+    settings: Settings = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Runs side by side; as many as cores unless given.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Run the variants of an experiment with several seeds, and write a report.
 
     Args:
-        comparison: what to run.
+        file: of the comparison.
+        settings: values in place of the file's.
         output: the comparison's folder; None: a new one below ``runs``.
         overwrite: replace a comparison that is there.
-        jobs: runs side by side.
-        as_json: print the result as JSON.
+        jobs: runs side by side; None: as many as cores.
+        json: print the result as JSON.
+
+    Returns:
+        The exit code, 1 if a run failed.
     """
     from fed.reports.conclusions import failures, unlike
 
+    comparison, jobs = read_comparison(file, settings), jobs or usable_cores()
     shown = display()
-    with _all_to_standard_error(as_json):
+    with _all_to_standard_error(json):
         expected = {name: _expect(name, experiment) for name, experiment in comparison.variants().items()}
     watch = ComparisonProgress(shown, expected, len(comparison.seeds), jobs)
-    with folder(comparison.name, output, overwrite) as directory, _watched(watch, shown, directory, as_json):
+    with folder(comparison.name, output, overwrite) as directory, _watched(watch, shown, directory, json):
         result = fed.compare(comparison, output=directory, overwrite=overwrite, jobs=jobs, observer=watch)
-    if as_json:
+    if json:
         _print_file(directory / "comparison.json")
         _note(f"report in {directory / 'report.html'}")
     else:
@@ -131,23 +146,6 @@ def compare(comparison: "Comparison", *, output: Path | None, overwrite: bool, j
     for line in (failed := failures(result)):
         _note(f"error: {line}")
     return 1 if failed else 0
-
-
-def batching(document: "Experiment | Comparison") -> Iterator[str]:
-    """Sentence for each variant: whether its clients train in groups or one by one, and the reason."""
-    from fed.config.experiment import Experiment
-    from fed.simulations.simulation import Simulation
-
-    variants = {"": document} if isinstance(document, Experiment) else document.variants()
-    for name, experiment in variants.items():
-        try:
-            chosen = Simulation(experiment).batching
-        except Exception as error:  # whatever a user's model or data raise: the values are shown all the same
-            reason = str(error) if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
-            yield f"{name or 'simulation'}: how clients will train is not known: {reason}".splitlines()[0]
-            continue
-        how = "batched" if chosen.is_batched else "one client at a time"
-        yield f"{name or 'simulation'}: {how}: {chosen.reason}"
 
 
 @contextlib.contextmanager

@@ -1,20 +1,24 @@
-"""``fed data``: the clients' samples by class; and the console for tables."""
+"""Tables of the command line and their console; and ``fed data``: the clients' samples by class."""
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from fed.cli.documents import read
+from fed.cli.options import File, Settings
 from fed.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from fed.clients.data import FederatedData
-    from fed.config.comparison import Comparison
-    from fed.config.experiment import Experiment
 
-__all__ = ["console", "data"]
+__all__ = ["console", "data", "listed"]
 
 _WIDE = 160
 """Columns where standard output is no terminal: a line of a table stays a line."""
@@ -28,13 +32,38 @@ def console() -> "Console":
     return Console(highlight=False, width=_WIDE if is_file else None)
 
 
-def data(document: "Experiment | Comparison", picture: Path | None) -> None:
-    """Print and draw each client's samples by class; of a comparison, those of its base."""
+def listed(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> "Table":
+    """Table of texts as they stand: a name may look like markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+def data(
+    file: File,
+    settings: Settings = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw it into this file as well, as SVG.", metavar="FILE.svg")
+    ] = None,
+) -> None:
+    """Print and draw who holds what, class by client.
+
+    Args:
+        file: of an experiment, or of a comparison, whose base is meant.
+        settings: values in place of the file's.
+        picture: the file to draw into.
+    """
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
     from fed.config.experiment import Experiment
     from fed.randomness import Streams
 
+    document = read(file, settings)
     if picture is not None and picture.suffix.lower() != ".svg":
         raise InvalidInput(f"--picture {picture} must end in .svg: pictures are written as SVG alone")
     experiment = document if isinstance(document, Experiment) else Experiment(**document.base)

@@ -177,7 +177,7 @@ class Authority:
             expires = self._expiry(started, days)
             pair = issue(Role.NODE, name, issued=started, expires=expires, by=self._pair())
             place = f"nodes/{name}"
-            with ExitStack() as undo:
+            with ExitStack() as undo:  # a folder without its entry on the roster would block the name
                 if not (self.folder / place).exists():
                     undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
                 self._write(place, self._belongings(pair))
@@ -255,7 +255,7 @@ class Authority:
                 f"{self.folder} can issue nothing, its own certificate expired on {expires:%Y-%m-%d}: begin a new "
                 "authority with fed keys init"
             )
-        return min(_expiry(started, days), expires)
+        return min(_expiry(started, days), expires)  # TLS refuses what an expired authority has signed
 
     def _pair(self) -> Pair:
         return read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
@@ -277,7 +277,7 @@ class Authority:
             for name, content in files.items():
                 file = stack.enter_context(replaced(self.folder / place / name, mode=0o600))
                 file.write(content)
-                file.flush()
+                file.flush()  # a full disk fails here, before any file has taken its place
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -285,7 +285,7 @@ class Authority:
         with _written_into(self.folder):
             place = os.open(self.folder, os.O_RDONLY)
             try:
-                fcntl.flock(place, fcntl.LOCK_EX)
+                fcntl.flock(place, fcntl.LOCK_EX)  # the system unlocks it when the process dies
                 yield
             finally:
                 os.close(place)
@@ -314,7 +314,7 @@ def _is_host(host: str) -> bool:
     except ValueError:
         last = host.rpartition(".")[2]
         return bool(_HOST.fullmatch(host)) and not last.isdigit()  # else an address that is none
-    return "%" not in host
+    return "%" not in host  # a zone such as fe80::1%eth0 means nothing to another machine
 
 
 def _expiry(started: datetime, days: int) -> datetime:
@@ -335,9 +335,9 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise OutputExists(f"{folder} exists and is not an empty folder: give another, or move it away")
     try:
         _make_private(folder)
-        folder.chmod(0o700)
+        folder.chmod(0o700)  # an empty folder that was there may be open to others
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C too must leave no half of an authority
         for path in [*folder.glob("*")] if was_there else [folder]:
             shutil.rmtree(path, ignore_errors=True)
         raise

@@ -37,7 +37,7 @@ class _Credentials:
     folder: Path
     authority_pem: bytes
     certificate_pem: bytes
-    key_pem: bytes = field(repr=False)
+    key_pem: bytes = field(repr=False)  # a logged object must not reveal it
     facts: CertificateFacts
 
 
@@ -115,7 +115,7 @@ def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
     """
     properties = cast("Mapping[str, Sequence[bytes]]", context.auth_context())  # the stubs say less than there is
     names, certificates = ([*properties.get(key, ())] for key in ("x509_common_name", "x509_pem_cert"))
-    if len(names) != 1 or len(certificates) != 1:
+    if len(names) != 1 or len(certificates) != 1:  # with two common names the caller could be either
         return None
     return names[0].decode(errors="replace"), certificates[0]
 

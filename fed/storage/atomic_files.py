@@ -50,18 +50,21 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     Raises:
         OSError: if it cannot be written; the file that was there is unchanged.
     """
+    # in the same folder: a rename is atomic within one file system only
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.unlink(missing_ok=True)  # an earlier process of this number left it: its mode would stay
+        # created with its mode: not even for a moment can others read a key
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         with temporary.open("wb") as file:
             yield file
             file.flush()
+            # before the rename: a loss of power would else leave the new name without its content
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync_folder(path.parent)  # the rename itself is lost with the power until the folder is on the disk
 
 
 def sync_folder(folder: Path) -> None:
@@ -104,7 +107,7 @@ def held(folder: Path, remedy: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except Timeout:
+    except Timeout:  # is an OSError too, so that it must come first
         raise InvalidInput(f"{folder} is in use by another process: wait until that has ended, or {remedy}") from None
     except OSError as error:
         raise InvalidInput(f"{folder} cannot be written to ({error.strerror}): {remedy}") from None

@@ -18,8 +18,9 @@ __all__ = ["file_name", "flaw_of", "newest_whole", "numbers_in", "remove_all", "
 _NAME = re.compile(r"round-([0-9]{6,})\.safetensors")
 _UNFINISHED = ".round-*.safetensors.*"
 _SEAL = "format 1, round {number}, sha256 {digest}"
+# found without parsing JSON that may be damaged
 _SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
-_UNSEALED = "0" * 64
+_UNSEALED = "0" * 64  # is hashed in the digest's place, as no digest can cover itself
 _HEADER_BYTES = 4096
 """An upper bound of a header's length."""
 _PIECE_BYTES = 1 << 20
@@ -118,7 +119,7 @@ def write_sealed(file: BinaryIO, number: int, structure: bytes, tensors: Iterabl
     for part in parts:
         digest.update(part)
         file.write(part)
-    file.seek(header.index(_UNSEALED.encode()))
+    file.seek(header.index(_UNSEALED.encode()))  # the digest is known only now that all tensors have been written
     file.write(digest.hexdigest().encode())
 
 
@@ -130,7 +131,7 @@ def _header(number: int, structure_bytes: int, tensors_bytes: int) -> bytes:
         "tensors": {"dtype": "U8", "shape": [tensors_bytes], "data_offsets": [structure_bytes, end]},
     }
     text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # safetensors aligns what follows the header to 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 

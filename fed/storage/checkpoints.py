@@ -76,6 +76,7 @@ class Checkpoints:
         try:
             self._make_folder()
             with replaced(self._path(number)) as file:
+                # map is lazy: one tensor at a time is copied from its device
                 write_sealed(file, number, structure, map(bytes_of, tensors), size_bytes)
         except OSError as error:
             raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
@@ -117,7 +118,7 @@ class Checkpoints:
     def _make_folder(self) -> None:
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
-            sync_folder(self.folder.parent)
+            sync_folder(self.folder.parent)  # a loss of power would else take the folder, and all in it
         remove_unfinished(self.folder)
 
     def _read(self, number: int) -> Tree:

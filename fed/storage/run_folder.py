@@ -201,11 +201,12 @@ class RunFolder:
             RunFailed: if there is no room.
         """
         content = (to_json(line) + "\n").encode()
+        # unbuffered: one call of the system
         with self._written_on(), (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
             size_bytes = file.tell()
             written_bytes = file.write(content)
             if written_bytes != len(content):  # an almost full disk takes a part
-                file.truncate(size_bytes)
+                file.truncate(size_bytes)  # else the next line would continue this piece, and be unreadable with it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def keep(self, model: nn.Module) -> None:
@@ -265,6 +266,7 @@ def _remove_unfinished(folder: Path) -> None:
 
 def _unfinished(folder: Path) -> Iterator[Path]:
     for name in RunFolder.FILES:
+        # NAME.PID, as atomic files are called until they are whole
         yield from (path for path in folder.glob(f".{name}.*") if path.suffix[1:].isdigit())
 
 

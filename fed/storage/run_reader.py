@@ -126,7 +126,7 @@ def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
         measured = _line(line)
         if measured is not None:
             found.append((measured, line + b"\n"))
-        elif number < len(lines):
+        elif number < len(lines):  # a crash tears the last line alone
             raise InvalidInput(
                 f"{file}: line {number} must be a round's metrics, got {line[:40]!r}: restore the file, or run the "
                 "experiment again with --overwrite"
@@ -154,9 +154,9 @@ def runs_below(folder: Path, unreadable: Callable[[OSError], None]) -> Iterator[
         unreadable(error)
 
     for place, folders, files in os.walk(folder, onerror=tell):
-        folders.sort()
+        folders.sort()  # os.walk goes down this very list, which the file system orders
         if "environment.json" in files:
-            folders.clear()
+            folders.clear()  # nothing below a run is searched
             yield Path(place)
 
 

@@ -49,7 +49,7 @@ def split_tree(tree: Tree) -> tuple[bytes, list[Tensor]]:
 def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) -> Any:
     if len(path) > MOST_LEVELS:
         raise refused(f"more than {MOST_LEVELS} levels", path[:3])
-    kind = type(tree)
+    kind = type(tree)  # exact types: a subclass would come back as its base
     if tree is None or kind is bool or kind is str:
         return tree
     if kind is int:
@@ -68,6 +68,7 @@ def _described(tree: Tree, tensors: dict[int, tuple[int, Tensor]], path: _Path) 
             "dict": [[_described(key, tensors, path), _described(part, tensors, (*path, key))] for key, part in pairs]
         }
     if isinstance(tree, Tensor) and not (tree.layout != torch.strided or tree.is_quantized or tree.is_meta):
+        # the dict keeps the tensor alive, and with it its id
         return {"tensor": tensors.setdefault(id(tree), (len(tensors), tree))[0]}
     raise refused(f"a {kind.__module__}.{kind.__qualname__}", path)
 
@@ -81,6 +82,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
         >>> list(bytes_of(torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8).T))
         [1, 3, 2, 4]
     """
+    # lazy conjugation and negation are flags that the bytes do not have
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     row = dense.as_strided((dense.numel(),), (1,))  # a single number may have any stride, which view refuses
     data: memoryview = row.view(torch.uint8).numpy().data
@@ -102,6 +104,7 @@ def join_tree(structure: bytes, content: Tensor) -> Tree:
     for name, shape in described["tensors"]:
         dtype = getattr(torch, name)
         size = math.prod(shape) * dtype.itemsize
+        # A view would keep the whole content in memory, and its offset may not suit the type.
         tensors.append(content[offset : offset + size].clone().view(dtype).view(shape))
         offset += size
     if offset != len(content):

@@ -25,7 +25,7 @@ Admission: TypeAlias = Callable[[str, bytes], str | None]
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message", FromNode, Part)
-_MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}
+_MOST_BYTES = {FromNode: 1 << 16, Part: CHUNK_BYTES + (1 << 16)}  # a part has room for a chunk and its header
 _CALLS_AT_ONCE = 8
 _BREAKING_S = 1.0  # gRPC ends the stream of a call that broke off a moment before it says that it did
 
@@ -70,7 +70,7 @@ class Call:
         """Find out who calls.
 
         Raises:
-            TurnedAway: if nobody, or nobody who may.
+            TurnedAway: if the caller shows no certificate, or is not admitted.
         """
         if self._admits is None:
             return
@@ -126,7 +126,7 @@ class Call:
     async def abort(self, code: grpc.StatusCode, reason: str) -> NoReturn:
         """End it."""
         await self._context.abort(code, reason)
-        raise AssertionError("an aborted call goes on")
+        raise AssertionError("an aborted call goes on")  # gRPC's abort always raises, which its types do not say
 
 
 class Reception:
@@ -152,7 +152,7 @@ class Reception:
         call = Call(context, self._admits)
         try:
             call.authenticate()
-            if call.name is None:
+            if call.name is None:  # without certificates a caller could use up the limit of another's name
                 return await serve(call)
             if self._open[call.name] >= _CALLS_AT_ONCE:
                 reason = f"a node may have {_CALLS_AT_ONCE} calls open, and no more"
@@ -182,7 +182,7 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
     Raises:
         TurnedAway: if no payload can be meant.
     """
-    if not SHA256.fullmatch(wanted.sha256):
+    if not SHA256.fullmatch(wanted.sha256):  # it becomes part of a path, and must not lead out of the spool
         raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a payload is asked for by 64 hexadecimal digits")
     path = spool / f"{wanted.sha256}.out"
     try:
@@ -195,6 +195,7 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
         await call.abort(grpc.StatusCode.NOT_FOUND, "there is no such payload any more")
     while chunk is not None:
         read_bytes += CHUNK_BYTES
+        # a slow disk must not stop the loop
         coming = loop.run_in_executor(None, next, ready, None) if read_bytes < size_bytes else None
         await call.tell(chunk, limit_s)
         chunk = await coming if coming is not None else None
@@ -219,7 +220,7 @@ def parsed(kind: type[_Message], data: bytes) -> _Message:
         TurnedAway: if it is longer.
         DecodeError: if it is none.
     """
-    if len(data) > (most_bytes := _MOST_BYTES[kind]):
+    if len(data) > (most_bytes := _MOST_BYTES[kind]):  # before Protobuf builds the message in memory
         reason = f"a message must have at most {most_bytes} bytes, got {len(data)}"
         raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
     return kind.FromString(data)

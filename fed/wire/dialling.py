@@ -49,7 +49,8 @@ class DialPatience:
 
     def pause_s(self, failures: int) -> float:
         """The pause after a number of failures, which differs between nodes."""
-        pause_s = self.backoff_s * 2.0 ** min(failures, 20)
+        pause_s = self.backoff_s * 2.0 ** min(failures, 20)  # 2.0**1024 raises OverflowError
+        # unlike the run's draws, which all nodes share: they must not all dial at once
         return min(pause_s, self.most_backoff_s) * (0.5 + random.random())
 
 
@@ -128,8 +129,9 @@ class Dialler(Generic[_Said, _Heard]):
                 raise self.problem
             if stopped.is_set() or self.farewell:
                 break
+            # a connection that lasted begins the backoff anew
             failures = 0 if time.monotonic() - began_s > self._patience.silence_s else failures + 1
-            if failures in (0, 1, 5) or failures % 20 == 0:
+            if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
                 _log.info("%s cannot be reached (%s); trying again", self._address, words)
             stopped.wait(self._patience.pause_s(failures))
         return self.farewell
@@ -153,7 +155,7 @@ class Dialler(Generic[_Said, _Heard]):
             finally:
                 ended.set()
                 self.connected.clear()
-                outbox.put(None)
+                outbox.put(None)  # ends gRPC's thread, which waits for the next message
                 call.cancel()
                 watching.join()
 

@@ -166,6 +166,8 @@ class Format:
         """The messages [K, M] as the coordinator decodes them, in float64."""
         if self.sends_models or (self.dtype == torch.float64 and not self.codecs):
             return update_KM
+        # Rounded to the type on the wire like a real node's message: simulated and deployed runs end with the same
+        # bits.
         return self.decode(self.encode(update_KM, draw), draw).double()
 
     def _is_coded(self, numbers: int) -> bool:

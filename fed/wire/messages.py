@@ -23,7 +23,7 @@ __all__ = [
     "task_of",
 ]
 
-_HEAVIEST = 1e40
+_HEAVIEST = 1e40  # times LARGEST it is below the 2⁸⁰⁰ that an exact sum takes
 _MOST_WORDS = 500
 _NOTHING = torch.empty(0)
 
@@ -150,9 +150,9 @@ def refusal_of_numbers(samples: int, weight: float, train_loss: float) -> str | 
         weight: of it in the mean.
         train_loss: mean over the samples trained on.
     """
-    if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:
+    if type(samples) is not int or not 1 <= samples <= MOST_SAMPLES:  # True is an int, and no count
         return f"samples must be a whole number from 1 to 2^53, got {samples!r}"
-    if not 0 < weight <= _HEAVIEST:
+    if not 0 < weight <= _HEAVIEST:  # so written, NaN is refused
         return f"the weight must be positive and at most {_HEAVIEST:.0e}, got {weight}"
     if not abs(train_loss) <= LARGEST:
         return f"the training loss must be finite and within ±{LARGEST:.0e}, got {train_loss}"
@@ -166,6 +166,7 @@ def client_id_of(name: str) -> int | str:
         >>> client_id_of("7"), client_id_of("007"), client_id_of("ann")
         (7, '007', 'ann')
     """
+    # isdigit alone takes "²", which int refuses
     return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name
 
 

@@ -43,7 +43,7 @@ _DTYPES = {
     "int8": torch.int8,
     "uint8": torch.uint8,
 }
-_MOST_TENSORS = 1000
+_MOST_TENSORS = 1000  # bounds what a hostile header costs
 _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
 
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -74,6 +74,7 @@ def size_of(spec: Sequence[TensorMessage]) -> int:
         InvalidPayload: if one has a type that does not travel.
     """
     if unknown := [part.dtype for part in spec if part.dtype not in _DTYPES]:
+        # a stranger's text is cut before it reaches a log
         raise InvalidPayload(f"tensors travel as one of {', '.join(_DTYPES)}, got {unknown[0][:20]!r}")
     return sum(part.numbers * _DTYPES[part.dtype].itemsize for part in spec)
 
@@ -88,6 +89,7 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
     spec, digest, size_bytes = spec_of(tensors), hashlib.sha256(), 0
     with path.open("wb") as file:
         for tensor in tensors:
+            # a view of no numbers cannot be cast
             content = memoryview(bytes_of(tensor)).cast("B") if tensor.numel() else memoryview(b"")
             digest.update(content)
             file.write(content)

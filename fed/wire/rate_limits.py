@@ -17,7 +17,7 @@ class Allowance:
     def __init__(self, most: float, per_s: float) -> None:
         self._most = self._left = most
         self._per_s = per_s
-        self._since_s = time.monotonic()
+        self._since_s = time.monotonic()  # the wall clock may be set back
         self.denied = 0
 
     def spend(self) -> bool:
@@ -57,6 +57,7 @@ class Refusals:
         """Count a refusal, and log it unless the same sender fills the log."""
         self.count += 1
         self._on_refusal(sender, reason)
+        # beyond that they share one allowance, so that memory stays bounded
         known = sender if sender in self._lines or len(self._lines) < _MOST_SENDERS else None
         lines = self._lines.setdefault(known, Allowance(_LINES, 0.1))
         if lines.spend():

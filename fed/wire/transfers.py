@@ -87,6 +87,7 @@ class Transfers:
                 failures += 1
                 self._await_connection(failures, is_wanted)
             else:
+                # a server that ends streams without a byte would else be asked without a pause
                 failures = failures + 1 if incoming.received_bytes == before_bytes else 0
                 if failures:
                     self._await_connection(failures, is_wanted)

@@ -264,7 +264,7 @@ class FlowerFleet(RealFleet):
             self._undone(sent, message.error.code, str(message.error.reason or "")[:500])
             return
         try:
-            if message.metadata.src_node_id != sent.node:
+            if message.metadata.src_node_id != sent.node:  # the reply's id alone would let any node answer for another
                 raise InvalidPayload("another node answers in its name")
             response, data = response_of(sent.kind, message.content)
             if response.HasField("failed"):

@@ -75,17 +75,19 @@ class Deliveries:
 
     async def _received(self, call: Call, lease: Lease, answer: Answer) -> Receipt:
         """Receive what is left of an answer; what has come of it stays when the delivery breaks off."""
+        # before any of its tensors is taken
         if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
             raise InvalidPayload(reason)
         incoming = self._leases.incoming(lease, answer, self.spec)
-        if answer.offset != incoming.received_bytes:
+        if answer.offset != incoming.received_bytes:  # the receipt tells the node from where to continue
             return Receipt(received_bytes=incoming.received_bytes)
         lease.deliveries += 1
         delivery = lease.deliveries
         while not incoming.is_complete:
             part = await call.next(Part, self._stall_s)
-            if lease not in self._leases:
+            if lease not in self._leases:  # other calls ran during the await, and may have ended it
                 return self._refusal(lease.client, f"task {lease.number} is not in flight any more")
+            # a newer connection of the node has taken over
             if part is None or lease.deliveries != delivery or lease.incoming is not incoming:
                 return Receipt(received_bytes=incoming.received_bytes)
             if not part.HasField("chunk"):

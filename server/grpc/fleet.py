@@ -33,7 +33,7 @@ _LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 _ENDING_S = 2.0
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
+    ("grpc.so_reuseport", 0),  # else a second server could take the same port, and some of the nodes
     ("grpc.max_concurrent_streams", 10_000),
     # What arrives waits in memory until it is read: let nodes send no more ahead, however fast their lines are.
     ("grpc.http2.bdp_probe", 0),
@@ -47,7 +47,7 @@ class NodeFleet(RealFleet):
     Args:
         listen: HOST:PORT.
         spool: a folder for files on their way, of this fleet alone.
-        credentials: of the server; None: anybody may come, which is for loopback alone.
+        credentials: of the server; None: no encryption, for loopback alone.
         admits: (name, certificate in PEM) → why a node is refused, or None.
         accepts: what a node says when it joins → why it is refused, or None.
         patience: how long to wait for nodes.
@@ -95,7 +95,7 @@ class NodeFleet(RealFleet):
             self._end_loop()
             raise
         spool.mkdir(parents=True, exist_ok=True)
-        for left in spool.iterdir():
+        for left in spool.iterdir():  # files of a server that was killed; nodes deliver again
             left.unlink()
 
     def registered(self) -> Sequence[int | str]:
@@ -129,7 +129,7 @@ class NodeFleet(RealFleet):
             limit_s: how long to wait for them.
         """
         self._examinations += 1
-        payload = self._payload(-self._examinations, model)
+        payload = self._payload(-self._examinations, model)  # negative: no version of the model has it
         missing = set[int | str]()
         for client in self._attending():
             examination = Examination(id=self._examinations, payload=payload, **self._kept_state(client))
@@ -223,7 +223,7 @@ class NodeFleet(RealFleet):
                 f"{self._spool} cannot be written to ({error.strerror or error}): make room there that this process "
                 "may write to, then resume the run"
             ) from None
-        writing.replace(self._spool / f"{payload.sha256}.out")
+        writing.replace(self._spool / f"{payload.sha256}.out")  # a file under its hash is always whole
         self._payloads[version] = payload
         return payload
 
@@ -271,6 +271,7 @@ class NodeFleet(RealFleet):
                 f"the server cannot listen on {listen}: is another program there, and is the address this machine's?"
             ) from error
         await self._server.start()
+        # kept, since the loop itself holds tasks by weak references alone
         self._watching = asyncio.create_task(self._service.watch())
         return int(port)
 

@@ -66,7 +66,7 @@ class Lease:
 
     def told(self) -> ToNode:
         """The assignment as it is told now: with as many seconds as are left."""
-        message = ToNode(assignment=self.assignment)
+        message = ToNode(assignment=self.assignment)  # a copy: the lease keeps the deadline as it was given
         if self.assignment.HasField("deadline_s"):
             left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
             message.assignment.deadline_s = max(left_s, 0.0)
@@ -99,7 +99,7 @@ class Leases:
 
     def __iter__(self) -> Iterator[Lease]:
         """Iterate over the open leases of this moment."""
-        return iter([*self._open.values()])
+        return iter([*self._open.values()])  # a copy, for leases end during the iteration
 
     def __contains__(self, lease: Lease) -> bool:
         """True while the lease is open."""
@@ -141,6 +141,7 @@ class Leases:
             OSError: if its file cannot be written.
         """
         if lease.incoming is None or lease.incoming.payload != answer.payload:
+            # no text of a node becomes part of a path
             lease.incoming = Incoming(self._spool / f"{lease.number}.in", answer.payload, spec)
         return lease.incoming
 
@@ -155,14 +156,14 @@ class Leases:
         del self._open[lease.number]
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
-            del self._delivered[next(iter(self._delivered))]
+            del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
         self._arrived(Delivery(lease.number, lease.client, answer, path))
 
     def was_completed(self, client: int | str | None, answer: Answer) -> bool:
         """True if this answer has been accepted before.
 
         Args:
-            client: whose it is; None: anybody's.
+            client: whose it is; None: any client's.
             answer: its header.
         """
         delivered = self._delivered.get(answer.task.number) if answer.task.start == self._start else None

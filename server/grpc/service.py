@@ -278,7 +278,7 @@ class NodeService:
             return f"it was not asked for scores {scores.id}"
         del self._examined[client]
         problem = refusal_of_scores(scores)
-        said = Scores(id=scores.id, problem=problem or one_line(scores.problem))
+        said = Scores(id=scores.id, problem=problem or one_line(scores.problem))  # refused numbers go no further
         self.arrivals.put(Scored(client, said if said.problem else scores))
         return problem
 
@@ -290,6 +290,7 @@ class NodeService:
         if not node.unasked.spend():
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
         if node.outbox is not None:
+            # a dead connection may not have been noticed yet
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
             self._examine_no_more(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()

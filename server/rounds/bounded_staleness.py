@@ -114,7 +114,7 @@ class BoundedStaleness(Rounds):
             share = self._share(coordinator, accumulator, held)
             rounds_stats.append(coordinator.step(accumulator, number, share=share))
             for client in accumulator.loss_of:
-                if client in store.workers:
+                if client in store.workers:  # it may have left while its answer travelled
                     store.tick(client)
         return joined(rounds_stats)
 

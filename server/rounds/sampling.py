@@ -88,8 +88,9 @@ class UniformSampling(Sampling):
     """Uniform sampling: every cohort of that size is equally likely."""
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
-        """CohortDraw without replacement."""
+        """Draw without replacement."""
         if draw.size == 1:  # as asynchronous rounds draw them, in a fraction of the time
+            # below the population, rounding included, since the number is at most 1 - 2⁻⁵³
             return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
         return draw.generator.choice(draw.population, size=draw.size, replace=False)
 
@@ -103,7 +104,7 @@ class Weighted(Sampling):
     """
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
-        """CohortDraw by samples."""
+        """Draw by samples."""
         return draw.by_samples(draw.size)
 
 
@@ -132,6 +133,7 @@ class Poisson(Sampling):
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Available ones of a binomial number of registered clients, each as likely."""
         members, generator = draw.fleet.registered(), draw.generator
+        # a binomial number, then that many of them, has the law of one coin a client
         count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))
         drawn = generator.choice(len(members), size=count, replace=False)
         available = {client: place for place, client in enumerate(draw.fleet.available())}

@@ -76,7 +76,7 @@ class Rounds(Hyperparameters, ABC):
         return number % self.evaluate_every == 0 or number == self.count
 
     def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
-        """CohortDraw available clients, or all where there are fewer, by the sampling rule of the section.
+        """Draw available clients, or all where there are fewer, by the sampling rule of the section.
 
         Args:
             coordinator: of the clients.

@@ -190,18 +190,18 @@ def test_divergence_exits_with_1_and_keeps_the_last_good_model(run: Run, folder:
 
 
 @pytest.mark.parametrize(
-    ("source", "where"),
+    ("source", "where", "exit_code"),
     [
-        ("def net(input_shape, classes):\n    return undefined_name\n", "NameError"),
-        ("def net(input_shape, classes):\n    raise ValueError('mine')\n", "ValueError: mine"),
-        ("int('ten')\n", "invalid literal"),
+        ("def net(input_shape, classes):\n    return undefined_name\n", "NameError", 1),
+        ("def net(input_shape, classes):\n    raise ValueError('mine')\n", "ValueError: mine", 1),
+        ("int('ten')\n", "invalid literal", 2),
     ],
 )
-def test_users_own_code_that_fails_shows_where(run: Run, folder: Path, source: str, where: str) -> None:
+def test_users_own_code_that_fails_shows_where(run: Run, folder: Path, source: str, where: str, exit_code: int) -> None:
     module = f"own_{abs(hash(source))}"
     (folder / f"{module}.py").write_text(source, encoding="utf-8")
     code, out, err = run("simulate", "tiny.yaml", "--set", f"model.kind=python:{module}:net")
-    assert (code, out) == (1, "")
+    assert (code, out) == (exit_code, "")
     assert where in err
     assert f"{module}.py" in err
     assert not (folder / "runs").exists()

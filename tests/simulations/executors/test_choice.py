@@ -278,7 +278,7 @@ print(run.summary["status"])
 """
 
 
-@pytest.mark.parametrize("workers", ["2", "auto"])
+@pytest.mark.parametrize("workers", ["2", pytest.param("auto", marks=pytest.mark.long)])
 def test_program_without_main_guard_gets_one_sentence_or_trains_alone(workers: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
