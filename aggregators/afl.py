@@ -98,6 +98,7 @@ class AFL(Aggregator):
         update_P, losses_N, here_N = (part * reduced.clients for part in reduced.mean)
         mixture_N, counted = self._mixture(state.mixture_N, reduced.population), float(here_N.sum())
         share = float(mixture_N @ here_N) * reduced.clients / counted  # as of answers that count in full
+        # the projection may have left none of the cohort a share
         step_P = update_P / (reduced.population * share) if share > 0 else torch.zeros_like(update_P)
         advantage_N = losses_N - here_N * (losses_N.sum() / counted)
         return State(state.model_P + step_P, onto_simplex(mixture_N + self.mixture_lr * advantage_N))

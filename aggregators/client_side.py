@@ -61,7 +61,7 @@ def format_of(
             update_KP=(update_1P := params_P.unsqueeze(0)),
             anchor_P=params_P,
             began_KP=params_P.unsqueeze(0),
-            samples_K1=2 * number_11,
+            samples_K1=2 * number_11,  # so that a weight of 2 is one by samples
             steps_K1=number_11,
             lr=1.0,
             momentum=0.0,
@@ -143,6 +143,7 @@ def reported(
 
 
 def _is(message: tuple[Tensor, ...], update_KP: Tensor) -> bool:
+    # by identity: an algorithm may return a changed copy that happens to be equal
     return len(message) == 1 and message[0] is update_KP
 
 

@@ -55,7 +55,7 @@ class MOON(FedAvg):
     def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
         """Term added to a batch's loss: μ times the mean of −log of a softmax of two."""
         nearer_B = cosine_similarity(features_BF, server_BF) - cosine_similarity(features_BF, previous_BF)
-        return self.mu * softplus(-nearer_B / self.temperature).mean()
+        return self.mu * softplus(-nearer_B / self.temperature).mean()  # −log of a softmax of two, without overflow
 
     def report(self, work: ClientWork) -> Report:
         """The update, weighted by samples; the client keeps its model."""

@@ -141,6 +141,7 @@ class Clip(Transform):
         """The first part of the message, shortened."""
         update_KP, *others = report.message
         norms_K1 = torch.linalg.vector_norm(update_KP, dim=1, keepdim=True)
+        # an update of zeros stays one, where 0/0 would be NaN
         factor_K1 = (self.norm / norms_K1.clamp(min=torch.finfo(norms_K1.dtype).tiny)).clamp(max=1)
         return report._replace(message=(update_KP * factor_K1, *others))
 
@@ -324,7 +325,7 @@ class Lookahead(Transform):
 
     def init(self, params_P: Tensor) -> SlowWeights:
         """Slow weights equal to the model."""
-        return SlowWeights(params_P, params_P.new_zeros(1))
+        return SlowWeights(params_P, params_P.new_zeros(1))  # a state's parts are tensors
 
     def update(self, mean_update_P: Tensor, state: SlowWeights, params_P: Tensor) -> tuple[Tensor, SlowWeights]:
         """The update, or the way to the slow weights."""
@@ -393,7 +394,7 @@ class Composed(Aggregator):
                 its_state, messages_SM, weights_S = transform.reduce(its_state, messages_SM, weights_S, generator)
             kept.append(its_state)
         state = state._replace(kept=tuple(kept))
-        if len(messages_SM) == 1:
+        if len(messages_SM) == 1:  # it keeps its bits, which w m / w may not have
             return state, messages_SM[0]
         return super().combine(state, messages_SM, weights_S, generator)
 

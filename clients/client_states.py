@@ -110,6 +110,7 @@ class ClientStates:
         """Each client's own model, its private parts joined to this shared state; empty where clients keep neither."""
         if not (self._keeps_models or self._layout.private):
             return {}
+        # a copy: the next round commits while these are scored
         return _Models(self._clients, self._layout, model, {**self._kept}, self.before(model))
 
 

@@ -130,6 +130,7 @@ class _CharTransformer(nn.Module):
         block = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
+        # PyTorch warns of nested tensors, which norm_first does not allow
         self.blocks = nn.TransformerEncoder(block, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
         self.read = nn.Linear(width, classes)
         self.read.weight = self.embed.weight

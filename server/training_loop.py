@@ -174,7 +174,7 @@ class TrainingLoop:
             return
         assert self._folder is not None
         self._record_pending()
-        self._folder.sync()
+        self._folder.sync()  # a checkpoint must not outlive the lines of its rounds
         wall_s = time.perf_counter() - self._began
         state = {"fingerprint": self._fingerprint, "wall_s": wall_s, "federation": self._federation.state()}
         self._checkpoints.write(number, state)

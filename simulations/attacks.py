@@ -153,6 +153,7 @@ class ALIE(Attack):
         if not honest:
             return known.own_AP
         z = self.z_of(honest + attackers, attackers) if self.z is None else self.z
+        # correction 0: of a single client the deviation is 0, not NaN
         forged_P = known.honest_HP.mean(0) - z * known.honest_HP.std(0, correction=0)
         return forged_P.expand_as(known.own_AP)
 
@@ -165,7 +166,7 @@ class ALIE(Attack):
             (1.426, 0.0)
         """
         honest = replies - attackers
-        supporters = max(replies // 2 + 1 - attackers, 1)  # a majority of attackers needs nobody's support
+        supporters = max(replies // 2 + 1 - attackers, 1)  # a majority of attackers needs no support
         share = (honest - supporters) / honest
         return NormalDist().inv_cdf(share) if share > 0.5 else 0.0
 

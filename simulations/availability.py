@@ -157,7 +157,7 @@ def read_table(path: str, columns: Sequence[str]) -> list[list[str]]:
         InvalidData: if the file cannot be read, lacks a column or a row, or a number is none.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             table = csv.DictReader(file, skipinitialspace=True)
             found = table.fieldnames or []
             if missing := [name for name in columns if name not in found]:
@@ -234,6 +234,7 @@ class _Pattern(Spells):
         if math.isinf(self._period_s):
             return self._among(self._changes_s, time_s)
         period = math.floor(time_s / self._period_s)
+        # a spell of the period before may not have ended
         around = [change + (period + k) * self._period_s for k in (-1, 0, 1, 2) for change in self._changes_s]
         return self._among(around, time_s)
 

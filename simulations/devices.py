@@ -121,6 +121,7 @@ class Devices(Hyperparameters, ABC):
     def membership(self, client: ClientId, streams: Streams) -> tuple[float, float]:
         """Times at which a client registers, and at which it leaves for good."""
         joins, stays, *_ = streams.uniforms("membership", client)
+        # the exponential distribution's inverse; stays is below 1
         leaves_s = math.inf if self.staying_s is None else -self.staying_s * math.log1p(-stays)
         return joins * self.joining_s, joins * self.joining_s + leaves_s
 

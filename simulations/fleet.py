@@ -142,6 +142,7 @@ class SimulatedFleet:
         unsettled, self._unsettled = self._unsettled, {}
         for task, (client, (before, rows, row)) in unsettled.items():
             if discount := counted.get(task, 0.0):
+                # a view would keep the states of the whole group
                 after = {name: rows_KN[row].clone() for name, rows_KN in rows.items()}
                 self._states.commit(client, at_discount(before, after, discount))
             self._busy.discard(client)
@@ -160,12 +161,14 @@ class SimulatedFleet:
 
     def state(self) -> Tree:
         """Whole state for a checkpoint, client states included."""
+        # a heap's own order depends on its history
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         occupation = self._occupation.state()
         return {"clock": self.clock, "flights": flights, "clients": self._states.state(), "occupation": occupation}
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
+        # exact: after a resume the heap has another order
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
         return self._occupation.summary(clients=len(self._data.clients), clock=self.clock, to_come_s=to_come_s)
 

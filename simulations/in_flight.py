@@ -72,6 +72,7 @@ class Departures:
 
     def __init__(self, devices: Devices, groups: Groups, streams: Streams, answer_bytes: int) -> None:
         self._devices = devices
+        # bounded, for there may be a million clients
         self._device_of = lru_cache(_KEPT_DEVICES)(lambda client: devices.device(client, streams))
         self._groups = groups
         self._streams = streams
@@ -158,6 +159,7 @@ class Occupation:
         """
         if not clock:
             return {}
+        # by str, since numbers and names do not compare
         most = sorted(self.late, key=lambda client: (-self.late[client], str(client)))[:_MOST_LATE]
         told = [{"client": client, "late": self.late[client], "tasks": self.asked[client]} for client in most]
         idle = 1 - (self.busy_s - to_come_s) / (clients * clock)

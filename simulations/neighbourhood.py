@@ -91,7 +91,7 @@ class SimulatedNeighbourhood:
         self.weights = self._whole = self._weights_in(number)
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
-        self._await_somebody(number)
+        self._await_peer(number)
         attendance = self._attendance(number)
         self._rows_S = attendance.rows_S.numpy()
         if self._whole and len(self._rows_S) < len(self.members):
@@ -110,6 +110,7 @@ class SimulatedNeighbourhood:
         ready_s_S = self._ready_s_N[self._rows_S]
         arrives_s_X = ready_s_S[links.senders_X] + links.latency_s_X + size_bytes * links.s_per_byte_X
         for ends_X in (links.receivers_X, links.senders_X):
+            # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X, arrives_s_X)
         self._ready_s_N[self._rows_S] = ready_s_S
         return rows_SM
@@ -146,7 +147,7 @@ class SimulatedNeighbourhood:
         spells = self._spells[row]
         return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
 
-    def _await_somebody(self, number: int) -> None:
+    def _await_peer(self, number: int) -> None:
         """Move all clocks to the first return where no peer is available."""
         spells = list(map(self._spell, range(len(self.members))))
         while not any(spell.is_there for spell in spells):
@@ -160,7 +161,7 @@ class SimulatedNeighbourhood:
             spells = list(map(self._spell, range(len(self.members))))
 
     def _attendance(self, number: int) -> Attendance:
-        """Decide for each peer that is there, before anybody trains."""
+        """Decide for each peer that is there, before any of them trains."""
         degrees_N = self._whole.degrees_N.tolist() if self._whole else [0] * len(self.members)
         rows_S, steps_S, failed = [], [], 0
         for row, degree in enumerate(degrees_N):

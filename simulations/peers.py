@@ -129,6 +129,7 @@ class SimulatedPeers:
         all_take_part = len(rows_S) == len(self._vectors_NV)
 
         def placed(part_N: Tensor, its_rows_S: Tensor) -> Tensor:
+            # not in place: the last round's models may still be scored
             return its_rows_S if all_take_part else part_N.index_copy(0, rows_S, its_rows_S)
 
         before = self._state if all_take_part else type(self._state)(*(part[rows_S] for part in self._state))

@@ -132,7 +132,7 @@ class _Worker:
 
     @classmethod
     def start(cls) -> "_Worker":
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")  # a fork copies locks that other threads hold
         ours, its = context.Pipe()
         process = context.Process(target=_work, args=(its,))
         start_deaf(process)

@@ -30,6 +30,7 @@ def changed_by_forward(module: nn.Module, inputs: Tensor) -> str | None:
     tried = copy.deepcopy(module).cpu().train()
     before = {name: part.clone() for name, part in _tensors(tried)}
     attributes = {name: _attributes(part) for name, part in tried.named_modules()}
+    # as text: == of NumPy's state would compare its array elementwise
     drawn = random.getstate(), repr(np.random.get_state())
     with torch.no_grad(), contextlib.suppress(Exception):  # which the first step of the loop will raise again
         tried(inputs[:2].clone())
@@ -63,7 +64,7 @@ def _form(value: object, depth: int = 3) -> object:
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state)
     if isinstance(value, Tensor):
-        return id(value), value._version
+        return id(value), value._version  # which counts changes in place
     if depth and isinstance(value, Mapping):
         return [(_form(key, depth - 1), _form(part, depth - 1)) for key, part in value.items()]
     if depth and isinstance(value, (list, tuple, deque)):

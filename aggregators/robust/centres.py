@@ -89,6 +89,7 @@ class CenteredClipping(Outvoting):
         for _ in range(self.iterations):
             away_SM = messages_SM - centre_M
             centre_M = centre_M + (shares_S * _shortening(away_SM, self.radius)) @ away_SM
+        # a view would keep the buffers' part too
         return Centre(centre_M[:params].clone()), centre_M.unsqueeze(0), weights_S.sum(0, keepdim=True)
 
 
@@ -120,4 +121,5 @@ def _norms(vectors_SM: Tensor) -> Tensor:
 
 def _shortening(vectors_SM: Tensor, norm: float) -> Tensor:
     """Factor that shortens each vector to a norm; 0 where its square overflows."""
+    # a vector of zeros stays one, where 0/0 would be NaN
     return (norm / _norms(vectors_SM).clamp(min=torch.finfo(vectors_SM.dtype).tiny)).clamp(max=1)

@@ -90,6 +90,7 @@ class NearestNeighbourMixing(Outvoting):
     ) -> tuple[None, Tensor, Tensor]:
         """Means of neighbours, in the order of the messages."""
         neighbours = self.left(len(messages_SM)) - self.attackers
+        # stable: of equal distances the first tasks' count on every machine
         nearest_SZ = distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
         mixing_SS = torch.zeros(len(messages_SM), len(messages_SM), dtype=messages_SM.dtype)
         mixing_SS.scatter_(1, nearest_SZ, weights_S[nearest_SZ])

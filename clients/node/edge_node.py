@@ -204,9 +204,9 @@ class EdgeNode:
 
     def _accept(self, assignment: Assignment) -> None:
         name = name_of(assignment.task)
-        due_s = time.monotonic() + assignment.deadline_s
+        due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
         with self._lock:
-            if name not in self._held:
+            if name not in self._held:  # after a reconnection a server tells its tasks again
                 self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
                 self._work.put(self._held[name])
         self._outbox.put(FromNode(accepted=assignment.task))

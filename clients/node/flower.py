@@ -121,7 +121,7 @@ class FlowerNode:
 
     def _training(self, plan: Plan) -> tuple[NodeTraining, Path]:
         """Made ready for the experiment, and the folder where the client's states are."""
-        if not plan.run.isalnum():
+        if not plan.run.isalnum():  # it becomes part of a path
             raise InvalidInput(f"a run's name must be letters and digits, got {plan.run[:40]!r}")
         base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
         folder = base / plan.run / str(self.client)

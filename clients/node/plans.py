@@ -36,7 +36,7 @@ def as_experiment(plan: str, allowed: Sequence[str]) -> Experiment:
         raise InvalidExperiment("the server's plan must be a mapping")
     if others := sorted(keys.keys() - {*_OF_NODES, "data"}) or (["data"] if keys.get("data") is not None else []):
         raise InvalidExperiment(f"the server's plan has a key that is no node's: {others[0][:40]!r}")
-    hold_to_allowed(keys, allowed)
+    hold_to_allowed(keys, allowed)  # before validation, which imports the code that is named
     try:
         experiment = Experiment(**keys)
     except RecursionError:

@@ -130,6 +130,7 @@ class NodeTraining:
         if trained.diverged is not None:
             return TaskDone(problem=trained.diverged[1], diverged=True)
         count = len(self._message.uplink)
+        # before the answer goes, which the server may count at once
         self._keep(order.name, states.of(self._client, (vector_V, integers_I)), tensors[count:])
         payload = written(order.path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)

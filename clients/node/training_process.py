@@ -57,7 +57,7 @@ class TrainingProcess:
         """Make ready for an experiment; for the same one again nothing is done."""
         wanted = experiment, Plan(signature=plan.signature, format=plan.format).SerializeToString()
         if self._prepared != wanted:
-            self._prepared = None
+            self._prepared = None  # what fails here is not prepared
             spec = self._ask("prepare", *wanted)
             self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in spec]
             self._prepared = wanted
@@ -122,16 +122,18 @@ class TrainingProcess:
         return answer
 
     def _begin(self) -> None:
+        # a fork would copy gRPC's locks without the threads that hold them
         context = multiprocessing.get_context("spawn")
         self._pipe, its_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(its_end, *self._arguments), daemon=True, name="training")
         start_deaf(self._process)
-        its_end.close()
+        its_end.close()  # else the pipe stays open, and recv waits, when the process dies
 
 
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
     """Answer what the node's other process asks, one thing after another, until it is gone."""
     threading.Thread(target=_end_with_parent, name="watch", daemon=True).start()
+    # one thread gives the bits of a simulation
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     training: NodeTraining | None = None
     pair: Pair | None = None
@@ -156,6 +158,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             words = str(error) if isinstance(error, FedError) else f"{type(error).__name__}: {error}"
             if isinstance(error, OSError):
                 words = f"the node cannot write to its folders ({error.strerror or error}): make room there"
+            # a user's exception may not survive pickling
             answer = error if isinstance(error, FedError) else RuntimeError(words)
         with contextlib.suppress(OSError):
             pipe.send(answer)
@@ -166,4 +169,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)
+    os._exit(1)  # sys.exit would end this thread alone

@@ -136,6 +136,7 @@ class BatchedTrainer:
             self._steps.plan(targets.shape[0], self._phase.steps(steps))
             for (_, targets), steps in zip(samples, said, strict=True)
         ]
+        # so that clients with steps left are always the first rows
         rows = sorted(range(len(plans)), key=lambda row: -plans[row].steps)
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         stack = self._stack(len(rows))
@@ -202,6 +203,7 @@ class BatchedTrainer:
                     running = active
                 sizes_LK = block.sizes_LK[step : (step := step + len(losses)), :rows]
                 losses_LK = torch.stack(losses) * sizes_LK
+                # 0 × NaN is NaN: what a finished row computes must not count
                 sums_K[:rows].add_((losses_LK if running == rows else losses_LK.where(sizes_LK > 0, 0)).sum(0))
         return sums_K
 
@@ -229,7 +231,7 @@ class BatchedTrainer:
         *state, inputs, targets, _ = examples
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")  # of what vmap takes one by one
-            with torch.enable_grad():
+            with torch.enable_grad():  # training runs under no_grad
                 program = record(self._gradients_and_losses, examples)
             if not keeps(program, len(state)):
                 raise _unfit("a model's forward pass must not write into its parameters or buffers")
@@ -245,6 +247,7 @@ class BatchedTrainer:
         """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""
         half = -(-inputs.shape[1] // 2)
         with self._precision():
+            # copies, for a model may change its inputs in place
             outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")

@@ -41,6 +41,7 @@ class Contrast:
 
     def hold(self, server: dict[str, Tensor], previous: dict[str, Tensor]) -> None:
         """Set the two models to compare with: parameters by name, and the module's present buffers."""
+        # training changes the module's own in place
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         self._others = {**buffers, **server}, {**buffers, **previous}
 
@@ -50,7 +51,7 @@ class Contrast:
         self._module.eval()  # what normalises batches keeps its statistics
         with torch.no_grad():
             for parameters in self._others:
-                functional_call(self._module, parameters, (inputs_B.clone(),))
+                functional_call(self._module, parameters, (inputs_B.clone(),))  # a model may change its inputs in place
         self._module.train()
         server_BF, previous_BF = (seen.flatten(1) for seen in self._seen)
         self._seen = []

@@ -68,6 +68,7 @@ class FlatParameters:
         """
         arranged = [channels_last and convolves for convolves in self._convolves]
         if arranged != self._channels_last:
+            # copies, since x_Q, which they view, is overwritten
             values = [parameter.detach().clone() for parameter in self._parameters]
             self._channels_last = arranged
             self.x_Q.copy_(self._joined(values))
@@ -123,6 +124,7 @@ class FlatParameters:
             parts = _run_backward(
                 (loss,), (torch.ones_like(loss),), keep_graph, False, self._parameters, True, accumulate_grad=False
             )
+        # embeddings may be sparse
         return [part.to_dense() if part is not None and part.is_sparse else part for part in parts]
 
     def _joined(self, parts: list[Tensor]) -> Tensor:

@@ -118,6 +118,7 @@ class GroupTraining:
         draw = task.draw(self._recipe.streams)
         if message.sends_models and params_KV is None:  # the algorithm has changed this update
             params_KV = (sent.start.double() + update_KM).to(message.dtype)
+            # as the coordinator finds it, from a model in the type on the wire
             update_KM = params_KV.double() - sent.start
         if task.wants == "payload":
             is_model = message.sends_models and params_KV is not None
@@ -227,7 +228,7 @@ class _PhaseTraining:
         phase = recipe.phases[number]
         parts = loss, recipe.local, phase, device, recipe.private
         self.is_personal = phase.is_personal
-        self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)
+        self.trainer = Trainer(copy.deepcopy(recipe.module), *parts)  # which makes its parameters views of one vector
         is_batched = recipe.is_batched and not (phase.rule and phase.rule.contrasts)
         self._batched = BatchedTrainer(copy.deepcopy(recipe.module), *parts) if is_batched else None
         self._streams = recipe.streams

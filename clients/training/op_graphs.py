@@ -105,7 +105,7 @@ def move_in_place(program: fx.GraphModule, tensors: int, step: float) -> fx.Grap
             else:
                 graph.call_function(torch.Tensor.baddbmm_, (x, *factors), {"alpha": alpha})
     output.args = (tuple(results[tensors:]),)
-    _drop_what_nobody_needs(graph)
+    _drop_unused(graph)
     program.recompile()
     return program
 
@@ -139,9 +139,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
     def program(self, results: Sequence[Tensor]) -> fx.GraphModule:
         """Simplified graph of the recorded operations, with these results."""
         self._graph.output(tuple(self._node_of(result) for result in results))
-        _drop_what_does_nothing(self._graph, self._written)
+        _drop_renamings(self._graph, self._written)
         _join_products_and_sums(self._graph, self._written)
-        _drop_what_nobody_needs(self._graph)
+        _drop_unused(self._graph)
         for node in self._graph.nodes:
             node.target = _BINDINGS.get(node.target, node.target)
         program = fx.GraphModule(self._constants, self._graph)
@@ -218,7 +218,7 @@ def _written_by(node: fx.Node) -> list[fx.Node]:
     return [value for value in tree_leaves(values) if isinstance(value, fx.Node)]
 
 
-def _drop_what_nobody_needs(graph: fx.Graph) -> None:
+def _drop_unused(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or _writes(node))
 
 
@@ -227,7 +227,7 @@ def _writes(node: fx.Node) -> bool:
     return node.target in _IN_PLACE or bool(schema is not None and schema.is_mutable)
 
 
-def _drop_what_does_nothing(graph: fx.Graph, written: set[int]) -> None:
+def _drop_renamings(graph: fx.Graph, written: set[int]) -> None:
     """Replace each node that only renames another tensor by that tensor."""
     for node in list(graph.nodes):
         source = _same_tensor(node)

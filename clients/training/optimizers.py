@@ -97,6 +97,7 @@ class AdamOptimizer:
         beta1, beta2 = self.betas
         first_P.lerp_(gradient_P, 1 - beta1)
         second_P.mul_(beta2).addcmul_(gradient_P, gradient_P, value=1 - beta2)
+        # in torch.optim's order, so that the last bits agree
         root_P = second_P.sqrt().div_(math.sqrt(1 - beta2**self._steps)).add_(self.eps)
         x_P.addcdiv_(first_P, root_P, value=-self.lr / (1 - beta1**self._steps))
 

@@ -115,7 +115,9 @@ class GroupSteps:
                 own_L = steps_L[steps_L < plan.steps]
                 if len(own_L):
                     index_LKW[: len(own_L), row] = next(its_places)
+                    # every epoch has the sizes of the first
                     sizes_LK[: len(own_L), row] = np.take(plan.sizes, own_L, mode="wrap")
+            # a finished client has size 0
             weights_LKW = (places_W < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
             index_UKB, weights_UKB = (
                 part.reshape(*sizes_LK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)

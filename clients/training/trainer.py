@@ -30,7 +30,7 @@ from fed.randomness import seeded_torch
 __all__ = ["LocalResult", "Trainer"]
 
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_LOSSES_AT_ONCE = 1024
+_LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
 _SAMPLES_AT_ONCE = 128  # where no step is taken
 _NOTHING = Given()
 
@@ -144,11 +144,12 @@ class Trainer:
         """
         shape = samples[0].shape  # with the number of samples: whether a view fails depends on it
         if self._tries_channels_last and shape not in self._in_usual_order:
-            began = order.bit_generator.state
+            began = order.bit_generator.state  # a second attempt must shuffle as the first did
             try:
                 self._load(vector_V, integers_I, channels_last=True)
                 return self._train(samples, order, seed, given)
             except RuntimeError as error:
+                # PyTorch's words for a .view() that meets channels last
                 if "view size is not compatible" not in str(error):
                     raise
             self._in_usual_order.add(shape)
@@ -191,7 +192,7 @@ class Trainer:
 
         state = each_part(given.client_state, spread)
         began_Q = self._flat.x_Q[: self._flat.shared]
-        anchor_Q = began_Q.clone() if given.anchor_P is None else spread(given.anchor_P)
+        anchor_Q = began_Q.clone() if given.anchor_P is None else spread(given.anchor_P)  # x_Q moves in place
         return given._replace(client_state=state, broadcast=tuple(map(spread, given.broadcast)), anchor_P=anchor_Q)
 
     def measure(
@@ -213,6 +214,7 @@ class Trainer:
         with seeded_torch(seed, self.device):
             for inputs_B, targets_B in zip(inputs_E.tensor_split(chunks), targets_E.tensor_split(chunks), strict=True):
                 with torch.set_grad_enabled(gradient):
+                    # a model may change its inputs in place
                     loss = self._loss_of(inputs_B.clone(), targets_B.clone(), losses)
                 if gradient:
                     part_Q = _LossScale().gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
@@ -254,7 +256,7 @@ class Trainer:
     def _loss_of(self, inputs_B: Tensor, targets_B: Tensor, losses: "_MeanLoss") -> Tensor:
         with self._precision:
             loss = self._loss(self.module(inputs_B), targets_B)
-            losses.add(loss.detach(), len(inputs_B))
+            losses.add(loss.detach(), len(inputs_B))  # else the graph of every batch stays in memory
             return loss if self._contrast is None else loss + self._contrast.penalty(inputs_B)
 
 
@@ -290,7 +292,7 @@ class _MeanLoss:
         return self._sum / self._samples
 
     def _take(self) -> None:
-        losses = torch.stack(self._losses).tolist() if self._losses else []
+        losses = torch.stack(self._losses).tolist() if self._losses else []  # one wait for a GPU instead of one a step
         self._sum += sum(map(operator.mul, losses, self._sizes))
         self._samples += sum(self._sizes)
         self._losses, self._sizes = [], []
@@ -305,7 +307,7 @@ class _LossScale:
     """
 
     def __init__(self) -> None:
-        self._scale = 2.0**16
+        self._scale = 2.0**16  # a power of two scales without rounding
 
     def gradient(self, loss: Tensor, flat: FlatParameters) -> Tensor:
         while True:

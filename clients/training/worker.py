@@ -31,6 +31,7 @@ def device_of(worker: int) -> torch.device:
 
 def on_device(measure: Any, device: torch.device) -> Any:
     """A loss or metric that is a module, such as one with weights of classes, where the model's output will be."""
+    # to() would move the user's own module
     return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure
 
 
@@ -43,7 +44,7 @@ class Work:
     """
 
     def __init__(self, recipe: Recipe, worker: int) -> None:
-        if multiprocessing.parent_process() is not None:
+        if multiprocessing.parent_process() is not None:  # the user's own process keeps its allocator's settings
             keep_freed_memory()
         device = device_of(worker)
         self._loss, self._metric = (on_device(measure, device) for measure in (recipe.loss, recipe.metric))

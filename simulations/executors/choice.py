@@ -99,6 +99,7 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
     layout, numbers = simulation.layout, simulation.message.numbers if simulation.message else 0
     model_size = max(numbers, layout.size) + layout.integer_count
+    # 4096 for what rounding each tensor up to 64 bytes adds
     item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
     try:
         if not problem:

@@ -73,7 +73,7 @@ class _Worker:
         slot = self.free.pop()
         self.given.append(_Given(task, slot))
         size = self.slots[slot].write(task.parcel, task.item.tensors)
-        self.slots[slot].is_recalled = False
+        self.slots[slot].is_recalled = False  # before the order, on which the worker looks at it
         self.tell(ORDER.pack(slot, size))
 
     def tell(self, message: bytes) -> None:
@@ -183,12 +183,12 @@ class Workers(Executor):
                 self._check_open()
                 self._hand_out(SLOTS)
                 self._recall()
-                done = sorted(self._finished.keys() & wanted)
+                done = sorted(self._finished.keys() & wanted)  # of several errors the same one is raised
                 if not done:
                     if self._pending.keys().isdisjoint(wanted):
                         raise KeyError(f"no results are to come for tickets {sorted(wanted)}")
                     self._listen(None)
-                for ticket in done:
+                for ticket in done:  # workers get new items between results, which the caller may take long over
                     self._listen(0)
                     self._hand_out(SLOTS)
                     wanted.discard(ticket)
@@ -255,6 +255,7 @@ class Workers(Executor):
 
     def _hired(self, number: int, memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
+        # a fork copies locks that other threads hold, and CUDA cannot be used in it
         spawning = multiprocessing.get_context("spawn")
         try:
             ours, its = spawning.Pipe()
@@ -301,6 +302,7 @@ class Workers(Executor):
         task = worker.given.popleft().task
         worker.free.append(slot)
         if answer == WorkerReply.DONE:
+            # the slot is written to again
             self._finish(task, Result(task.ticket, content, [tensor.clone() for tensor in tensors]))
         elif answer == WorkerReply.REFUSED:
             self._finish(task, content)
@@ -318,6 +320,7 @@ class Workers(Executor):
         words, details = report or (words_of_exit(code, worker.fault()), worker.fault())
         at_work = worker.given[0].task if worker.given else None
         doing = f"at {at_work.item.label}" if at_work else "idle"
+        # it ended by itself, and another would too; a signal may not come again
         if not worker.is_ready and (code is None or code >= 0):
             self.close()
             raise RunFailed(_NO_START.format(words=words))

@@ -96,13 +96,13 @@ class SharedMemory:
         self.all_bytes = torch.frombuffer(self.mapped, dtype=torch.uint8)
 
     def __getstate__(self) -> tuple[Any, ...]:
-        context.assert_spawning(self)
+        context.assert_spawning(self)  # in any other pickle a descriptor means nothing
         return reduction.DupFd(self.fd), len(self.mapped)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         handle, size_bytes = state
         fd = handle.detach()
-        os.set_inheritable(fd, False)
+        os.set_inheritable(fd, False)  # a process of the worker's own would keep the memory
         self._map(fd, size_bytes, self._ACCESS_IN_CHILD)
 
 

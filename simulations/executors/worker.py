@@ -175,7 +175,7 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
         Path("/proc/self/oom_score_adj").write_text("500")
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the last bits of a sum depend on how many threads share it
     with contextlib.suppress(RuntimeError):  # the program's main module has set it, or computed with it
         torch.set_num_interop_threads(1)
     for (_, set_to), value in zip(_SETTINGS, settings, strict=True):
@@ -184,6 +184,7 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
 
 def _answer(slot: Slot, size: int, work: Work, capacity_bytes: int) -> tuple[WorkerReply, int]:
     """Do a slot's item and put the result there; returns the reply, and the size of what is pickled."""
+    # The item's first result has come from elsewhere.
     if slot.is_recalled:
         return WorkerReply.SKIPPED, slot.write(Parcel.of(None), ())
     try:
