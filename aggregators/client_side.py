@@ -126,7 +126,7 @@ def reported(
         Messages [K, M] in float64, the parts followed by the update of the float buffers; weights [K] in float64; the
         clients' states, in the model's type; and whether a message is the update alone, as it is.
     """
-    update_KV = trained_KV.double().sub_(began)
+    update_KV = trained_KV.to(torch.float64, copy=True).sub_(began)  # double() of float64 would be no copy
     params = layout.parameters
     report = aggregator.report(
         ClientWork(

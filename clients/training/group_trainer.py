@@ -167,7 +167,9 @@ class GroupTraining:
         """Report: updates [K, M] in float64, weights, the algorithm's new state, and whether the updates are plain."""
         task, local, samples = sent.task, self._recipe.local, sent.samples()
         if aggregator.plain_report:  # as its report would say, in a tenth of the time
-            return group.params_KV.double().sub_(begin), tuple(map(float, samples)), sent.algorithm, True
+            # A copy in any case: where the model is float64, it is what a client sends.
+            update_KV = group.params_KV.to(torch.float64, copy=True).sub_(begin)
+            return update_KV, tuple(map(float, samples)), sent.algorithm, True
         said = task.steps or (None,) * len(samples)
         steps = [self.trainer.steps_of(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
         samples_K1, steps_K1, losses_K1 = _columns(samples, steps, group.train_losses)

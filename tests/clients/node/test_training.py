@@ -15,19 +15,18 @@ from fed.errors import RunFailed
 from fed.wire.payloads import read, written
 from fed.wire.protocol_pb2 import Payload, Plan, Signature
 
-PLAN = Plan(signature=Signature(input_shape=[64], input_dtype="float32", classes=10))
-
 
 class Node:
     """A node that is given one task after another, all with the same model."""
 
-    def __init__(self, folder: Path, **keys: Any) -> None:
+    def __init__(self, folder: Path, dtype: str = "float32", **keys: Any) -> None:
         self.kept = folder / "kept"
         self._file = folder / "task"
-        samples = torch.randn(20, 64, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10
+        inputs = torch.randn(20, 64, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+        plan = Plan(signature=Signature(input_shape=[64], input_dtype=dtype, classes=10))
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
-        self._training = NodeTraining(0, samples, experiment, PLAN, self.kept)
-        self._tensors = [torch.zeros(numbers, dtype=getattr(torch, dtype)) for dtype, numbers in self._training.spec()]
+        self._training = NodeTraining(0, (inputs, torch.arange(20) % 10), experiment, plan, self.kept)
+        self._tensors = [torch.ones(numbers, dtype=getattr(torch, dtype)) for dtype, numbers in self._training.spec()]
 
     def train(self, name: str, kept_after: str | None) -> tuple[TaskDone, list[float]]:
         payload = written(self._file, self._tensors).SerializeToString()
@@ -74,6 +73,12 @@ def test_client_without_its_state_starts_afresh_and_reports_it(lose: Callable[[P
     assert done.began_anew
     assert again == first
     assert not node.train("1-4", "1-3")[0].began_anew
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "qfedavg"])
+def test_models_of_float64_and_float32_get_the_same_answer(algorithm: str, tmp_path: Path) -> None:
+    narrow, wide = (Node(tmp_path, dtype, algorithm=algorithm).train("1", None)[1] for dtype in ("float32", "float64"))
+    assert wide == pytest.approx(narrow, rel=1e-4, abs=1e-4)  # of numbers about 1, which float32 holds to 1e-7
 
 
 def test_a_client_that_keeps_nothing_has_nothing_to_lose(tmp_path: Path) -> None:
