@@ -48,8 +48,8 @@ class EASGD(Aggregator):
 
     Args:
         elasticity: α in (0, 1); 0.9/N unless given, N being all clients, which is the paper's β = N α = 0.9. In a round
-            of |S| clients the centre goes α |S| of the way to their mean: more than 1 overshoots, and with everybody
-            α (1 + N) > 2 diverges.
+            of |S| clients the centre goes α |S| of the way to their mean: more than 1 overshoots, and with all
+            clients α (1 + N) > 2 diverges.
         period: τ, local steps from one exchange to the next; as many as the section local says unless given. The
             paper has 10.
     """

@@ -45,7 +45,7 @@ class Scaffold(Aggregator):
         c ← c + \frac{1}{N} \sum_{i ∈ S} (c_i^+ - c_i)
 
     K are the local steps; where those have momentum, ‖a‖₁ (see :mod:`fed.aggregators.fednova`) takes the place of K, so
-    that a control stays a mean gradient. Controls begin at zero, and of who does not take part they stay. Clients count
+    that a control stays a mean gradient. Controls begin at zero, and stay where clients do not take part. Clients count
     alike, however many samples they hold: what is minimised is the mean of their losses.
 
     A message is twice the model: the update and that of the control. Weight decay is part of the losses.

@@ -231,6 +231,7 @@ def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:
         >>> names_held_by([module[1]], module)
         ['1.running_mean', '1.running_var', '1.num_batches_tracked']
     """
+    # by identity, for tied weights have several names
     held = {id(tensor) for part in parts for tensor in (*part.parameters(False), *part.buffers(False))}
     saved = module.state_dict().keys()
     buffers = [(name, tensor) for name, tensor in module.named_buffers() if name in saved]
@@ -240,6 +241,7 @@ def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:
 def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int) -> tuple[tuple[Part, ...], int]:
     """Parts laid one after another from an offset, private ones last, and the offset behind them."""
     parts = []
+    # sorted is stable: the module's order stays otherwise
     for name, tensor in sorted(tensors.items(), key=lambda item: item[0] in private):
         parts.append(Part(name, tensor.shape, offset, tensor.dtype))
         offset += math.prod(tensor.shape)
@@ -247,4 +249,5 @@ def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
+    # detached, since a leaf with a gradient refuses changes in place
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}

@@ -23,7 +23,7 @@ _LANE_BITS = 32  # of the 53 bits of a lane, 21 are left for carries
 _LOWEST = -3  # the lowest lane's unit is 2^(32·-3): it rounds to nearest, by 2^-97 at most
 _LOWEST_EXPONENT = _LANE_BITS * _LOWEST
 _LARGEST = 2.0**800  # 2²⁰ products below it, and the magnets of their lanes, stay finite
-# Pieces have at most 2³² units each: so many add up to 2⁵², which float64 holds without rounding.
+# Pieces have at most 2³² units each: 2²⁰ of them add up to 2⁵² at most, which float64 holds without rounding.
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
 _LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory

@@ -78,7 +78,7 @@ def mixing_matrix(graph: "nx.Graph[int]") -> Tensor:
         neighbours = sorted(set(graph[i]) - {i})
         degree = {j: len(set(graph[j]) - {j}) for j in (i, *neighbours)}
         weights = {j: 1 / (1 + max(degree[i], degree[j])) for j in neighbours}
-        weights[i] = 1 - math.fsum(weights.values())
+        weights[i] = 1 - math.fsum(weights.values())  # one rounding: a row's sum is as near 1 as float64 allows
         entries |= {(i, j): weights[j] for j in sorted(weights)}
     rows, columns = zip(*entries, strict=True)
     values = torch.tensor(list(entries.values()), dtype=torch.float64)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, Pair
-from fed.clients.data.held_out import nobody_holds_out
+from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.server.federation import Federation, State
@@ -29,7 +29,7 @@ MODELS_AT_ONCE = 8
 """The largest number of models in one item."""
 
 _SAMPLES = 4096
-_AFTER_TRAINING = 1
+_AFTER_TRAINING = 1  # a priority behind training's: scores keep no client waiting
 
 
 class ScoringByCoordinator:
@@ -103,7 +103,7 @@ class ScoringByClients:
         answers = _answers(self._executor, self._tickets)
         samples = [size for answer in answers for size in answer.samples]
         if not samples:
-            raise nobody_holds_out(len(self._held_out))
+            raise no_held_out_samples(len(self._held_out))
         accuracies = [accuracy for answer in answers for accuracy in answer.metrics]
         return scores_over_clients([loss for answer in answers for loss in answer.losses], accuracies, samples)
 

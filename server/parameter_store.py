@@ -38,10 +38,10 @@ class ParameterStore:
     .. math:: c ≤ \min_{w} c_w + s
 
     over the workers registered now, and pushes, pulls and ticks only then. So a pull at clock c has every push of
-    clocks up to c − s − 1, whoever made it and whoever joins later; of later clocks it has those that have come. With
-    s = 0 all of a clock's pushes are seen by all workers in the next; with s = ∞ no worker ever waits. The slowest may
-    always proceed, so there is always one who may. The smallest clock never falls: who registers starts there, and who
-    leaves holds no other back.
+    clocks up to c − s − 1, of any worker, and workers that join later have these too; of later clocks it has those that
+    have come. With s = 0 all of a clock's pushes are seen by all workers in the next; with s = ∞ no worker ever waits.
+    The slowest may always proceed, so there is always one who may. The smallest clock never falls: a worker that
+    registers starts there, and one that leaves holds no other back.
 
     Any number of threads may use a store. A call has happened when it returns, each at one instant between its call and
     its return (it is linearizable, over all keys together), and a call that raises has changed nothing. Pushes are
@@ -52,7 +52,7 @@ class ParameterStore:
     the updater adds unless given, where MXNet's assigns, and returns the new value, where MXNet's changes the stored
     one; every push is applied as it comes, as in ``dist_async``, and what makes workers wait for each other are clocks
     and the bound, where ``dist_sync`` holds pushes of a key back until every worker has pushed, and updates once with
-    their sum; ``set`` is ``init``, may be repeated, and takes whoever's value comes; ``pull`` returns a copy, where
+    their sum; ``set`` is ``init``, may be repeated, and takes any caller's value; ``pull`` returns a copy, where
     MXNet's fills ``out``; calls do their work before they return, where MXNet's queue it; they take one key and one
     tensor; workers come and go. With s = ∞ it is what asynchronous workers find on TensorFlow's parameter servers.
 

@@ -76,7 +76,7 @@ def compare(
     if folder:
         folder.begin()
     try:
-        with closing(running) as ended:
+        with closing(running) as ended:  # a generator left open keeps its processes until it is collected
             _gather(ended, runs, planned, observer)
     except BaseException as error:
         if folder and (any(runs.values()) or isinstance(error, KeyboardInterrupt)):

@@ -105,7 +105,7 @@ def _task_s(simulation: Simulation) -> float:
     groups, count = simulation.groups, min(simulation.groups.size, simulation.trainees)
     sizes = _sizes(simulation.data)
     largest = sorted(sizes, key=lambda client: -sizes[client])[:count]
-    if simulation.data.is_on_demand:  # whoever else is wrong is found out when its turn comes
+    if simulation.data.is_on_demand:  # another client's flaw is found when it is read
         largest = [simulation.data.clients[0]] * count
     local = simulation.experiment.local.model_copy(update={"epochs": None, "steps": _PROBE_STEPS})
     held = {client: simulation.data.read(client) for client in set(largest)}

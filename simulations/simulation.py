@@ -126,7 +126,7 @@ class Simulation:
         return train, (*first, *broadcast, *states.stacked(clients, [first] * len(clients)))
 
     def federation(self, executor: Executor) -> Federation:
-        """The clients and whoever leads them, before the first round.
+        """The clients with their coordinator, or as peers, before the first round.
 
         Args:
             executor: of ``recipe``; it does the clients' work.

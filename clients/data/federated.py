@@ -145,6 +145,7 @@ class FederatedData:
         whose = f"client {client!r}"
         check_pair(pair, whose)
         if self._like is None:
+            # copies, since views would keep the client's samples
             object.__setattr__(self, "_like", tuple(part[:0].clone() for part in pair))
         self._check_like_the_first(pair, whose)
         said, found = self._said_size_of(client), len(pair[1])

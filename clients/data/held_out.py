@@ -17,7 +17,7 @@ from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 from fed.randomness import Streams
 
-__all__ = ["at_random", "for_each", "nobody_holds_out", "of_each", "of_each_on_demand", "of_first", "share"]
+__all__ = ["at_random", "for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "of_first", "share"]
 
 _TESTED = 1000
 
@@ -33,7 +33,7 @@ def share(samples: int, fraction: float) -> int:
         >>> share(10, 0.25), share(2, 0.9), share(1, 0.9)
         (3, 1, 0)
     """
-    return min(int(samples * fraction + 0.5), samples - 1)
+    return min(int(samples * fraction + 0.5), samples - 1)  # round() would go to the even of two neighbours
 
 
 def at_random(samples: int, fraction: float, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -108,8 +108,8 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
         streams: the experiment's random streams.
 
     Returns:
-        The data to train on, and client → what it holds out. Who holds nothing out is missing there; of clients on
-        demand, of whom that is not known before they are read, the pair is empty.
+        The data to train on, and client → what it holds out. A client that holds nothing out is missing
+        there; on demand, where this is not known before it is read, its pair is empty.
 
     Raises:
         InvalidData: if no client holds anything out, where that is known.
@@ -120,12 +120,12 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
     parts = {client: cut.parts(client) for client in data.clients}
     held_out = {client: pair for client, (_, pair) in parts.items() if len(pair[1])}
     if not held_out:
-        raise nobody_holds_out(len(parts))
+        raise no_held_out_samples(len(parts))
     train = {client: pair for client, (pair, _) in parts.items()}
     return replace(data, train=train, classes=data.number_of_classes()), held_out
 
 
-def nobody_holds_out(clients: int) -> InvalidData:
+def no_held_out_samples(clients: int) -> InvalidData:
     """Message for the case that no client has a sample to hold out."""
     return InvalidData(
         f"evaluation by clients needs a client with samples enough to hold one out, got none among {clients}: raise "

@@ -29,6 +29,7 @@ def by_holder(holders_E: NDArray[np.generic]) -> Holdings:
     number = {client: index for index, client in enumerate(clients)}
     numbers_E = np.array([number[client] for client in ids], dtype=np.int64)
     ends = np.cumsum(np.bincount(numbers_E, minlength=len(clients)))[:-1]
+    # stable: each client's indices ascend
     members = np.split(np.argsort(numbers_E, kind="stable").astype(np.int64), ends)
     return dict(zip(clients, members, strict=True))
 

@@ -225,7 +225,7 @@ def quantity(
 def _sizes(total: int, shares_K: NDArray[np.float64]) -> NDArray[np.int64]:
     """Whole numbers in proportion to shares that sum to 1; their sum is the total."""
     ends_K = np.rint(np.cumsum(shares_K) * total).astype(np.int64)
-    ends_K[-1] = total
+    ends_K[-1] = total  # shares sum to 1 but for rounding
     sizes_K: NDArray[np.int64] = np.diff(ends_K, prepend=np.int64(0))
     return sizes_K
 
@@ -312,7 +312,7 @@ def _hashes(samples: Samples, by: str, partition: str) -> NDArray[np.uint64]:
     else:
         texts = [str(value).encode() for value in _values(samples, by, partition).tolist()]
     digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)  # little-endian on every machine
 
 
 def _rows(tensor: torch.Tensor) -> list[bytes]:

@@ -68,8 +68,8 @@ def signature_of(inputs: Tensor, classes: int, names: Names) -> Signature:
     """
     shape, dtype = inputs.shape[1:], str(inputs.dtype).removeprefix("torch.")
     signature = Signature(input_shape=shape, input_dtype=dtype, classes=classes)
-    encoded = [name.encode() for part in names for name in (*part, "")]
-    ends = [*accumulate(len(name) + 3 for name in encoded)]
+    encoded = [name.encode() for part in names for name in (*part, "")]  # an empty name parts columns from classes
+    ends = [*accumulate(len(name) + 3 for name in encoded)]  # Protobuf adds a tag, and a length of up to two bytes
     fitting = sum(end <= _MOST_BYTES for end in ends)
     signature.columns.extend(names.columns[:fitting])
     signature.labels.extend(names.labels[: max(0, fitting - len(names.columns) - 1)])

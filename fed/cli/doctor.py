@@ -162,4 +162,5 @@ def _minimum(package: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
+    # without a build's name, as in 2.9.0+cpu
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))

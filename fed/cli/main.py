@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
-        sys.stdout.flush()
+        sys.stdout.flush()  # while a closed pipe can still be told from a failure
     except _UsageError as error:
         return _refuse(_usage(error), 2)
     except FedError as error:
@@ -129,7 +129,7 @@ def _append_working_folder() -> None:
 
 def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this process
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # it stays until the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a narrow encoding costs a symbol, not the answer

@@ -58,7 +58,7 @@ def server(
         settings: values in place of the file's.
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
-        resume: the folder of a run to go on with; the outcome of a finished one is printed.
+        resume: the folder of a run to resume; the outcome of a finished one is printed.
         json: print the summary as JSON.
         patience: NAME=SECONDS, each a time limit to change.
     """
@@ -72,7 +72,7 @@ def server(
         experiment = RunFolder.existing(resume).experiment()
     else:
         raise InvalidInput("fed server needs an experiment, got none: give a file, or --resume DIR")
-    pool_freed_memory()
+    pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials
     from fed.server.deploy import serve
     from fed.server.grpc.service import Patience
@@ -83,7 +83,7 @@ def server(
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     shown = display()
     say_all(shown)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
     host = listen.rpartition(":")[0]
     with folder(experiment.name, resume or output, overwrite) as directory, shown:
         try:

@@ -57,7 +57,7 @@ class Lines(Display):
 
     def show(self, done: float, total: float, text: str) -> None:
         """Print a line if a tenth of the way has passed since the last one."""
-        tenths = int(10 * done / total + 1e-6)
+        tenths = int(10 * done / total + 1e-6)  # a sum of floats may end just short of a tenth
         if tenths > self._tenths:
             self._tenths = tenths
             self.say(text)
@@ -114,7 +114,7 @@ def say_all(shown: Display) -> None:
     logger = logging.getLogger("fed")
     logger.setLevel(logging.INFO)
     logger.addHandler(_Said(shown))
-    logger.propagate = False
+    logger.propagate = False  # else handlers of the root logger print it again
 
 
 class _Clock:

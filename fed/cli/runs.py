@@ -47,7 +47,7 @@ def simulate(
         settings: values in place of the file's.
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
-        resume: the folder of a run to go on with; the outcome of a finished one is printed.
+        resume: the folder of a run to resume; the outcome of a finished one is printed.
         verbose: show all that is logged.
         json: print the summary as JSON.
     """
@@ -175,7 +175,7 @@ def _new_folder(name: str) -> Path:
     for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
         directory = _RUNS / f"{name}{suffix}"
         try:
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True)  # fails where another run has just made it, so that no two share a name
         except FileExistsError:
             if _RUNS.is_dir():
                 continue
@@ -261,6 +261,6 @@ def _print_table(result: Any) -> None:
 
 
 def _note(text: str) -> None:
-    # What was done is done, whether or not anybody reads where it is.
+    # A run that is done does not fail because its last line has no reader.
     with contextlib.suppress(BrokenPipeError):
         typer.echo(text, err=True)

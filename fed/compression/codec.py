@@ -78,7 +78,7 @@ class Codec(Hyperparameters, ABC):
 
     @abstractmethod
     def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        """Decode payloads, from whoever sent them.
+        """Decode untrusted payloads.
 
         Args:
             payload: tensors [K, ·] as :meth:`payload` says, of any values.

@@ -75,6 +75,7 @@ class Distribution(Section):
         """Value from the stream of that name; numbers have five significant digits, so that names show them whole."""
         generator = streams.generator("comparison", *name)
         if self.choice is not None:
+            # variants must not share a list
             return copy.deepcopy(self.choice[int(generator.integers(len(self.choice)))])
         if self.integer is not None:
             return int(generator.integers(self.integer[0], self.integer[1], endpoint=True))

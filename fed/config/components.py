@@ -130,7 +130,7 @@ class Family(Generic[_Section]):
         home = f"{type(made).__module__}:{type(made).__qualname__}"
         kinds = {target: kind for kind, target in self.builtin.items()}
         keys = {part.name: getattr(made, part.name) for part in dataclasses.fields(made) if part.init}
-        if not home.startswith("__main__:"):
+        if not home.startswith("__main__:"):  # another process has another main module
             with suppress(InvalidExperiment, ValidationError, TypeError):
                 section = self.make(kinds.get(home, f"python:{home}"), **keys)
                 if self.validate(section.model_dump(mode="json", warnings=False)).make() == made:
@@ -287,6 +287,7 @@ def _fields(target: Callable[..., Any], given: frozenset[str] = frozenset()) -> 
 def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
     """Annotations of the parameters of these names; all others may be for type checkers alone."""
     if inspect.isclass(target):
+        # a dataclass has annotations of its own, another class those of __init__
         return get_type_hints(target, include_extras=True) | get_type_hints(target.__init__, include_extras=True)
     function = inspect.unwrap(target)
     wanted = {name: text for name, text in getattr(function, "__annotations__", {}).items() if name in names}

@@ -45,7 +45,7 @@ class Local(Section):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The rule of a step. Its state (momentum, moments) begins anew with every task."""
-    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1  # float32 holds no more
     """Step size η."""
     schedule: Annotated[Component, SCHEDULES] = Field(default_factory=lambda: SCHEDULES.validate({}))
     """How η goes over the rounds."""
@@ -175,7 +175,7 @@ class Experiment(Document):
     model: Annotated[Component, MODELS] | None = Field(default_factory=lambda: MODELS.validate({}))
     """What is trained; null where a model is given in Python."""
     local: Local = Local()
-    """A client's work between two rounds_stats."""
+    """A client's work in a round."""
     algorithm: Annotated[Component, ALGORITHMS] = Field(default_factory=lambda: ALGORITHMS.validate({}))
     """How clients' work becomes one model."""
     topology: Annotated[Component, TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)

@@ -30,7 +30,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _class in (_Loader, _Dumper):
-    _class.yaml_implicit_resolvers = {}
+    _class.yaml_implicit_resolvers = {}  # PyYAML's are of YAML 1.1, in which off is false and 1e-3 a text
     for _tag, _pattern, _first in (
         ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), "tTfF"),
         ("int", re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), "-+0123456789"),
@@ -49,7 +49,7 @@ def _float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = loader.construct_scalar(node)
-    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)  # int(text, 0) refuses 007, which is 7
 
 
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)

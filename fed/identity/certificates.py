@@ -230,6 +230,7 @@ def _uses(role: Role, name: str, hosts: Sequence[str]) -> "list[tuple[x509.Exten
     never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
     usage = x509.KeyUsage(**signs, **dict.fromkeys(never, False), decipher_only=False)
     common: list[tuple[x509.ExtensionType, bool]] = [
+        # an authority certifies no other authority
         (x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), True),
         (usage, True),
     ]

@@ -72,6 +72,7 @@ class Page:
         from jinja2 import Environment, StrictUndefined
 
         text = files("fed.reports").joinpath("report.html").read_text(encoding="utf-8")
+        # names and reasons may hold markup
         template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         template.filters["for_page"] = charts.for_page
         found = environment()

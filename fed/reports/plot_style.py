@@ -97,7 +97,7 @@ def svg_of(figure: "Figure", **options: Any) -> str:
     svg = io.StringIO()
     figure.savefig(svg, format="svg", metadata=_NO_METADATA, **options)
     text = svg.getvalue()
-    return text[text.index("<svg") :]
+    return text[text.index("<svg") :]  # XML's declaration has no place within HTML
 
 
 def tidy(axes: "Axes") -> None:

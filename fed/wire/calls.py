@@ -174,7 +174,7 @@ async def send_file(call: Call, spool: Path, wanted: Wanted, limit_s: float) -> 
     """Send a payload's chunks, from the offset that is wanted; each is read while the one before it is sent.
 
     Args:
-        call: of whoever wants it.
+        call: the caller's.
         spool: the folder that holds payloads, each under its hash.
         wanted: which of them.
         limit_s: for each chunk.

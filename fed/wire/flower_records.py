@@ -57,7 +57,7 @@ def packed(header: Request | Response, array: Any = None) -> Any:
 
 
 def unpacked(content: Mapping[str, Any], kind: type[_Header]) -> tuple[_Header, bytes]:
-    """The header and the payload's bytes of a message's content, from whoever sent it.
+    """The header and the payload's bytes of an untrusted message's content.
 
     Args:
         content: as Flower hands it on.

@@ -1,4 +1,4 @@
-"""Messages to Flower's nodes, and what may be taken from theirs, whoever sent them."""
+"""Messages to Flower's nodes, and checks of their untrusted responses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple

@@ -56,7 +56,7 @@ class Patience:
     """Time limits of a server.
 
     Args:
-        heartbeat_s: between two signs of life, either way.
+        heartbeat_s: between two heartbeats, either way.
         silence_s: without one, after which a connection counts as lost.
         lease_s: seconds without a heartbeat after which a task has failed.
         stall_s: for the next piece of a transfer.

@@ -16,7 +16,7 @@ from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
 from fed.server.coordinator import Coordinator
 from fed.server.fleet import Fleet
 from fed.server.parameter_store import ParameterStore
-from fed.server.rounds.synchronous import NOBODY_STAYS, Rounds, fail_if_stalled
+from fed.server.rounds.synchronous import STAY_LONGER, Rounds, fail_if_stalled
 from fed.storage.checkpoints import Tree, plain
 
 __all__ = ["BoundedStaleness", "Held"]
@@ -108,7 +108,7 @@ class BoundedStaleness(Rounds):
             if not coordinator.open:
                 if not coordinator.fleet.wait():
                     problem = "waits for the slowest client, which will never be there again"
-                    raise RunFailed(f"round {number} {problem}: {NOBODY_STAYS}")
+                    raise RunFailed(f"round {number} {problem}: {STAY_LONGER}")
                 continue
             coordinator.collect(accumulator, enough=1)
             share = self._share(coordinator, accumulator, held)

@@ -122,8 +122,8 @@ class RoundRobin(Sampling):
 class Poisson(Sampling):
     """Each client by itself with probability cohort / registered clients: cohorts vary, and may be empty.
 
-    A client that is drawn while it is not available does not take part. So the probability is the same whoever is
-    available, as the accounting of differential privacy for this kind of sampling assumes.
+    A client that is drawn while it is not available does not take part. So the probability is the same whichever
+    clients are available, as the accounting of differential privacy for this kind of sampling assumes.
     """
 
     def needs(self) -> Sequence[Term]:

@@ -20,10 +20,10 @@ from fed.server.coordinator import Coordinator
 from fed.server.rounds.sampling import CohortDraw, Sampling
 from fed.storage.checkpoints import Tree
 
-__all__ = ["NOBODY_STAYS", "Rounds", "Synchronous", "await_clients", "fail_if_stalled"]
+__all__ = ["STAY_LONGER", "Rounds", "Synchronous", "await_clients", "fail_if_stalled"]
 
 _log = logging.getLogger(__name__)
-NOBODY_STAYS = (
+STAY_LONGER = (
     "let clients stay for longer or come more often, as devices.staying_s and devices.availability say in a simulation"
 )
 """What to do where no client will ever be there again."""
@@ -261,4 +261,4 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
             break
     while not fleet.available() and not coordinator.open:
         if not fleet.wait():
-            raise RunFailed(f"round {number} needs a client, and none will ever be there again: {NOBODY_STAYS}")
+            raise RunFailed(f"round {number} needs a client, and none will ever be there again: {STAY_LONGER}")

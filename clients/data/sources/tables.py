@@ -134,7 +134,7 @@ def _reals(array: NDArray[np.generic], file: Path, name: str) -> torch.Tensor:
     if array.dtype.kind not in "fiub":
         raise InvalidData(f"{file}: array {name!r} must be real numbers, got {array.dtype}: save it as float32")
     with np.errstate(over="ignore"):
-        values = np.asarray(array, dtype=np.float32)
+        values = np.asarray(array, dtype=np.float32)  # what overflows becomes infinite, and is refused with its place
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         place = tuple(wrong[0].tolist())
@@ -163,7 +163,7 @@ def _arrays(files: list[Path]) -> tuple[dict[str, NDArray[np.generic]], list[str
 def _archive(file: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with file.open("rb") as content:
-            archive = np.load(content, allow_pickle=False)
+            archive = np.load(content, allow_pickle=False)  # unpickling would run the file's code
             arrays = None if isinstance(archive, np.ndarray) else {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise InvalidData(
@@ -211,6 +211,7 @@ class _Sheet:
                 name, 0, "be a number", "a column of texts is no feature; name it in data.metadata or as data.client"
             )
         with np.errstate(over="ignore"):
+            # as above, what overflows is refused with its place
             values = np.array(self._numbers(name, float, "be a number")).astype(np.float32)
         if not np.isfinite(values).all():
             raise self._wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
@@ -223,7 +224,7 @@ class _Sheet:
             numbers = [_int64(cell) for cell in cells]
         except ValueError:
             return np.array(cells)
-        return np.array(numbers if tuple(map(str, numbers)) == cells else cells)
+        return np.array(numbers if tuple(map(str, numbers)) == cells else cells)  # 7 and 007 may be two clients
 
     def values(self, name: str) -> NDArray[np.generic]:
         """A column of numbers where every cell is one, else of texts."""
@@ -283,7 +284,7 @@ def _read_sheet(files: list[Path], required: dict[str, str]) -> _Sheet:
 
 def _rows(file: Path) -> list[list[str]]:
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
+        with file.open(encoding="utf-8-sig", newline="") as lines:  # spreadsheets write a byte order mark
             rows = [row for row in reader(lines) if row]
     except (OSError, UnicodeDecodeError, CSVError) as error:
         raise InvalidData(f"{file}: cannot be read as comma-separated text in UTF-8 ({error}): convert it") from None
