@@ -40,6 +40,7 @@ class Coordinator:
         version: the number of times that the model has moved.
         open: the tasks that are to be answered, by id.
         message: the format of the run's messages.
+        keeps_states: clients keep a state, and take no task until the verdict on their last one.
 
     Args:
         aggregator: moves the model by the mean update.
@@ -75,6 +76,7 @@ class Coordinator:
         self._aggregator = aggregator
         self._layout = layout
         self.message = message
+        self.keeps_states = aggregator.keeps_client_state or aggregator.keeps_private or aggregator.personal
         # in float64 an update far below a parameter is not rounded away
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
         aggregator.check_state(self._state, layout.parameters, "init")

@@ -5,7 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -61,13 +61,13 @@ class HierarchicalFleet:
     Args:
         fleet: of clients that answer singly or in groups.
         hierarchy: the edges.
-        message: the format of clients' messages, and of edges'.
+        message: the format of clients' messages; edges send sums, which no codec encodes.
     """
 
     def __init__(self, fleet: Fleet, hierarchy: Hierarchy, message: Format) -> None:
         self._fleet = fleet
         self._hierarchy = hierarchy
-        self._message = message
+        self._message = replace(message, codecs=())
         self._task_bytes = 0
         self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0

@@ -11,7 +11,7 @@ from torch import Tensor
 from fed.compression.codec import Draw
 from fed.randomness import Streams
 from fed.wire.format import Format
-from fed.wire.messages import LARGEST, Answer, Task, refusal_of_numbers
+from fed.wire.messages import LARGEST, Answer, Task, one_line, refusal_of_numbers
 from fed.wire.protocol_pb2 import Answer as AnswerHeader
 
 __all__ = ["received"]
@@ -43,7 +43,10 @@ def received(
     if reason := next(filter(None, map(_refusal, payload)), None):
         return reason
     draw = Draw(streams, [task.round], [task.client])
-    update_M = message.decode([tensor.unsqueeze(0) for tensor in payload], draw)[0]
+    try:
+        update_M = message.decode([tensor.unsqueeze(0) for tensor in payload], draw)[0]
+    except Exception as error:  # a codec may trip over values that nobody would encode
+        return f"the payload cannot be decoded: {type(error).__name__}: {one_line(str(error))}"
     if message.codecs and (reason := _refusal(update_M)):  # what a codec makes of finite numbers may not be finite
         return reason
     return Answer(

@@ -5,6 +5,7 @@ from pathlib import Path
 from fed.clients.data import ClientId
 from fed.clients.node.training import NodeTask, TaskDone
 from fed.clients.training.work_items import Train
+from fed.errors import InvalidPayload
 from fed.wire.protocol import name_of
 from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Payload, TaskId
 
@@ -48,6 +49,12 @@ def answer_of(task: TaskId, done: TaskDone) -> Answer:
 
 
 def kept_state(message: Assignment | Examination) -> tuple[str | None, float]:
-    """The task whose state a client resumes from, None for the first state; and the share of the way that it moved."""
+    """The task whose state a client resumes from, None for the first state; and the share of the way that it moved.
+
+    Raises:
+        InvalidPayload: if that is no share.
+    """
     after, discount = message.kept_after, message.kept_discount if message.HasField("kept_discount") else 1.0
+    if not 0 < discount <= 1:
+        raise InvalidPayload(f"the server's kept_discount must be in (0, 1], got {discount}")
     return (name_of(after) if after.start else None), discount

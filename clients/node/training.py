@@ -99,11 +99,8 @@ class NodeTraining:
         self._folder = folder
         data = FederatedData({client: pair}, None, plan.signature.classes or None)
         self._prepared = Preparation(experiment, data)
-        shared = self._prepared.layout.shared
-        if plan.HasField("format"):
-            self._message = Format.of(plan.format, shared, self._prepared.codecs)
-        else:  # before there is a plan
-            self._message = self._prepared.message_format(1)
+        own = self._prepared.message_format(1)
+        self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         self._recipe = self._prepared.recipe(self._prepared.data, self._message, is_batched=False)
         self._work = Work(self._recipe, 0)
         self._step_s: float | None = None

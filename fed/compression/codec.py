@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
@@ -43,7 +44,7 @@ class Draw(NamedTuple):
     rounds: Sequence[int]
     clients: Sequence[int | str]
 
-    def common(self, row: int = 0) -> np.random.Generator:
+    def common(self, row: int) -> np.random.Generator:
         """The stream that the coordinator and all clients of the row's round share."""
         return self.streams.generator("codec", self.rounds[row])
 
@@ -59,6 +60,10 @@ class Codec(Hyperparameters, ABC):
     The coordinator counts what :meth:`decode` returns. In simulation the payloads are encoded and decoded as well, so
     that a simulated update has the bits of a deployed one.
     """
+
+    def needs(self) -> Sequence[Term]:
+        """Clients that report."""
+        return (Term(Feature.REPORTS, "set uplink to []"),)
 
     @abstractmethod
     def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:

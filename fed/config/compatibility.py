@@ -127,6 +127,9 @@ def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
     for name, section in sections.items():
         if section is not None and isinstance(part := section.make(), Combinable):
             yield f"{name} {section.kind}", part
+    for section in experiment.uplink:
+        if isinstance(part := section.make(), Combinable):
+            yield f"uplink {section.kind}", part
     if experiment.topology is not None:
         yield f"topology {experiment.topology.kind}", _Topology()
 

@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from fed.compression.codec import Codec, Draw, TensorSpec
 from fed.errors import InvalidPayload
-from fed.layout import Layout
 
 if TYPE_CHECKING:
     from fed.wire.protocol_pb2 import Format as FormatHeader
 
 __all__ = ["Format"]
+
+_MOST_CLIENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,34 +74,33 @@ class Format:
         )
 
     @classmethod
-    def of(cls, header: "FormatHeader", layout: Layout, codecs: tuple[Codec, ...] = ()) -> "Format":
-        """The format that a plan says, held to the node's own model.
+    def of(cls, header: "FormatHeader", own: "Format") -> "Format":
+        """The format that a plan says, held to the node's own model and algorithm.
 
         Args:
             header: from a server.
-            layout: the layout of what leaves this node.
-            codecs: the experiment's chain.
+            own: the format that the node's own experiment has with one client.
 
         Raises:
-            InvalidPayload: if the server's model is another.
+            InvalidPayload: if the server's model or algorithm is another.
         """
-        ours = str(layout.dtype), layout.parameters, layout.size - layout.parameters, layout.integer_count
+        ours = str(own.dtype), own.parameters, own.buffers, own.integers
         theirs = f"torch.{header.dtype[:20]}", header.parameters, header.buffers, header.integers
         if ours != theirs:
             raise InvalidPayload(
                 f"the server's model must have the type, parameters, buffers and integers {ours}, got {theirs}: do "
                 "both run the same version of fed, and of the model's code?"
             )
-        return cls(
-            layout.dtype,
-            tuple(header.parts),
-            buffers=header.buffers,
-            integers=header.integers,
-            parameters=header.parameters,
-            broadcast=tuple(header.broadcast),
-            sends_models=header.sends_models,
-            codecs=codecs,
-        )
+        kept = own.sends_models, len(own.parts), len(own.broadcast)
+        said = header.sends_models, len(header.parts), len(header.broadcast)
+        lengths = zip([*header.parts, *header.broadcast], [*own.parts, *own.broadcast], strict=False)
+        if kept != said or any(numbers != expected and numbers > _MOST_CLIENTS for numbers, expected in lengths):
+            lists = [*header.parts[:4]], [*header.broadcast[:4]]
+            raise InvalidPayload(
+                f"the server's messages must have parts of {own.parts} numbers beside {own.broadcast} broadcast, or as "
+                f"many as there are clients, got {lists}: do both run the same version of fed?"
+            )
+        return replace(own, parts=tuple(header.parts), broadcast=tuple(header.broadcast))
 
     @property
     def numbers(self) -> int:

@@ -88,7 +88,10 @@ class _Unsynchronised(Rounds):
         return self._weights.weight(staleness)
 
     def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
-        """Run until the model has moved for that time, counted from 1."""
+        """Run until the model has moved for that time, counted from 1.
+
+        The round ends with fewer updates where all clients that are there have answered, and keep states.
+        """
         accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
         while accumulator.replied < self.updates:
             fail_if_stalled(coordinator, number, begins_s)
@@ -96,6 +99,8 @@ class _Unsynchronised(Rounds):
             if clients := self.draw(coordinator, number, free, accumulator.selected):
                 coordinator.dispatch(accumulator, number, clients, cohort=self.updates)
             if not coordinator.open:
+                if coordinator.keeps_states and accumulator.loss_of and not coordinator.fleet.available():
+                    break  # who could answer waits for the verdict on its last answer
                 await_clients(coordinator, number, 1)
                 continue
             coordinator.collect(accumulator, enough=1, weigh=self.weight)

@@ -135,3 +135,22 @@ def test_values_are_held_to_bounds_before_and_after_decoding(number: float, pass
         assert answer.mean_update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
     else:
         assert "the vector must be finite" in answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places(Tenfold):
+    """Sends the place of the one value that is kept."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(torch.int64, 1),)
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        return torch.eye(numbers)[payload[0][:, 0]]
+
+
+@pytest.mark.parametrize(("place", "passes"), [(2, True), (3, False), (2**62, False)])
+def test_a_payload_that_cannot_be_decoded_is_refused(place: int, passes: bool) -> None:
+    coded = Format(torch.float32, (3,), buffers=1, integers=2, parameters=3, codecs=(Places(),))
+    answer = arrived(coded, tensors=[torch.tensor([place]), torch.ones(1), GOOD["tensors"][1]])
+    assert isinstance(answer, Answer) == passes
+    assert passes or "the payload cannot be decoded: IndexError" in str(answer)

@@ -150,3 +150,16 @@ def test_scaffold_in_buffers_reaches_the_optimum(clients: int, staleness: str) -
     *_, last = rounds_of(made, "scaffold", 250, rounds=rounds)
     # 25 rounds contract the error to a twentieth at the slowest: of 250 rounds 1e-13 of it is left.
     np.testing.assert_allclose(last.model_D.numpy(), optimum(made), rtol=0, atol=1e-10)
+
+
+def test_a_buffer_that_no_client_can_fill_ends_its_round() -> None:
+    """Of three clients that keep states one leaves for good: the others wait for the verdict on their answers."""
+    experiment = fed.Experiment(
+        data={"kind": "digits", "clients": 3},
+        model="logistic",
+        algorithm="scaffold",
+        rounds={"kind": "buffered", "buffer": 3, "count": 4},
+        devices={"staying_s": 10.0},
+    )
+    replied = [line["replied"] for line in fed.simulate(experiment).metrics]
+    assert (replied[0], replied[-1]) == (3, 2)

@@ -213,3 +213,8 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     assert [line["bytes_up"] for line in metrics] == [CLIENTS * bytes_of(algorithm)] * ROUNDS
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
+
+
+def test_edges_send_sums_that_nothing_encodes() -> None:
+    flat, tree = (fed.simulate(experiment(hierarchy=edges)) for edges in (None, {"fan_out": 2}))
+    assert tree.summary["bytes_up"] - flat.summary["bytes_up"] == ROUNDS * 2 * 4 * PARAMETERS

@@ -16,6 +16,7 @@ import grpc
 import pytest
 import torch
 
+from fed.clients.node.assignments import kept_state
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import Described
 from fed.clients.node.plans import as_experiment
@@ -209,6 +210,13 @@ def test_a_task_that_does_not_fit_is_given_up(
     assert reason in reasons[0]
     assert training.trained == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("discount", [0.0, -0.5, 1.5, math.nan, math.inf])
+def test_a_state_moves_no_further_than_its_task_left_it(discount: float) -> None:
+    for message in (Assignment(kept_discount=discount), Examination(kept_discount=discount)):
+        with pytest.raises(InvalidPayload, match=r"must be in \(0, 1\], got"):
+            kept_state(message)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Sections that have no meaning together are refused when the experiment is read, and all others are not."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.local_sgd import LocalSGD
 from fed.cli.main import main
 from fed.clients.node.plans import as_experiment
+from fed.compression.codec import Codec, Draw, TensorSpec
 from fed.config.comparison import Comparison
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment, Local
@@ -135,14 +137,30 @@ def in_one_place() -> Centralized:
     return Centralized()
 
 
-@pytest.mark.parametrize("section", [{"adversaries": {"kind": "ipm"}}, {"hierarchy": {"kind": "edges"}}])
+class Untouched(Codec):
+    """Keeps all."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (values,)
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return (rows_KM,)
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        return payload[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "without"),
+    [("adversaries", "ipm", "null"), ("hierarchy", "edges", "null"), ("uplink", f"python:{__name__}:Untouched", "[]")],
+)
 @pytest.mark.parametrize("kind", ["dpsgd", "local", "centralized", "AllInOnePlace", "in_one_place"])
-def test_attacks_and_edges_need_clients_that_report(kind: str, section: dict[str, Any]) -> None:
+def test_attacks_edges_and_codecs_need_clients_that_report(kind: str, name: str, section: str, without: str) -> None:
     named = kind if kind in ALGORITHMS.builtin else f"python:{__name__}:{kind}"
-    ((name, keys),) = section.items()
-    line = problem(algorithm={"kind": named}, **section)
-    assert line.startswith(f"{name} {keys['kind']} needs clients that report to a coordinator, got algorithm {named}, ")
-    assert f": set {name} to null, or choose a" in line
+    keys: Any = [section] if name == "uplink" else {"kind": section}
+    line = problem(algorithm={"kind": named}, **{name: keys})
+    assert line.startswith(f"{name} {section} needs clients that report to a coordinator, got algorithm {named}, ")
+    assert f": set {name} to {without}, or choose a" in line
 
 
 @pytest.mark.parametrize(("fraction", "clients", "count"), [(0.02, 20, 0), (0.99, 10, 10), (0.5, 1, 0)])

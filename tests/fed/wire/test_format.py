@@ -12,11 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from fed.compression.codec import Codec, Draw, TensorSpec
 from fed.errors import InvalidPayload
-from fed.layout import Layout
 from fed.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel
@@ -197,8 +196,6 @@ def test_bytes_of_a_task_are_those_of_its_tensors(message: Format, broadcast: li
 
 # In a plan.
 
-MODULE = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-LAYOUT = Layout.of(MODULE)
 MESSAGE = Format(torch.float32, (21, 21, 1), buffers=6, integers=1, parameters=21, broadcast=(21, 2))
 
 
@@ -210,8 +207,9 @@ def test_a_node_reads_from_a_plan_what_the_server_has(
 ) -> None:
     message = replace(MESSAGE, dtype=dtype, sends_models=sends_models, codecs=codecs)
     header = FormatHeader.FromString(message.header().SerializeToString())
-    again = Format.of(header, Layout.of(nn.Sequential(*MODULE).to(dtype)), codecs)
-    assert replace(again, later_broadcast=message.later_broadcast) == message
+    own = replace(message, parts=(21, 21, 5), broadcast=(21, 1))  # with another number of clients
+    again = Format.of(header, own)
+    assert again == message
     assert (again.uplink, again.downlink, again.numbers) == (message.uplink, message.downlink, message.numbers)
 
 
@@ -230,7 +228,17 @@ def test_a_plan_of_another_model_is_refused_with_both_values(changed: dict[str, 
     for name, value in changed.items():
         setattr(header, name, value)
     with pytest.raises(InvalidPayload) as refusal:
-        Format.of(header, LAYOUT)
+        Format.of(header, MESSAGE)
     assert f"must have the type, parameters, buffers and integers ('torch.float32', 21, 6, 1), got {theirs}" in str(
         refusal.value
     )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"sends_models": True}, {"parts": (21, 21)}, {"parts": (21, 2**40, 1)}, {"broadcast": (21, 2**62)}],
+    ids=str,
+)
+def test_a_plan_of_other_messages_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPayload, match="the server's messages must have parts of"):
+        Format.of(replace(MESSAGE, **changed).header(), MESSAGE)

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload
-from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.flower.fleet import FlowerFleet, FlowerPatience
 from fed.server.flower.messages import flat_payload
@@ -37,7 +36,6 @@ from tests.flower_stand_ins import Array, Message, StandInGrid, install
 
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
-LAYOUT = Layout.of(nn.Linear(SIZE - 1, 1, dtype=torch.float64))
 FORMAT = Format(torch.float64, (SIZE,), parameters=SIZE)
 PATIENCE = FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=0.05, sends=3)
 
@@ -139,7 +137,7 @@ def test_task_is_sent_as_one_array_and_answered() -> None:
     assert (assignment.lr, assignment.repeats, assignment.broadcast_count) == (0.5, 2, 1)
     assert (assignment.HasField("steps"), assignment.HasField("kept_after")) == (False, False)
     assert request.plan.signature == SIGNATURE
-    assert Format.of(request.plan.format, LAYOUT) == FORMAT
+    assert Format.of(request.plan.format, FORMAT) == FORMAT
     assert not reply.problem
     assert (reply.tasks, reply.clients, reply.weight, reply.samples) == ((7,), (0,), 2.0, (2,))
     assert torch.equal(reply.mean_update_M, torch.ones(SIZE, dtype=torch.float64))
