@@ -51,9 +51,7 @@ def _issue(folder: _Folder, name: _Node, days: _Days = 365) -> None:
 
     authority = Authority.load(folder)
     place = authority.issue(name, days=days)
-    entry = authority.roster.get(name)
-    assert entry is not None
-    typer.echo(f"{place}: for the node {name} alone, valid until {entry.expires:%Y-%m-%d}")
+    typer.echo(f"{place}: for the node {name} alone, valid until {authority.roster.entries()[name].expires:%Y-%m-%d}")
 
 
 @app.command("server")
@@ -87,7 +85,7 @@ def _list(folder: _Folder) -> None:
         typer.echo(f"no nodes: fed keys issue {folder} NAME adds one")
         return
     rows = []
-    for entry in entries:
+    for entry in entries.values():
         dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
         rows.append((entry.name, entry.status(authority.clock()), *dates, f"{entry.sha256[:16]}…"))
     console().print(listed(("node", "status", "issued", "expires", "revoked", "sha256"), rows))

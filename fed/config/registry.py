@@ -29,6 +29,11 @@ __all__ = [
 ]
 
 
+def _in(module: str, *same: str, **others: str) -> dict[str, str]:
+    """Places of the kinds that one module has, some under their own name, others under that given."""
+    return {kind: f"fed.{module}:{name}" for kind, name in {**dict(zip(same, same, strict=True)), **others}.items()}
+
+
 class PartitionSection(Component):
     """Partition: deals samples to clients."""
 
@@ -39,11 +44,9 @@ class PartitionSection(Component):
 PARTITIONS = Family(
     "partition",
     PartitionSection,
-    {
-        kind: f"fed.clients.data.partitions:{kind}"
-        for kind in ("iid", "dirichlet", "shards", "quantity", "range", "hash", "rank", "file", "natural")
-    }
-    | {"range": "fed.clients.data.partitions:by_range", "hash": "fed.clients.data.partitions:by_hash"},
+    _in("clients.data.partitions", "iid", "dirichlet", "shards", "quantity")
+    | _in("clients.data.partitions", range="by_range", hash="by_hash")
+    | _in("clients.data.partitions", "rank", "file", "natural"),
     given=frozenset({"samples", "clients", "generator"}),
 )
 
@@ -100,13 +103,7 @@ DATA = Family(
 MODELS = Family(
     "model",
     Component,
-    {
-        "logistic": "fed.clients.models:logistic",
-        "mlp": "fed.clients.models:mlp",
-        "cnn": "fed.clients.models:cnn",
-        "char_gru": "fed.clients.models:char_gru",
-        "char_transformer": "fed.clients.models:char_transformer",
-    },
+    _in("clients.models", "logistic", "mlp", "cnn", "char_gru", "char_transformer"),
     given=frozenset({"input_shape", "classes"}),
     default="mlp",
 )
@@ -157,7 +154,7 @@ ALGORITHMS = Family(
 TOPOLOGIES = Family(
     "topology",
     Component,
-    {kind: f"fed.topology:{kind}" for kind in ("ring", "complete", "exponential")},
+    _in("topology", "ring", "complete", "exponential"),
     given=frozenset({"peers"}),
     default="ring",
 )
@@ -201,11 +198,7 @@ ADVERSARIES = Family(
 SCHEDULES = Family(
     "schedule",
     Component,
-    {
-        "constant": "fed.config.lr_schedules:ConstantSchedule",
-        "cosine": "fed.config.lr_schedules:Cosine",
-        "step": "fed.config.lr_schedules:Step",
-    },
+    _in("config.lr_schedules", constant="ConstantSchedule", cosine="Cosine", step="Step"),
     default="constant",
 )
 
@@ -228,11 +221,7 @@ SAMPLINGS = Family(
 STALENESSES = Family(
     "staleness",
     Component,
-    {
-        "constant": "fed.server.rounds.staleness:ConstantStaleness",
-        "polynomial": "fed.server.rounds.staleness:Polynomial",
-        "hinge": "fed.server.rounds.staleness:Hinge",
-    },
+    _in("server.rounds.staleness", constant="ConstantStaleness", polynomial="Polynomial", hinge="Hinge"),
     default="polynomial",
 )
 
@@ -251,31 +240,21 @@ ROUNDS = Family(
 EVALUATIONS = Family(
     "evaluation",
     Component,
-    {"coordinator": "fed.config.evaluation:ByCoordinator", "clients": "fed.config.evaluation:ByClients"},
+    _in("config.evaluation", coordinator="ByCoordinator", clients="ByClients"),
     default="clients",
 )
 
 AVAILABILITIES = Family(
     "availability",
     Component,
-    {
-        "always": "fed.simulations.availability:Always",
-        "daily": "fed.simulations.availability:Daily",
-        "on_off": "fed.simulations.availability:OnOff",
-        "trace": "fed.simulations.availability:TraceAvailability",
-    },
+    _in("simulations.availability", always="Always", daily="Daily", on_off="OnOff", trace="TraceAvailability"),
     default="always",
 )
 
 DEVICES = Family(
     "devices",
     Component,
-    {
-        "uniform": "fed.simulations.devices:UniformDevices",
-        "lognormal": "fed.simulations.devices:Lognormal",
-        "mobile": "fed.simulations.devices:Mobile",
-        "trace": "fed.simulations.devices:TraceDevices",
-    },
+    _in("simulations.devices", uniform="UniformDevices", lognormal="Lognormal", mobile="Mobile", trace="TraceDevices"),
     default="uniform",
 )
 

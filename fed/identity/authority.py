@@ -37,12 +37,11 @@ from fed.identity.certificates import (
     read_pair,
     read_pem,
 )
-from fed.identity.credentials import NodeCredentials, ServerCredentials, peer_of
 from fed.identity.roster import Entry, Roster, keep
 from fed.storage.atomic_files import replaced
 from fed.wire.protocol import NODE_NAME
 
-__all__ = ["Authority", "Entry", "NodeCredentials", "Roster", "ServerCredentials", "default_hosts", "peer_of"]
+__all__ = ["Authority", "default_hosts"]
 
 _HOST = re.compile(
     r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*"
@@ -59,6 +58,7 @@ class Authority:
         clock: tells the time, in UTC.
 
     Example:
+        >>> from fed.identity.credentials import NodeCredentials, ServerCredentials
         >>> authority = Authority.create(Path("keys"))
         >>> node = NodeCredentials.load(authority.issue("ann"))
         >>> roster = ServerCredentials.load(Path("keys")).roster
@@ -78,7 +78,6 @@ class Authority:
         *,
         hosts: Sequence[str] | None = None,
         days: int = 3650,
-        server_days: int = 365,
         clock: Callable[[], datetime] = now,
     ) -> Self:
         """A new authority, with a certificate for its server and an empty roster.
@@ -87,7 +86,6 @@ class Authority:
             folder: a new or empty one.
             hosts: names and addresses under which nodes reach the server; those of this machine unless given.
             days: how long the authority's certificate is valid, and so all others at the most.
-            server_days: how long the server's is.
             clock: tells the time, in UTC.
 
         Raises:
@@ -98,13 +96,12 @@ class Authority:
         hosts = _valid_hosts(hosts)
         started = clock()
         expires = _expiry(started, days)
-        _expiry(started, server_days)
         with _written_into(folder), _new_folder(folder):
             name = f"fed authority {secrets.token_hex(4)}"
             pair = issue(Role.AUTHORITY, name, issued=started, expires=expires)
             authority._write("authority", {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem})
             _make_private(folder / "nodes")
-            authority._write_server(hosts, server_days)
+            authority._write_server(hosts)
             keep(authority._roster_file, [])
         return authority
 
@@ -171,7 +168,7 @@ class Authority:
                 f"a digit, got {name!r}"
             )
         with self._locked():
-            entries = {entry.name: entry for entry in self.roster.entries()}
+            entries = self.roster.entries()
             self._check_free(name, entries)
             started = self.clock()
             expires = self._expiry(started, days)
@@ -218,7 +215,7 @@ class Authority:
             InvalidCredentials: if it is not on the roster, or the roster cannot be read and written.
         """
         with self._locked():
-            entries = {entry.name: entry for entry in self.roster.entries()}
+            entries = dict(self.roster.entries())
             if name not in entries:
                 raise InvalidCredentials(
                     f"{name!r} is not on the roster of {self.folder}: fed keys list {self.folder} shows who is"
@@ -264,7 +261,7 @@ class Authority:
         authority_pem = read_pem(self.folder / "authority" / "certificate.pem")
         return {"authority.pem": authority_pem, "certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem}
 
-    def _write_server(self, hosts: Sequence[str], days: int) -> None:
+    def _write_server(self, hosts: Sequence[str], days: int = 365) -> None:
         started = self.clock()
         expires = self._expiry(started, days)
         pair = issue(Role.SERVER, "fed server", issued=started, expires=expires, by=self._pair(), hosts=hosts)

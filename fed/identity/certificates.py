@@ -99,9 +99,11 @@ def issue(
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import NameOID
 
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = _common_name(name)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer_key = key if by is None else _private_key(by.key_pem)
     builder = (
         x509.CertificateBuilder()
@@ -116,7 +118,8 @@ def issue(
     )
     for extension, is_critical in _uses(role, name, hosts):
         builder = builder.add_extension(extension, critical=is_critical)
-    return Pair(_pem(builder.sign(issuer_key, SHA256())), _key_pem(key))
+    certificate_pem = builder.sign(issuer_key, SHA256()).public_bytes(Encoding.PEM)
+    return Pair(certificate_pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def facts_of(certificate_pem: bytes) -> CertificateFacts:
@@ -270,13 +273,6 @@ def _role(certificate: "x509.Certificate") -> Role:
     return roles[purpose]
 
 
-def _common_name(name: str) -> "x509.Name":
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
 def _certificate(pem: bytes) -> "x509.Certificate":
     from cryptography import x509
 
@@ -298,15 +294,3 @@ def _private_key(pem: bytes) -> "EllipticCurvePrivateKey":
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InvalidCredentials(f"must be an elliptic-curve key, got {type(key).__name__}")
     return key
-
-
-def _pem(certificate: "x509.Certificate") -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _key_pem(key: "EllipticCurvePrivateKey") -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

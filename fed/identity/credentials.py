@@ -141,7 +141,10 @@ def hold_to_loopback(address: str) -> None:
 
 
 def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentials:
-    _check_folder(folder, role)
+    if not folder.is_dir():
+        raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
+    if (folder / "authority").is_dir():
+        raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
     authority, certificate = folder / "authority.pem", folder / "certificate.pem"
     authority_pem, facts = read_pem(authority), read_facts(certificate)
     if facts.role is not role:
@@ -162,13 +165,6 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
             f"{certificate} expired on {facts.expires:%Y-%m-%d}: issue another with fed keys {command}"
         )
     return _Credentials(folder=folder, authority_pem=authority_pem, facts=facts, **pair._asdict())
-
-
-def _check_folder(folder: Path, role: Role) -> None:
-    if not folder.is_dir():
-        raise InvalidCredentials(f"{folder}: no such folder: {_remedy(role)}")
-    if (folder / "authority").is_dir():
-        raise InvalidCredentials(f"{folder} is the authority's folder: {_remedy(role)}")
 
 
 def _remedy(role: Role) -> str:

@@ -16,7 +16,7 @@ people can read, and a server that runs rereads it when it changes::
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,21 +73,16 @@ class Roster:
         self._clock = clock
         self._read = _read(path)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> Mapping[str, Entry]:
         """Every node, by name.
 
         Raises:
             InvalidCredentials: if the file has changed and cannot be read any more.
         """
-        return tuple(self._entries().values())
-
-    def get(self, name: str) -> Entry | None:
-        """A node; None if it is not on the roster.
-
-        Raises:
-            InvalidCredentials: if the file has changed and cannot be read any more.
-        """
-        return self._entries().get(name)
+        read = self._read  # one look at the attribute, which other threads replace
+        if _state(self.path) != read[0]:
+            read = self._read = _read(self.path)
+        return read[1]
 
     def admits(self, name: str, certificate_pem: bytes) -> str | None:
         """Check that a node is admitted with this certificate, which TLS has verified: None, or the reason for refusal.
@@ -97,7 +92,7 @@ class Roster:
         20 µs, so that every message can be checked: revoking also ends a connection that stands.
         """
         try:
-            entry = self.get(name)
+            entry = self.entries().get(name)
         except InvalidCredentials as error:
             return str(error)
         if entry is None:
@@ -110,12 +105,6 @@ class Roster:
             return f"{name!r} came with another certificate than the one that it was issued on {entry.issued:%Y-%m-%d}"
         return None
 
-    def _entries(self) -> _Entries:
-        read = self._read  # one look at the attribute, which other threads replace
-        if _state(self.path) != read[0]:
-            read = self._read = _read(self.path)
-        return read[1]
-
 
 def keep(path: Path, entries: Iterable[Entry]) -> None:
     """Write a roster, whole or not at all.
@@ -123,8 +112,11 @@ def keep(path: Path, entries: Iterable[Entry]) -> None:
     Raises:
         OSError: if it cannot be written; what was there is as it was.
     """
-    content = {entry.name: _values(entry) for entry in sorted(entries, key=lambda entry: entry.name)}
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode(), mode=0o600)
+    content = {
+        entry.name: {key: value for key, value in vars(entry).items() if key != "name"}
+        for entry in sorted(entries, key=lambda entry: entry.name)
+    }
+    write_atomically(path, (json.dumps(content, indent=2, default=datetime.isoformat) + "\n").encode(), mode=0o600)
 
 
 def _fingerprint(certificate_pem: bytes) -> str | None:
@@ -134,29 +126,19 @@ def _fingerprint(certificate_pem: bytes) -> str | None:
         return None
 
 
-def _values(entry: Entry) -> dict[str, str | None]:
-    return {
-        "sha256": entry.sha256,
-        "issued": entry.issued.isoformat(),
-        "expires": entry.expires.isoformat(),
-        "revoked": entry.revoked.isoformat() if entry.revoked else None,
-    }
-
-
 def _state(path: Path) -> _State | None:
     """Signature of a file's state: modification time, size and inode."""
     try:
         found = path.stat()
     except OSError:
         return None
-    # a file replaced within one tick of the clock has another inode
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _read(path: Path) -> tuple[_State, _Entries]:
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())  # of the file that is read: the path may name another by now
+            found = os.fstat(file.fileno())
             content = file.read()
     except OSError as error:
         raise InvalidCredentials(f"{path} cannot be read ({error.strerror}): restore the roster") from None

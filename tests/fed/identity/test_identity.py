@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.errors import InvalidCredentials, OutputExists
-from fed.identity.authority import Authority, NodeCredentials, Roster, ServerCredentials, default_hosts, peer_of
+from fed.identity.authority import Authority, default_hosts
 from fed.identity.certificates import Pair, Role, facts_of, fingerprint, issue, now
-from fed.identity.roster import keep
+from fed.identity.credentials import NodeCredentials, ServerCredentials, peer_of
+from fed.identity.roster import Roster, keep
 from fed.storage.atomic_files import write_atomically
 
 HOST = "127.0.0.1"
@@ -300,7 +301,7 @@ def test_lifetimes_have_bounds(tmp_path: Path, authority: Authority, days: int) 
         authority.issue("ann", days=days)
     with pytest.raises(InvalidCredentials, match=f"days must be from 1 to 36500, got {days}"):
         Authority.create(tmp_path / "other", days=days)
-    assert authority.roster.entries() == ()
+    assert authority.roster.entries() == {}
     assert not (tmp_path / "other").exists()
 
 
@@ -363,7 +364,7 @@ def test_many_that_issue_at_once_lose_nobody(authority: Authority) -> None:
     command = [sys.executable, "-c", code, str(authority.folder)]
     running = [subprocess.Popen([*command, *some]) for some in names]
     assert [process.wait(timeout=60) for process in running] == [0] * 4
-    assert sorted(name for some in names for name in some) == [entry.name for entry in authority.roster.entries()]
+    assert sorted(name for some in names for name in some) == list(authority.roster.entries())
 
 
 def error_with_full_disk(act: Callable[[], object], step: int) -> str | None:
@@ -407,8 +408,8 @@ def test_full_disk_leaves_no_partial_node_and_others_unchanged(authority: Author
         assert error.endswith(FULL)
         assert authority.roster.admits("bob", bob.certificate_pem) is None
         assert not (authority.folder / "nodes/ann").exists()
-        if authority.roster.get("ann"):  # the disk failed after the roster was written
-            keep(authority.roster.path, [entry for entry in authority.roster.entries() if entry.name != "ann"])
+        if "ann" in authority.roster.entries():  # the disk failed after the roster was written
+            keep(authority.roster.path, [entry for name, entry in authority.roster.entries().items() if name != "ann"])
         step += 1
     assert step >= 8  # four files, each synced with its folder
     assert authority.roster.admits("ann", (authority.folder / "nodes/ann/certificate.pem").read_bytes()) is None
