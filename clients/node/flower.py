@@ -29,7 +29,7 @@ from fed.errors import FedError, InvalidData, InvalidInput
 from fed.randomness import Streams
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.messages import client_id_of
-from fed.wire.payloads import hold_to_payload, hold_to_spec
+from fed.wire.payloads import hold_to_payload
 from fed.wire.protocol import name_of
 from fed.wire.protocol_pb2 import Failed, Payload, Plan, Request, Response, Scores
 
@@ -164,7 +164,6 @@ class FlowerNode:
 @contextmanager
 def _spooled(payload: Payload, data: bytes) -> Iterator[Path]:
     """A file of the bytes that came with a request, once they are what its header says."""
-    hold_to_spec(payload)
     hold_to_payload(data, payload)
     with tempfile.TemporaryDirectory() as spool:
         path = Path(spool) / "payload"

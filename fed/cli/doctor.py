@@ -45,17 +45,18 @@ def examine() -> int:
         The exit code: 1 if experiments cannot run, else 0.
     """
     shown = console()
-    shown.print(_machine())
+    devices, no_gpu = _devices()
+    shown.print(_machine(devices))
     shown.print(_packages())
     missing = [*_missing_packages()]
-    for line in (*missing, *_missing_devices(), *_missing_programs(), *_missing_engines()):
+    for line in (*missing, *no_gpu, *_missing_extras()):
         shown.print(f"• {line}", markup=False, soft_wrap=True)  # a command is copied whole
     if not missing:
         shown.print("All that experiments need is here.")
     return 1 if missing else 0
 
 
-def _machine() -> "Table":
+def _machine(devices: list[tuple[str, str]]) -> "Table":
     from rich.table import Table
 
     table = Table("what", "here", show_header=False, box=None)
@@ -64,8 +65,8 @@ def _machine() -> "Table":
     table.add_row("system", platform.platform())
     table.add_row("cores", f"{usable_cores()} of {os.cpu_count()}")
     table.add_row("memory", _memory())
-    for name, what in _devices():
-        table.add_row(name, what)
+    for device in devices:
+        table.add_row(*device)
     return table
 
 
@@ -87,27 +88,9 @@ def _missing_packages() -> Iterator[str]:
             yield f'{package} {what}: needed for {feature}: pip install "{package}{least and f">={least}"}"'
 
 
-def _missing_devices() -> Iterator[str]:
-    try:
-        import torch
-    except ImportError:
-        return
-    if torch.cuda.is_available() or torch.backends.mps.is_available():
-        return
-    if not Path("/proc/driver/nvidia").exists() and shutil.which("nvidia-smi") is None:
-        yield "no GPU: training runs on the CPU"
-    elif torch.version.cuda is None:
-        yield f"torch {torch.__version__} cannot train on this machine's GPU: pip install --force-reinstall torch"
-    else:
-        yield f"torch {torch.__version__} finds no GPU through this machine's driver: see nvidia-smi"
-
-
-def _missing_programs() -> Iterator[str]:
+def _missing_extras() -> Iterator[str]:
     if shutil.which("git") is None:
         yield "git is missing: runs do not record the commit that they ran from"
-
-
-def _missing_engines() -> Iterator[str]:
     found, tested = _version("flwr"), _numbers(FLOWER)
     if found is None:
         yield f'no Flower: only apps that fed flower-app writes need it: pip install "{FLOWER}"'
@@ -115,17 +98,27 @@ def _missing_engines() -> Iterator[str]:
         yield f'flwr is {found}, which is not tested: pip install "{FLOWER}"'
 
 
-def _devices() -> Iterator[tuple[str, str]]:
+def _devices() -> tuple[list[tuple[str, str]], list[str]]:
+    """Devices to train on; and what keeps a GPU from being one."""
     try:
         import torch
     except ImportError:
-        return
-    yield "cpu", f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+        return [], []
+    found = [("cpu", f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads")]
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield f"cuda:{index}", f"{properties.name}, {bytes_text(properties.total_memory)}, CUDA {torch.version.cuda}"
+        text = f"{properties.name}, {bytes_text(properties.total_memory)}, CUDA {torch.version.cuda}"
+        found.append((f"cuda:{index}", text))
     if torch.backends.mps.is_available():
-        yield "mps", "Apple GPU"
+        return [*found, ("mps", "Apple GPU")], []
+    if torch.cuda.is_available():
+        return found, []
+    if not Path("/proc/driver/nvidia").exists() and shutil.which("nvidia-smi") is None:
+        return found, ["no GPU: training runs on the CPU"]
+    if torch.version.cuda is None:
+        command = "pip install --force-reinstall torch"
+        return found, [f"torch {torch.__version__} cannot train on this machine's GPU: {command}"]
+    return found, [f"torch {torch.__version__} finds no GPU through this machine's driver: see nvidia-smi"]
 
 
 def _memory() -> str:

@@ -15,6 +15,7 @@ import fed
 from fed.cli.documents import read_comparison, read_experiment
 from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
 from fed.cli.progress import ComparisonProgress, Display, SimulationProgress, display, say_all
+from fed.cli.tables import console
 from fed.errors import InvalidInput
 from fed.machine import keep_freed_memory, usable_cores
 from fed.quantities import bytes_text, duration_text
@@ -127,6 +128,7 @@ def compare(
         The exit code, 1 if a run failed.
     """
     from fed.reports.conclusions import failures, unlike
+    from fed.reports.tables import table
 
     comparison, jobs = read_comparison(file, settings), jobs or usable_cores()
     shown = display()
@@ -139,7 +141,8 @@ def compare(
         _print_file(directory / "comparison.json")
         _note(f"report in {directory / 'report.html'}")
     else:
-        _print_table(result)
+        terminal = console()
+        terminal.print(table(result, terminal.width))
         typer.echo(directory / "report.html")
     if difference := unlike(result):
         _note(f"note: {difference}")
@@ -250,14 +253,6 @@ def _say_what_is_kept(directory: Path, watch: _Progress, as_json: bool) -> None:
 
 def _print_file(path: Path) -> None:
     sys.stdout.write(path.read_text(encoding="utf-8"))
-
-
-def _print_table(result: Any) -> None:
-    from fed.cli.tables import console
-    from fed.reports.tables import table
-
-    shown = console()
-    shown.print(table(result, shown.width))
 
 
 def _note(text: str) -> None:

@@ -89,8 +89,9 @@ def _in_words(dealt: "FederatedData") -> str:
 def _draw(dealt: "FederatedData", picture: Path) -> None:
     from fed.clients.data.describe import class_counts
     from fed.reports import charts
+    from fed.reports.plot_style import for_file
 
     try:
-        picture.write_text(charts.for_file(charts.partition(*class_counts(dealt))), encoding="utf-8")
+        picture.write_text(for_file(charts.partition(*class_counts(dealt))), encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"--picture {picture} cannot be written ({error.strerror})") from None

@@ -82,19 +82,16 @@ def load(path: Path) -> dict[str, Any]:
         InvalidExperiment: if it is no YAML, or no mapping; the message names the file and says where.
     """
     try:
-        return _mapping(parse(path.read_text(encoding="utf-8")))
+        value = parse(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise InvalidExperiment(f"must hold a mapping of keys to values, got {type(value).__name__}")
+        return {str(key): inner for key, inner in value.items()}
     except FileNotFoundError:
         raise InvalidInput(f"{path}: no such file (looked in {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
     except InvalidExperiment as error:
         raise InvalidExperiment(f"{path}: {error}") from None
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidExperiment(f"must hold a mapping of keys to values, got {type(value).__name__}")
-    return {str(key): inner for key, inner in value.items()}
 
 
 def dump(value: object) -> str:

@@ -132,13 +132,14 @@ def _state(path: Path) -> _State | None:
         found = path.stat()
     except OSError:
         return None
+    # a file replaced within one tick of the clock has another inode
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _read(path: Path) -> tuple[_State, _Entries]:
     try:
         with path.open("rb") as file:
-            found = os.fstat(file.fileno())
+            found = os.fstat(file.fileno())  # of the file that is read: the path may name another by now
             content = file.read()
     except OSError as error:
         raise InvalidCredentials(f"{path} cannot be read ({error.strerror}): restore the roster") from None

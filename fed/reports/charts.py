@@ -17,8 +17,6 @@ from fed.reports.plot_style import (
     WIDTH_INCH,
     Style,
     blank,
-    for_file,
-    for_page,
     legend,
     legend_columns,
     see_through,
@@ -33,21 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = [
-    "INK",
-    "Curve",
-    "Partition",
-    "Style",
-    "against_time",
-    "by_round",
-    "curve_of",
-    "curves",
-    "for_file",
-    "for_page",
-    "partition",
-    "short_labels",
-    "styles",
-]
+__all__ = ["Curve", "Partition", "against_time", "by_round", "curve_of", "curves", "partition"]
 
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 

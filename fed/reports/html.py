@@ -16,6 +16,7 @@ from fed.errors import InvalidExperiment
 from fed.quantities import bytes_text, count_text, duration_text
 from fed.reports import charts
 from fed.reports.conclusions import failures, finding
+from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import Column, columns
 from fed.storage.run_folder import Run, environment
@@ -63,7 +64,7 @@ class Page:
     warning: str = ""
     table: Sequence[Column] = ()
     note: str = ""
-    looks: Sequence[charts.Style] = ()
+    looks: Sequence[Style] = ()
     failures: Sequence[str] = ()
     changes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -74,10 +75,10 @@ class Page:
         text = files("fed.reports").joinpath("report.html").read_text(encoding="utf-8")
         # names and reasons may hold markup
         template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        template.filters["for_page"] = charts.for_page
+        template.filters["for_page"] = for_page
         found = environment()
         command = shlex.join([Path(found["command"][0]).name, *found["command"][1:]])
-        return template.from_string(text).render(page=self, ink=charts.INK, command=command, environment=_flat(found))
+        return template.from_string(text).render(page=self, ink=INK, command=command, environment=_flat(found))
 
 
 def comparison_report(result: ComparisonResult, partitions: Mapping[str, charts.Partition | None]) -> str:
@@ -111,7 +112,7 @@ def comparison_report(result: ComparisonResult, partitions: Mapping[str, charts.
 def comparison_svg(result: ComparisonResult) -> str | None:
     """The curves as a file of their own; None where nothing was measured."""
     drawn = next(_curve_figures(result, _look(result)), None)
-    return charts.for_file(drawn.svg) if drawn else None
+    return for_file(drawn.svg) if drawn else None
 
 
 def run_report(run: Run, partition: charts.Partition | None) -> str:
@@ -176,7 +177,7 @@ def _run_figures(run: Run) -> Iterator[Figure]:
             captions += [_WORST] if by_clients else []
         yield Figure("Round by round", charts.by_round(panels), " ".join(captions))
         label, lines = next(iter(panels.items()))
-        svg = charts.against_time(lines, charts.styles(dict.fromkeys(lines, "")), label=label)
+        svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label=label)
         yield Figure(f"{label.capitalize()} against simulated time", svg, "")
     yield from _task_figures(run)
 
@@ -195,27 +196,23 @@ def _task_figures(run: Run) -> Iterator[Figure]:
     yield Figure("What became of tasks", charts.by_round(panels), said)
 
 
-def _look(result: ComparisonResult) -> dict[str, charts.Style]:
-    return charts.styles({row["name"]: row["algorithm"] for row in result.rows})
+def _look(result: ComparisonResult) -> dict[str, Style]:
+    return styles({row["name"]: row["algorithm"] for row in result.rows})
 
 
-def _curve_figures(result: ComparisonResult, look: Mapping[str, charts.Style]) -> Iterator[Figure]:
+def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Iterator[Figure]:
     target, seeds = result.comparison.target_accuracy, len(result.comparison.seeds)
     of_seeds = f"Line: mean over {seeds} seeds; band: one standard deviation. " if seeds > 1 else "One seed. "
     level = "What sends nothing is a level line at its final value in the right panel."
     by_clients = _where_clients_evaluate(result.runs)
     level += f" {_BY_CLIENTS}" if by_clients else ""
-    accuracy = _lines(result.runs, "test_accuracy")
-    loss = {} if accuracy else _lines(result.runs, "test_loss")
-    if accuracy:
-        svg = charts.curves(accuracy, look, label="test accuracy", target=target)
-        yield Figure("Accuracy against rounds and bytes", svg, of_seeds + level)
-        svg = charts.against_time(accuracy, look, label="test accuracy", target=target)
-        yield Figure("Accuracy against simulated time", svg, of_seeds)
-    elif loss:
-        svg = charts.curves(loss, look, label="test loss")
-        yield Figure("Loss against rounds and bytes", svg, of_seeds + level)
-        yield Figure("Loss against simulated time", charts.against_time(loss, look, label="test loss"), of_seeds)
+    for what, mark in (("accuracy", target), ("loss", None)):
+        if lines := _lines(result.runs, f"test_{what}"):
+            svg = charts.curves(lines, look, label=f"test {what}", target=mark)
+            yield Figure(f"{what.capitalize()} against rounds and bytes", svg, of_seeds + level)
+            svg = charts.against_time(lines, look, label=f"test {what}", target=mark)
+            yield Figure(f"{what.capitalize()} against simulated time", svg, of_seeds)
+            break
     within = "Line: mean over clients; band: one standard deviation."
     own = _lines({name: runs for name, runs in result.runs.items() if name not in by_clients}, *_OVER_CLIENTS)
     if own:

@@ -5,12 +5,13 @@ Drawn with matplotlib's figures alone, never pyplot, which keeps global state.
 
 import io
 import re
-import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len, chop_cells
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +133,7 @@ def legend(figure: "Figure", labels: Sequence[str], handles: Sequence["Line2D"],
 
 def legend_columns(labels: Sequence[str]) -> int:
     """Number of columns, at most 4, that fit the figure's width, given the widest label."""
-    widest = max((_width_of(label) for label in labels), default=1)
+    widest = max((cell_len(label) for label in labels), default=1)
     return max(1, min(4, int(WIDTH_INCH * 72 / (_EM * (0.62 * widest + 3.2 + 0.8 + 1.8)))))
 
 
@@ -156,21 +157,12 @@ def short_labels(names: Sequence[str]) -> list[str]:
 
 
 def _within(name: str, most: int) -> str:
-    return name if _width_of(name) <= most else _head(name, most - 1) + "…"
+    return name if cell_len(name) <= most else chop_cells(name, most - 1)[0] + "…"
 
 
 def _without_middle(name: str, most: int) -> str:
-    end = _head(name[::-1], most // 2)[::-1]
-    return name if _width_of(name) <= most else f"{_head(name, most - 1 - _width_of(end))}…{end}"
-
-
-def _head(name: str, most: int) -> str:
-    return next(name[:length] for length in range(min(len(name), most), -1, -1) if _width_of(name[:length]) <= most)
-
-
-def _width_of(text: str) -> int:
-    """Width in a terminal's cells: a Chinese character takes two, a Latin one takes one."""
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+    end = chop_cells(name[::-1], most // 2)[0][::-1]
+    return name if cell_len(name) <= most else f"{chop_cells(name, most - 1 - cell_len(end))[0]}…{end}"
 
 
 def see_through(colour: str) -> Any:

@@ -21,11 +21,9 @@ __all__ = [
     "Incoming",
     "chunks",
     "hold_to_payload",
-    "hold_to_spec",
     "joined",
     "read",
     "size_of",
-    "spec_of",
     "split",
     "tensor_messages",
     "written",
@@ -48,18 +46,6 @@ _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost mor
 
 SHA256 = re.compile("[0-9a-f]{64}")
 """How a hash is written, by which a payload is named."""
-
-
-def spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
-    """Describe tensors as a payload does.
-
-    Raises:
-        InvalidPayload: if one has a type that does not travel.
-    """
-    names = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-    if unknown := [name for name in names if name not in _DTYPES]:
-        raise InvalidPayload(f"tensors travel as one of {', '.join(_DTYPES)}, got {unknown[0]}")
-    return [TensorMessage(dtype=name, numbers=tensor.numel()) for name, tensor in zip(names, tensors, strict=True)]
 
 
 def tensor_messages(specs: Sequence[tuple[torch.dtype, int]]) -> list[TensorMessage]:
@@ -86,15 +72,14 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
         InvalidPayload: if one has a type that does not travel.
         OSError: if the file cannot be written.
     """
-    spec, digest, size_bytes = spec_of(tensors), hashlib.sha256(), 0
+    spec, digest = _spec_of(tensors), hashlib.sha256()
     with path.open("wb") as file:
         for tensor in tensors:
             # a view of no numbers cannot be cast
             content = memoryview(bytes_of(tensor)).cast("B") if tensor.numel() else memoryview(b"")
             digest.update(content)
             file.write(content)
-            size_bytes += len(content)
-    return Payload(sha256=digest.hexdigest(), size_bytes=size_bytes, tensors=spec)
+    return Payload(sha256=digest.hexdigest(), size_bytes=size_of(spec), tensors=spec)
 
 
 def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
@@ -103,7 +88,7 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
     Raises:
         InvalidPayload: if one has a type that does not travel.
     """
-    spec = spec_of(tensors)
+    spec = _spec_of(tensors)
     data = b"".join(bytes_of(tensor) for tensor in tensors if tensor.numel())
     return Payload(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), tensors=spec), data
 
@@ -119,19 +104,25 @@ def split(data: bytes, payload: Payload) -> list[Tensor]:
     return _filled(payload, BytesIO(data).readinto)
 
 
-def hold_to_payload(data: bytes, payload: Payload) -> None:
-    """Check bytes against what their sender says of them.
+def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
+    """Check bytes against what their sender says of them, and that against what was asked for.
+
+    Args:
+        data: the bytes.
+        payload: what is said of them.
+        spec: what its tensors must be; None: whatever it says.
 
     Raises:
         InvalidPayload: if they are others.
     """
+    _hold_to_spec(payload, spec)
     if len(data) != payload.size_bytes:
         raise InvalidPayload(f"the tensors take {payload.size_bytes} bytes, got {len(data)}")
     if hashlib.sha256(data).hexdigest() != payload.sha256:
         raise InvalidPayload("the whole has another hash than was said")
 
 
-def hold_to_spec(payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
+def _hold_to_spec(payload: Payload, spec: Sequence[TensorMessage] | None) -> None:
     """Check what a sender says of a payload, before any of it is taken.
 
     Args:
@@ -176,7 +167,7 @@ class Incoming:
     """
 
     def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
-        hold_to_spec(payload, spec)
+        _hold_to_spec(payload, spec)
         self.path = path
         self.payload = payload
         self.received_bytes = 0
@@ -227,3 +218,9 @@ def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tens
         if tensor.numel():
             take(bytes_of(tensor))
     return tensors
+
+
+def _spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
+    spec = tensor_messages([(tensor.dtype, tensor.numel()) for tensor in tensors])
+    size_of(spec)  # refuses types that do not travel before any byte is written
+    return spec

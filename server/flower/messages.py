@@ -8,7 +8,7 @@ from torch import Tensor
 from fed.errors import InvalidPayload
 from fed.server.validation import refusal_of_joining, refusal_of_scores
 from fed.wire.flower_records import array_of, flower, unpacked
-from fed.wire.payloads import hold_to_payload, hold_to_spec, joined, split
+from fed.wire.payloads import hold_to_payload, joined, split
 from fed.wire.protocol_pb2 import Answer, Joining, Payload, Response
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
@@ -88,8 +88,7 @@ def answer_of(answer: Answer, data: bytes, spec: Sequence[TensorMessage]) -> lis
     Raises:
         InvalidPayload: if they are something else.
     """
-    hold_to_spec(answer.payload, spec)
-    hold_to_payload(data, answer.payload)
+    hold_to_payload(data, answer.payload, spec)
     return split(data, answer.payload)
 
 

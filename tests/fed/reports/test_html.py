@@ -21,6 +21,7 @@ from fed.errors import InvalidData
 from fed.reports import charts
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report
+from fed.reports.plot_style import INK, short_labels, styles
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
 from tests.simulations.users_parts import on_demand, small
@@ -150,7 +151,7 @@ def test_picture_identifiers_are_unique_and_references_resolve(page: str) -> Non
 
 
 def test_page_takes_its_ink_from_the_reader(page: str) -> None:
-    assert charts.INK not in page
+    assert INK not in page
     assert "currentColor" in page
     assert "prefers-color-scheme: dark" in page
 
@@ -265,14 +266,14 @@ def test_curve_has_the_mean_of_simulated_times() -> None:
 def test_time_has_a_unit_of_its_size(end_s: float, unit: str) -> None:
     one = np.array([1.0, 2.0])
     lines = {"A": charts.Curve(one, one, np.array([0.0, end_s]), one, 0 * one)}
-    svg = charts.against_time(lines, charts.styles({"A": ""}), label="accuracy")
+    svg = charts.against_time(lines, styles({"A": ""}), label="accuracy")
     assert f"simulated time, {unit}<" in svg
 
 
 def test_widely_different_times_have_a_logarithmic_axis() -> None:
     one = np.array([1.0, 2.0])
     lines = {name: charts.Curve(one, one, end_s * one, one, 0 * one) for name, end_s in (("A", 3.0), ("B", 900.0))}
-    svg = charts.against_time(lines, charts.styles(dict.fromkeys(lines, "")), label="accuracy")
+    svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label="accuracy")
     assert "mathdefault" not in svg
     assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", svg))
 
@@ -305,9 +306,9 @@ def test_curve_within_runs_has_the_spread_over_clients() -> None:
 
 def test_styles_tell_35_variants_and_both_baselines_apart() -> None:
     algorithms = {f"variant {number}": "fedavg" for number in range(35)} | {"floor": "local", "ceiling": "centralized"}
-    looks = charts.styles(algorithms)
+    looks = styles(algorithms)
     assert len(set(looks.values())) == len(algorithms)
-    assert [name for name, look in looks.items() if look.colour == charts.INK] == ["floor", "ceiling"]
+    assert [name for name, look in looks.items() if look.colour == INK] == ["floor", "ceiling"]
 
 
 @pytest.mark.parametrize(
@@ -320,12 +321,12 @@ def test_styles_tell_35_variants_and_both_baselines_apart() -> None:
     ],
 )
 def test_legend_fits_the_figure_and_tells_its_lines_apart(names: list[str]) -> None:
-    labels = charts.short_labels(names)
+    labels = short_labels(names)
     assert len(set(labels)) == len(names)
     assert all(len(label) <= 32 for label in labels)
     curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(5)))
     lines = dict.fromkeys(names, curve)
-    svg = ElementTree.fromstring(charts.curves(lines, charts.styles(dict.fromkeys(names, "")), label="accuracy"))
+    svg = ElementTree.fromstring(charts.curves(lines, styles(dict.fromkeys(names, "")), label="accuracy"))
     legend = next(group for group in svg.iter() if (group.get("id") or "").startswith("legend_"))
     places = [float(text.get("x") or 0) for text in legend.iter("{http://www.w3.org/2000/svg}text")]
     assert len(places) == len(names)
