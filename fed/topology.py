@@ -17,8 +17,7 @@ def ring(peers: int) -> "nx.Graph[int]":
     Args:
         peers: n ≥ 1.
     """
-    graph: nx.Graph[int] = nx.circulant_graph(peers, [1])
-    return graph
+    return nx.circulant_graph(peers, [1])
 
 
 def complete(peers: int) -> "nx.Graph[int]":
@@ -42,8 +41,7 @@ def exponential(peers: int) -> "nx.Graph[int]":
         here the graph is undirected, as Metropolis–Hastings weights need it.
     """
     offsets = [1 << power for power in range(max(1, math.ceil(math.log2(peers))))]
-    graph: nx.Graph[int] = nx.circulant_graph(peers, offsets)
-    return graph
+    return nx.circulant_graph(peers, offsets)
 
 
 def mixing_matrix(graph: "nx.Graph[int]") -> Tensor:

@@ -194,6 +194,7 @@ class ComparisonProgress:
         self._expected = expected
         self._seeds = seeds
         self._jobs = jobs
+        self._whole_s = seeds * sum(run.wall_s for run in expected.values())
         self._runs = self._runs_done = 0
         self._left_s = dict[tuple[str, int], float]()
         self._size_bytes = 0
@@ -207,7 +208,7 @@ class ComparisonProgress:
         self._runs = len(runs)
         self._clock = _Clock()
         self.has_begun = True
-        whole_s = self._whole_s() / min(self._jobs, self._runs)
+        whole_s = self._whole_s / min(self._jobs, self._runs)
         if whole_s > _LONG_S:
             size_bytes = self._seeds * sum(run.bytes_up + run.bytes_down for run in self._expected.values())
             provisos = "".join(dict.fromkeys(f", {run.proviso}" for run in self._expected.values() if run.proviso))
@@ -255,14 +256,10 @@ class ComparisonProgress:
         """Runs done so far, in words."""
         return f"{self._runs_done} of {self._runs} run{'' if self._runs == 1 else 's'}"
 
-    def _whole_s(self) -> float:
-        return self._seeds * sum(run.wall_s for run in self._expected.values())
-
     def _show(self) -> None:
-        whole_s = self._whole_s()
-        done_s = whole_s - sum(self._left_s.values())
+        done_s = self._whole_s - sum(self._left_s.values())
         text = f"{self._runs_done} of {self._runs} runs{self._last}, {bytes_text(self._size_bytes)}"
-        self._display.show(done_s, whole_s, f"{text}, {self._clock.left(done_s, whole_s)}")
+        self._display.show(done_s, self._whole_s, f"{text}, {self._clock.left(done_s, self._whole_s)}")
 
 
 def _announced(to_do: "Expectation", *, of_all: bool) -> str:

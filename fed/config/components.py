@@ -18,7 +18,7 @@ from functools import cache
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 from fed.config import docstrings
@@ -66,7 +66,9 @@ class Component(Section):
     @model_validator(mode="after")
     def _hold_what_spans_keys(self) -> "Component":
         # A class of hyper-parameters may check keys against each other; what needs more than its keys waits until made.
-        if inspect.isclass(self.target) and _required(self.target) <= type(self).model_fields.keys():
+        named = _named(self.target).items()
+        required = {name for name, parameter in named if parameter.default is parameter.empty}
+        if inspect.isclass(self.target) and required <= type(self).model_fields.keys():
             try:
                 self.make()
             except TypeError as error:  # an abstract class, or one that cannot be called so
@@ -173,28 +175,17 @@ class Family(Generic[_Section]):
 def _component(family: Family[Any], kind: str) -> type[Component]:
     target = _load(family, kind)
     fields = _fields(target, family.given)
-    _refuse_taken_names(kind, fields, family.base)
-    base = _open(family.base) if _takes_any_key(target) else family.base
+    base = family.base
+    for name in (name for name in fields if name not in base.model_fields):
+        if name.startswith("_") or name in base.__class_vars__ or hasattr(base, name):
+            raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
     about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
+        about["__cls_kwargs__"] = {"extra": "allow"}
     section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
     section.target = staticmethod(target)
     section.family = family
     return section
-
-
-def _refuse_taken_names(kind: str, names: Iterable[str], base: type[Component]) -> None:
-    """Refuse keys with the name of a section's own attribute."""
-    free = base.model_fields.keys()
-    for name in names:
-        if name.startswith("_") or (name not in free and (name in base.__class_vars__ or hasattr(base, name))):
-            raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
-
-
-def _open(base: type[Component]) -> type[Component]:
-    class Open(base):  # type: ignore[valid-type,misc]  # the base is known only when the family is
-        model_config = ConfigDict(extra="allow")
-
-    return Open
 
 
 @cache
@@ -251,27 +242,15 @@ def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(target).parameters
 
 
-def _required(target: Callable[..., Any]) -> set[str]:
-    parameters = _parameters(target).values()
-    optional = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return {
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty and parameter.kind not in optional
-    }
-
-
-def _takes_any_key(target: Callable[..., Any]) -> bool:
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values())
+def _named(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Parameters without ``*args`` and ``**kwargs``."""
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: parameter for name, parameter in _parameters(target).items() if parameter.kind not in variable}
 
 
 def _fields(target: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, tuple[Any, Any]]:
     """Each parameter but those given as (annotation, default), in the form that pydantic's ``create_model`` takes."""
-    keys = {
-        name: parameter
-        for name, parameter in _parameters(target).items()
-        if name not in given and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    }
+    keys = {name: parameter for name, parameter in _named(target).items() if name not in given}
     annotations = _annotations(target, keys)
     described = docstrings.arguments(target)
     factories = _default_factories(target)

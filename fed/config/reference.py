@@ -132,10 +132,8 @@ def values_of(schema: Mapping[str, Any]) -> str:
         return str(schema["const"])
     if "anyOf" in schema:
         return " or ".join(values_of(choice) for choice in schema["anyOf"])
-    below = [f"> {schema[key]:g}" for key in ("exclusiveMinimum",) if key in schema]
-    below += [f"≥ {schema[key]:g}" for key in ("minimum",) if key in schema]
-    above = [f"< {schema[key]:g}" for key in ("exclusiveMaximum",) if key in schema]
-    above += [f"≤ {schema[key]:g}" for key in ("maximum",) if key in schema]
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+    bounds = [f"{sign} {schema[key]:g}" for key, sign in signs.items() if key in schema]
     words = {"integer": "whole", "boolean": "true or false", "null": "null", "number": "", "string": "text"}
     words |= {"array": "a list", "object": "a mapping"}
-    return " ".join(filter(None, [words.get(schema.get("type", ""), ""), ", ".join(below + above)])) or "any"
+    return " ".join(filter(None, [words.get(schema.get("type", ""), ""), ", ".join(bounds)])) or "any"

@@ -74,13 +74,18 @@ class Checkpoints:
         structure, tensors = split_tree(state)
         size_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         try:
-            self._make_folder()
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True)
+                sync_folder(self.folder.parent)
+            remove_unfinished(self.folder)
             with replaced(self._path(number)) as file:
                 # map is lazy: one tensor at a time is copied from its device
                 write_sealed(file, number, structure, map(bytes_of, tensors), size_bytes)
         except OSError as error:
             raise self._failure(number, error.strerror or str(error), len(structure) + size_bytes) from error
-        self._check(number, len(structure) + size_bytes)
+        if (flaw := flaw_of(self._path(number), number)) is not None:
+            self._path(number).unlink(missing_ok=True)
+            raise self._failure(number, f"read back, it {flaw}", len(structure) + size_bytes)
         self._retire(number)
 
     def newest(self, rounds: int | None = None) -> tuple[int, Tree] | None:
@@ -115,22 +120,10 @@ class Checkpoints:
     def _path(self, number: int) -> Path:
         return self.folder / file_name(number)
 
-    def _make_folder(self) -> None:
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True)
-            sync_folder(self.folder.parent)  # a loss of power would else take the folder, and all in it
-        remove_unfinished(self.folder)
-
     def _read(self, number: int) -> Tree:
         with safe_open(self._path(number), "pt") as file:
             structure = bytes_of(file.get_tensor("structure")).tobytes()
             return join_tree(structure, file.get_tensor("tensors"))
-
-    def _check(self, number: int, size_bytes: int) -> None:
-        flaw = flaw_of(self._path(number), number)
-        if flaw is not None:
-            self._path(number).unlink(missing_ok=True)
-            raise self._failure(number, f"read back, it {flaw}", size_bytes)
 
     def _retire(self, number: int) -> None:
         """Remove old checkpoints. A run does not fail where that fails."""
