@@ -332,7 +332,7 @@ class Aggregator(Algorithm):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.plain_report = cls.report is Aggregator.report
+        cls.plain_report = cls.report is Aggregator.report  # once a class, since a comparison for every task takes time
         if "report" in vars(cls):
             cls.update_alone = vars(cls).get("update_alone", False)
         cls.plain_start = cls.local_start is Aggregator.local_start

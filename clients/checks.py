@@ -64,6 +64,7 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
         InvalidModel: if the model cannot take the data, or the loss cannot take the model's output.
         InvalidData: if targets should be labels and are none.
     """
+    # copies, for a model may change its inputs in place
     inputs, targets = (part[:2].clone().cpu() for part in data.read(data.clients[0]))
     module.eval()
     try:

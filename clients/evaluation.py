@@ -157,7 +157,7 @@ class _Tally:
         """The score over all samples, with their targets in order."""
         values = self._sums / len(targets_E)
         if not self._streams_all:
-            output = tree_map(lambda *batches: torch.cat(batches), *self._outputs)
+            output = tree_map(lambda *batches: torch.cat(batches), *self._outputs)  # outputs may be tuples or dicts
             values += self._values(output, targets_E.to(self._device, copy=True), streamed=False)
         mean_loss, mean_metric = values.tolist()
         return Score(mean_loss, None if self._measures[1] is None else mean_metric)

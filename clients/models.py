@@ -136,6 +136,7 @@ class _CharTransformer(nn.Module):
         self.read.weight = self.embed.weight
         # Read out by a width of numbers about 1, PyTorch's embedding would begin with scores of ± √width.
         nn.init.normal_(self.embed.weight, std=width**-0.5)
+        # not persistent: a constant, which need not travel
         self.register_buffer("later", torch.triu(torch.ones(longest, longest, dtype=torch.bool), 1), persistent=False)
 
     def forward(self, characters_BT: Tensor) -> Tensor:

@@ -154,6 +154,7 @@ class Preparation:
             input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
         )
         is_users_own = section.kind.startswith("python:")
+        # a matrix product of two types raises
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
 
     def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:

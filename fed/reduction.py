@@ -147,6 +147,7 @@ class WeightedMean:
             highest = [_highest_lane(piece_J, 1) for _, piece_J in self._pieces(products[0])]
             self._cut(self._pieces(products[0]), highest, 1)
         elif products and self.size:
+            # for small vectors a call costs more than its numbers: they are cut together
             rest_KP = torch.stack(products)
             self._add_piece(rest_KP, torch.empty_like(rest_KP), 0, _highest_lane(rest_KP, 1))
 

@@ -87,7 +87,7 @@ class NodeCounts:
 
     def _all(self) -> Mapping[int | str, _Counts]:
         with self._lock:
-            since = dict(self._since)
+            since = dict(self._since)  # copied under the lock: an iteration fails when another thread adds a key
         return {
             client: self._before.get(client, _NONE).plus(since.get(client, _NONE)) for client in self._before | since
         }

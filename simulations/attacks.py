@@ -317,6 +317,7 @@ class Attackers:
         size = self._message.parts[0]
         own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
         honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
+        # a rank of its own, whoever else takes part
         ranks = [self._streams.torch_seed("mimic", answer.clients[0]) for answer in honest]
         streams = tuple(self._streams.generator("attack", answer.clients[0], answer.round) for answer in own)
         known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)

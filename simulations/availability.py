@@ -254,7 +254,7 @@ class _Alternating(Spells):
 
     def at(self, time_s: float) -> Spell:
         changes_s = self._changes_s
-        while not changes_s or changes_s[-1] <= time_s:
+        while not changes_s or changes_s[-1] <= time_s:  # drawn in order, whenever they are asked for
             mean_s = self._means_s[len(changes_s) % 2]
             changes_s.append((changes_s[-1] if changes_s else 0.0) + self._generator.exponential(mean_s))
         place = bisect_right(changes_s, time_s)

@@ -54,7 +54,7 @@ class ComparisonFolder:
 
     def _clear(self) -> None:
         for run in self.path.glob("runs/*/seed-*"):
-            with held(run, "choose another --output"):
+            with held(run, "choose another --output"):  # another process may be writing to it
                 clear_run(run)
         for name in self.FILES:
             (self.path / name).unlink(missing_ok=True)

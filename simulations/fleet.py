@@ -154,7 +154,7 @@ class SimulatedFleet:
         if event is None or event[0] > until:
             self.clock = max(self.clock, until) if math.isfinite(until) else self.clock
             return False
-        if self._brings_an_answer():
+        if self._brings_an_answer():  # the clock must not pass what collect() has to give
             return False
         self._pass_instant()
         return True

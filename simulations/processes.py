@@ -207,7 +207,7 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
                     yield run, content
     finally:
         for worker in workers:
-            worker.process.terminate()
+            worker.process.terminate()  # all first, so that they end side by side
         for worker in workers:
             worker.stop()
 

@@ -97,7 +97,7 @@ def simulate(
     """
     if not isinstance(experiment, Experiment):
         raise InvalidExperiment(f"experiment must be a fed.Experiment, got {type(experiment).__name__}: use {_HOW}")
-    leave_rerun()
+    leave_rerun()  # without a main guard every worker runs this line
     with _one_thread():
         folder = _folder(output, overwrite, resume)
         parts = {"data": data, "model": model, "loss": loss, "metric": metric}

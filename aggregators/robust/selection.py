@@ -52,7 +52,7 @@ class _Selection(Outvoting):
                 f'{heaviest:g}: put Weigh(by="clients") before it, or use Median, TrimmedMean or GeometricMedian'
             )
         chosen_ZM = self.choose(messages_SM, distances(messages_SM).square())
-        return None, chosen_ZM, weights_S[: len(chosen_ZM)]
+        return None, chosen_ZM, weights_S[: len(chosen_ZM)]  # all are equal
 
     @abstractmethod
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:

@@ -145,6 +145,7 @@ class EdgeNode:
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
             outbox.put(FromNode(joining=joining_of(self.name, self._described, held)))
+            # under one lock with the list: what ends between them would be told on the old connection
             self._outbox = outbox
 
     def heartbeat(self) -> FromNode:

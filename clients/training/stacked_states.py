@@ -53,7 +53,7 @@ class StackedStates:
         self._flat = [piece[:, : part.size] for piece, part in zip(pieces, layout.trained, strict=False)]
         self._parts = layout.parts
         for part in self._parts[len(self._flat) :]:
-            self._flat.append(torch.empty(rows, part.size, dtype=part.dtype, device=device))
+            self._flat.append(torch.empty(rows, part.size, dtype=part.dtype, device=device))  # load() writes all of it
         self._no_integers = torch.empty(rows, 0, dtype=torch.int64, device=device)
         floats = (*layout.trained, *layout.averaged)
         self._sizes = [part.size for part in floats], [part.size for part in layout.integers]

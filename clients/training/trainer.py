@@ -179,6 +179,7 @@ class Trainer:
                 self._flat.bind_again()
                 if self._rule is not None and self._rule.corrects:
                     gradient_Q = given.corrected(self._rule, gradient_Q, x_Q, shared)
+                # slices are views, so that the step moves x_Q
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)
         return LocalResult(vector_V.cpu(), integers_I.cpu(), losses.mean(), batches.seen)

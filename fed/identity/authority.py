@@ -97,6 +97,7 @@ class Authority:
         started = clock()
         expires = _expiry(started, days)
         with _written_into(folder), _new_folder(folder):
+            # TLS looks an issuer up by its name, which two authorities must not share
             name = f"fed authority {secrets.token_hex(4)}"
             pair = issue(Role.AUTHORITY, name, issued=started, expires=expires)
             authority._write("authority", {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem})

@@ -260,7 +260,7 @@ def _remove_unfinished(folder: Path) -> None:
     Raises:
         OSError: if it cannot be removed.
     """
-    for path in list(_unfinished(folder)):
+    for path in list(_unfinished(folder)):  # a list, since glob reads the folder while files go
         path.unlink(missing_ok=True)
 
 

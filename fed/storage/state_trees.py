@@ -38,6 +38,7 @@ def plain(state: Any) -> Tree:
 
 
 def _plain(state: Any, path: _Path) -> Tree:
+    # exact types: NumPy's float64 is a float, and no plain one
     if isinstance(state, Tensor) or type(state) in _SCALARS:
         return state
     if _is_named(state):

@@ -121,6 +121,7 @@ class Call:
             TurnedAway: if the caller is not admitted any more, or takes nothing for so long.
         """
         self.hold_to_roster()
+        # a caller that reads nothing must not hold the call for ever
         await _within(limit_s, self._context.write(message))
 
     async def abort(self, code: grpc.StatusCode, reason: str) -> NoReturn:
@@ -165,7 +166,7 @@ class Reception:
         except TurnedAway as turned:
             self._refusals.note(call.sender, turned.reason)
             await call.abort(turned.code, turned.reason)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # a caller that breaks off is no refusal
             _log.debug("a call of %r broke off", call.sender)
             raise
 
@@ -209,6 +210,7 @@ async def converse(*directions: Coroutine[Any, Any, None]) -> list[Exception]:
     finally:
         for direction in running:
             direction.cancel()
+        # a call must not return while a direction still uses it
         ended = await asyncio.gather(*running, return_exceptions=True)
     return [problem for problem in ended if isinstance(problem, Exception)]
 

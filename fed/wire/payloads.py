@@ -213,6 +213,7 @@ class Incoming:
 
 
 def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:
+    # the payload was checked: no header claims more memory than was sent
     tensors = [torch.empty(part.numbers, dtype=_DTYPES[part.dtype]) for part in payload.tensors]
     for tensor in tensors:
         if tensor.numel():

@@ -86,7 +86,7 @@ class FlowerFleet(RealFleet):
         self._grid = grid
         self._accepts = accepts
         self._patience = patience or FlowerPatience()
-        self._run = secrets.token_hex(8)
+        self._run = secrets.token_hex(8)  # nodes keep the states of each run under this name
         self._look_s = -math.inf
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
         self._sent: dict[str, _Sent] = {}
@@ -189,6 +189,7 @@ class FlowerFleet(RealFleet):
         before = self._changes, len(self._answers)
         self._poll()
         if before == (self._changes, len(self._answers)):
+            # Flower's grid is polled, since it tells nothing by itself
             time.sleep(max(0.0, min(self._patience.pull_every_s, until - self.clock)))
 
     def _poll(self) -> None:

@@ -163,7 +163,7 @@ class NodeFleet(RealFleet):
         self._spool.rmdir()
 
     def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)  # a plain stop() from this thread would not wake the loop
         self._thread.join()
         self._loop.close()
 
@@ -254,6 +254,7 @@ class NodeFleet(RealFleet):
 
     def _within_loop(self, step: Coroutine[Any, Any, _Result]) -> _Result:
         try:
+            # one thread alone touches the service, so that it needs no locks
             return asyncio.run_coroutine_threadsafe(step, self._loop).result()
         except futures.CancelledError as error:
             raise RunFailed("the server's connections were closed") from error

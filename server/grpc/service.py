@@ -317,7 +317,7 @@ class NodeService:
                 "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter "
                 "or a digit"
             )
-        if len(self.nodes) >= _MOST_NODES:
+        if len(self.nodes) >= _MOST_NODES:  # without certificates anyone may invent names
             return f"the server has {_MOST_NODES} nodes, and takes no more"
         return refusal_of_joining(joining) or self.accepts(joining)
 

@@ -103,6 +103,7 @@ class _Unsynchronised(Rounds):
                     break  # who could answer waits for the verdict on its last answer
                 await_clients(coordinator, number, 1)
                 continue
+            # one instant at a time, so that free clients get tasks at once
             coordinator.collect(accumulator, enough=1, weigh=self.weight)
         return coordinator.step(accumulator, number)
 

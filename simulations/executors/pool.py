@@ -228,6 +228,7 @@ class Workers(Executor):
         return result
 
     def _enqueue(self, task: _Task, *, is_lost: bool = False) -> None:
+        # ranks differ by ticket, so that tasks are never compared
         heapq.heappush(self._queue, (not is_lost, task.item.rank(task.ticket), task))
 
     def _hand_out(self, slots: int) -> None:

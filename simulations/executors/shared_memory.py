@@ -93,6 +93,7 @@ class SharedMemory:
         weakref.finalize(self, os.close, fd).atexit = False
         with _no_room(size_bytes):
             self.mapped = mmap.mmap(fd, size_bytes, access=access)
+        # shares the memory, and keeps the mapping alive
         self.all_bytes = torch.frombuffer(self.mapped, dtype=torch.uint8)
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -273,7 +274,7 @@ def _no_room(size_bytes: int) -> Iterator[None]:
 
 def _temporary_file() -> int:
     with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        return os.dup(file.fileno())  # the file has no name, and lives as long as a descriptor
 
 
 def _fill(fd: int, size_bytes: int) -> None:

@@ -171,7 +171,7 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
     # Its parent ends it, but a user's data may be read by processes of its own, which daemons must not have.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.lseek(memory.fd, len(memory.mapped) - FAULT_BYTES, os.SEEK_SET)
-    faulthandler.enable(memory.fd)
+    faulthandler.enable(memory.fd)  # shared memory outlives a crash, and the parent reads it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
         Path("/proc/self/oom_score_adj").write_text("500")
