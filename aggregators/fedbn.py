@@ -37,6 +37,7 @@ class FedBN(FedAvg):
         Raises:
             InvalidModel: if there is none.
         """
+        # the base of all kinds, SyncBatchNorm among them
         layers = [part for part in module.modules() if isinstance(part, _BatchNorm)]
         if not layers:
             raise InvalidModel(

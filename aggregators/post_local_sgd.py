@@ -47,7 +47,7 @@ class PostLocalSGD(Aggregator):
 
     def init(self, params_P: Tensor) -> State:
         """The model, before the first round."""
-        return State(params_P, params_P.new_zeros(1))
+        return State(params_P, params_P.new_zeros(1))  # a state's parts are tensors
 
     def steps(self, state: State) -> int | None:
         """Steps of a task: 1, and after the switch the experiment's."""

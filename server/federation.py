@@ -89,6 +89,7 @@ class Coordinated:
     def round(self, number: int) -> RoundStats:
         """One round of the policy."""
         stats = self._policy.round(self.coordinator, number, self._policy_state)
+        # what a fleet counts has not travelled where data are pooled
         return stats if self._sends else stats._replace(bytes_up=0, bytes_down=0)
 
     def state(self) -> Tree:

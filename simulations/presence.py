@@ -58,7 +58,7 @@ class Presence(Sequence[ClientId]):
     def __getitem__(self, index: int | slice) -> ClientId | list[ClientId]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        index = range(self._size)[index]
+        index = range(self._size)[index]  # takes negative places, and raises IndexError like any sequence
         return self._clients[self._select(index) if self._size < len(self._clients) else index]
 
     def __iter__(self) -> Iterator[ClientId]:

@@ -132,6 +132,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
         inputs = []
         for number, example in enumerate(examples):
             form = example.storage_offset(), example.shape, example.stride()
+            # with the example's offset and strides, which clone() would drop
             inputs.append(example.new_empty(0).set_(copies[_place(example)], *form))
             self._note(self._graph.placeholder(f"input_{number}"), inputs[-1])
         return inputs
@@ -192,6 +193,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch'
 
 
 def _key(tensor: Tensor) -> Hashable:
+    # lazy conjugation and negation: the same memory holds other numbers
     form = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
     return _place(tensor), form
 

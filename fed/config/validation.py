@@ -17,7 +17,7 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        strict=True,
+        strict=True,  # YAML has types: a quoted 5 is a text
         allow_inf_nan=False,
         validate_default=True,
         use_attribute_docstrings=True,

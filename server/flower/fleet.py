@@ -126,7 +126,7 @@ class FlowerFleet(RealFleet):
         for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
             if (cancelled := self._open.pop(task, None)) is not None:
                 self.counts.add(cancelled.client, late=1)
-            self._sent_no_more(task)
+            self._stop_sending(task)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """Let nodes without a message score a model, or their own, on samples that they hold out.
@@ -244,7 +244,7 @@ class FlowerFleet(RealFleet):
             if found:
                 self._sent[found] = one
             elif one.kind == "train":
-                self._again(one, "Flower took no message for it")
+                self._send_again(one, "Flower took no message for it")
             else:
                 _log.warning("Flower took no message for node %d", one.node)
 
@@ -262,7 +262,7 @@ class FlowerFleet(RealFleet):
             return
         self._changes += 1
         if not message.has_content():
-            self._undone(sent, message.error.code, str(message.error.reason or "")[:500])
+            self._undelivered(sent, message.error.code, str(message.error.reason or "")[:500])
             return
         try:
             if message.metadata.src_node_id != sent.node:  # the reply's id alone would let any node answer for another
@@ -298,20 +298,20 @@ class FlowerFleet(RealFleet):
         answer = self._received(task, header, answer_of(header, data, self._spec))
         if isinstance(answer, str):
             raise InvalidPayload(answer)
-        self._sent_no_more(task.id)
+        self._stop_sending(task.id)
         self._answers.append(answer)
 
-    def _undone(self, sent: _Sent, code: int, reason: str) -> None:
+    def _undelivered(self, sent: _Sent, code: int, reason: str) -> None:
         """Flower says that there is no answer."""
         said = f"Flower's error {code}: {reason.strip().splitlines()[-1] if reason.strip() else 'no reason given'}"
         if code == _NODE_LOST or (sent.kind == "query" and code in _UNDELIVERED):
             self._present.pop(sent.node, None)  # Flower lists it for a while: whether it is there it must say again
         if sent.kind == "train" and code in _UNDELIVERED:
-            self._again(sent, said)
+            self._send_again(sent, said)
         elif code not in _UNDELIVERED or sent.kind == "evaluate":
             self._give_up(sent, said)
 
-    def _again(self, sent: _Sent, reason: str) -> None:
+    def _send_again(self, sent: _Sent, reason: str) -> None:
         if sent.number not in self._open:
             return
         sends = self._sends.get(sent.number, 0)
@@ -338,7 +338,7 @@ class FlowerFleet(RealFleet):
         """Fail a task, unless it is not waited for any more."""
         task = self._open.get(number)
         if task is not None:
-            self._sent_no_more(number)
+            self._stop_sending(number)
             self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
 
     def _is_awaited_score(self, sent: _Sent) -> bool:
@@ -347,7 +347,7 @@ class FlowerFleet(RealFleet):
     def _unscored(self) -> list[int | str | None]:
         return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
 
-    def _sent_no_more(self, number: int) -> None:
+    def _stop_sending(self, number: int) -> None:
         """Send a task no more."""
         for known in (self._waiting, self._due_s, self._sends):
             known.pop(number, None)

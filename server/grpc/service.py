@@ -204,7 +204,7 @@ class NodeService:
         finally:
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
-                self._examine_no_more(client)
+                self._drop_examination(client)
                 _log.info("client %r is gone", client)
                 self.on_change()
         for problem in problems:
@@ -292,7 +292,7 @@ class NodeService:
         if node.outbox is not None:
             # a dead connection may not have been noticed yet
             node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
-            self._examine_no_more(client)
+            self._drop_examination(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()
         if self.plan is not None:
             node.outbox.put_nowait(ToNode(plan=self.plan))
@@ -306,8 +306,8 @@ class NodeService:
                 node.outbox.put_nowait(lease.told())
         return node
 
-    def _examine_no_more(self, client: int | str) -> None:
-        """A connection takes the examination that came over it along."""
+    def _drop_examination(self, client: int | str) -> None:
+        """Drop an examination whose connection is lost; its scores count as missing."""
         if (examination := self._examined.pop(client, None)) is not None:
             self.arrivals.put(Scored(client, Scores(id=examination, problem="its connection was lost")))
 

@@ -89,6 +89,7 @@ class Exchanges:
             return weights, self._neighbourhood.exchange(sent_NM)
         self._buffers_travel = False
         sent_SM = self._neighbourhood.exchange(torch.cat([sent_NM, self.buffers_NR], 1))
+        # mixed in float64, kept in the type in which they travel
         self.buffers_NR = weights.mixed(self.buffers_NR, sent_SM[:, size:]).to(self.buffers_NR.dtype)
         return weights, sent_SM[:, :size]
 

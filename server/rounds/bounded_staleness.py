@@ -103,6 +103,7 @@ class BoundedStaleness(Rounds):
         while store.slowest < number:
             fail_if_stalled(coordinator, number, begins_s)
             accumulator = coordinator.new_accumulator()
+            # earliest clocks first, in whatever order clients came
             for clock, clients in sorted(self._ready(coordinator, store).items()):
                 coordinator.dispatch(accumulator, clock + 1, clients, cohort=len(coordinator.fleet.registered()))
             if not coordinator.open:

@@ -181,6 +181,7 @@ class Synchronous(Rounds):
             missing = None if enough is None else enough - accumulator.replied
             coordinator.collect(accumulator, until=until, enough=missing)
         self._reach_quorum(coordinator, accumulator, number, math.ceil(self.quorum * min(cohort, len(chosen))))
+        # in a round without a limit nothing is late
         coordinator.cancel(accumulator, are_late=enough is not None or self.deadline_s is not None)
         return coordinator.step(accumulator, number)
 
@@ -192,6 +193,7 @@ class Synchronous(Rounds):
         clients: list[int | str],
         begins_s: float,
     ) -> None:
+        # backups have what is left of the deadline
         left_s = None if self.deadline_s is None else max(begins_s + self.deadline_s - coordinator.fleet.clock, 0.0)
         cohort = self.cohort_of(len(coordinator.fleet.registered()))
         is_cohort = not accumulator.selected and self.over_selection == 1
@@ -199,7 +201,7 @@ class Synchronous(Rounds):
             accumulator,
             number,
             clients,
-            cohort=None if is_cohort else cohort,
+            cohort=None if is_cohort else cohort,  # the step size is scaled for the cohort, not for the backups
             deadline_s=left_s,
             takes_parts=self.partial_work == "accept",
         )

@@ -70,7 +70,7 @@ def read_idx(file: Path) -> NDArray[np.uint8]:
         )
     header_bytes = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:header_bytes]) if len(content) >= header_bytes else ()
-    expected = header_bytes + math.prod(shape)
+    expected = header_bytes + math.prod(shape)  # Python's integers do not overflow, whatever a damaged header says
     if not shape or len(content) != expected:
         raise InvalidData(
             f"{file}: must hold {expected} bytes, as many as its header says, got {len(content)}: "

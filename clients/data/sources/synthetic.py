@@ -91,7 +91,7 @@ def _size(generator: np.random.Generator) -> int:
 
 
 def _device(generator: np.random.Generator, alpha: float, beta: float) -> Pair:
-    n = _size(generator)
+    n = _size(generator)  # drawn first, so that size() draws nothing else
     u, B = generator.normal(0, alpha), generator.normal(0, beta)
     W_FC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
     v_F = generator.normal(B, 1, _FEATURES)

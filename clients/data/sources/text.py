@@ -131,7 +131,7 @@ def _is_cue(speaker: str, words: str, after_empty: bool) -> bool:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8-sig").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()  # a byte order mark would be part of the first name
     except OSError as error:
         raise InvalidData(f"{file}: cannot be read ({error.strerror}): correct the path or its permissions") from None
     except UnicodeDecodeError as error:
