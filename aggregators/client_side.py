@@ -103,7 +103,7 @@ def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, cli
     """
     anchor_P = start_V[..., : layout.parameters]
     began_KP = aggregator.local_start(anchor_P, client_state)
-    if began_KP is anchor_P:
+    if began_KP is anchor_P:  # no copy for each client
         return start_V
     buffers_KB = start_V[..., layout.parameters :].expand(len(began_KP), -1)
     return torch.cat([began_KP.to(start_V.dtype), buffers_KB], 1)

@@ -16,7 +16,7 @@ def start_deaf(process: BaseProcess) -> None:
         process.start()
         return
     resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the mask
     try:
         process.start()
     finally:

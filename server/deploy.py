@@ -165,7 +165,7 @@ class Deployment:
         if kept is None:
             folder.begin(self.experiment)
         else:
-            fleet.restore(kept[1]["federation"]["fleet"])
+            fleet.restore(kept[1]["federation"]["fleet"])  # before nodes are waited for: the run's members are known
         if kept is not None and asks_place:
             fleet.fix_registered()
             min_nodes = min(min_nodes, len(fleet.registered()))
@@ -194,7 +194,7 @@ class Deployment:
             loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
         del kept  # its tensors are large
-        fleet.dispatch(list(federation.coordinator.open.values()))
+        fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
         return loop.run()
 
     def _loop(

@@ -122,7 +122,7 @@ class TrainingLoop:
                 self._round(number)
                 self._keep(number)
             self._record_pending()
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C too leaves results
             reason = None
             if isinstance(error, Exception):
                 reason = str(error)

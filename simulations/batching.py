@@ -303,7 +303,7 @@ def _probed_one_by_one(trainer: Trainer, state: _State, pairs: list[Pair], given
 def _agree(ours: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> bool:
     """True if both are equal but for rounding."""
     for got, expected in zip(ours, others, strict=True):
-        largest = float(expected.nan_to_num(0, 0, 0).abs().max())
+        largest = float(expected.nan_to_num(0, 0, 0).abs().max())  # a NaN would make the tolerance one
         if not torch.allclose(got, expected, rtol=1e-3, atol=1e-3 * largest, equal_nan=True):
             return False
     return True

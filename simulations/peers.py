@@ -121,6 +121,7 @@ class SimulatedPeers:
     def _step(self, number: int, attendance: Attendance) -> float:
         """Move those that take part, and give their mean loss."""
         rows_S, params = attendance.rows_S, self._layout.parameters
+        # places copy, so that a round that diverges changes nothing
         exchanges = Exchanges(self._neighbourhood, self._vectors_NV[rows_S, params:])
         lr = self._lr_in(number, len(self._neighbourhood.members))
         local = _LocalSteps(

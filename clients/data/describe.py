@@ -136,7 +136,7 @@ def _spread(what: str, values_K: NDArray[np.int64]) -> str:
 
 
 def _cell(count: int, brightest: int) -> Text:
-    shade = -(-count * (len(_SHADES) - 1) // brightest)
+    shade = -(-count * (len(_SHADES) - 1) // brightest)  # rounded up, so that a single sample is seen
     return Text(_short(count) if count else "·", style=_SHADES[shade])
 
 

@@ -140,6 +140,7 @@ def _samples(source: object, kind: str) -> Samples:
         return source
     if isinstance(source, FederatedData):
         inputs, targets = zip(*map(source.read, source.clients), strict=True)
+        # as objects: of numbers and names NumPy would make texts
         holders = np.repeat(np.array(source.clients, dtype=object), list(map(len, targets)))
         return Samples(
             torch.cat(inputs), torch.cat(targets), source.test, {"client": holders}, source.classes, source.names

@@ -181,7 +181,7 @@ class EdgeNode:
                 _log.info("%s ends the connection: %s", self.server, reason)
 
     def _take_plan(self, plan: Plan) -> None:
-        if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:
+        if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:  # so written, NaN is refused
             self._dialler.problem = RunFailed(
                 f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
                 f"{_LONGEST_S} s"
@@ -192,7 +192,7 @@ class EdgeNode:
         _log.info("connected to %s, as %r", self.server, self.client)
         self._dialler.connected.set()
         if is_new:
-            self._work.put(plan)
+            self._work.put(plan)  # the thread that trains prepares: take() must not take long
 
     def _prepare(self, plan: Plan) -> None:
         assert self._described is not None

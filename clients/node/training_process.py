@@ -126,7 +126,7 @@ class TrainingProcess:
         context = multiprocessing.get_context("spawn")
         self._pipe, its_end = context.Pipe()
         self._process = context.Process(target=_serve, args=(its_end, *self._arguments), daemon=True, name="training")
-        start_deaf(self._process)
+        start_deaf(self._process)  # the node itself hears Ctrl-C, and ends it
         its_end.close()  # else the pipe stays open, and recv waits, when the process dies
 
 

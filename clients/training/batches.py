@@ -66,6 +66,7 @@ def normalises_batches(module: nn.Module) -> bool:
         >>> normalises_batches(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         True
     """
+    # the base of all kinds, SyncBatchNorm among them
     return any(isinstance(part, _BatchNorm) for part in module.modules())
 
 

@@ -77,7 +77,7 @@ class GroupTraining:
         try:
             return self._answer(self._sent(task, pairs, *tensors))
         except Exception as error:
-            error.add_note(f"while {label_of(task)} trained")
+            error.add_note(f"while {label_of(task)} trained")  # the user's own error, with whose samples it came from
             raise
 
     def _sent(self, task: Train, pairs: list[Pair], start: Tensor, integers: Tensor, *beside: Tensor) -> _Sent:

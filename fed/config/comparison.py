@@ -150,6 +150,7 @@ class Comparison(Document):
         if len(given) != 1:
             raise ValueError(f"must hold exactly one of compare, grid and random, got {given or 'none of them'}")
         for key, values in (self.grid or {}).items():
+            # as texts, for lists and mappings have no hash
             _hold_distinct(f"grid.{key}", [json.dumps(value, sort_keys=True, default=str) for value in values])
         _hold_distinct("seeds", self.seeds)
         _hold_distinct("names of variants", [name for _, name, _ in self._changes()])

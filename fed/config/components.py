@@ -183,7 +183,7 @@ def _component(family: Family[Any], kind: str) -> type[Component]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
         about["__cls_kwargs__"] = {"extra": "allow"}
     section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
-    section.target = staticmethod(target)
+    section.target = staticmethod(target)  # a function as it is would become a method
     section.family = family
     return section
 

@@ -192,7 +192,7 @@ class RunFolder:
             RunFailed: if the disk fails.
         """
         with self._written_on(), (self.path / "metrics.jsonl").open("rb") as file:
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # of the file, though this descriptor only reads it
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round's line to ``metrics.jsonl``, in one write: the whole line or nothing.

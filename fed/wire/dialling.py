@@ -170,6 +170,7 @@ class Dialler(Generic[_Said, _Heard]):
         said_s = time.monotonic()
         while not ended.wait(_LOOKS_EVERY_S):
             now_s = time.monotonic()
+            # cancelling ends attend(), which would wait for a message for ever
             if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self._patience.silence_s:
                 call.cancel()
                 return

@@ -67,6 +67,7 @@ class Transfers:
                 if not incoming.is_complete:
                     wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
                     assert self.stub is not None
+                    # a stream whose other side is frozen ends by its limit alone
                     for chunk in self.stub.Download(wanted, timeout=self._patience.call_s):
                         incoming.add(chunk)
                 if incoming.is_complete:

@@ -171,6 +171,7 @@ class _Arena:
         for client, labels in zip(train, targets, strict=True):
             places[client] = end, end + len(labels)
             end += len(labels)
+        # one memory for all: each takes a file descriptor
         return cls(SharedTensor.joined(inputs), SharedTensor.joined(targets), places)
 
     def read(self, client: ClientId) -> Pair:
