@@ -50,22 +50,7 @@ _HOME_OF = {
     "simulate": "fed.simulations.simulate",
 }
 
-__all__ = [
-    "Aggregator",
-    "ClientsOnDemand",
-    "Comparison",
-    "Experiment",
-    "FederatedData",
-    "ParameterStore",
-    "PeerRule",
-    "Run",
-    "__version__",
-    "aggregators",
-    "compare",
-    "errors",
-    "serve",
-    "simulate",
-]
+__all__ = sorted([*_HOME_OF, "__version__", "aggregators", "errors"])
 
 
 def __getattr__(name: str) -> Any:
@@ -77,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -129,17 +129,20 @@ def facts_of(certificate_pem: bytes) -> CertificateFacts:
         InvalidCredentials: if it is none, or none that fed issues.
     """
     from cryptography import x509
-    from cryptography.x509.oid import NameOID
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     certificate = _certificate(certificate_pem)
     try:
-        role = _role(certificate)
+        role = Role.AUTHORITY
+        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            (purpose,) = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            role = {ExtendedKeyUsageOID.SERVER_AUTH: Role.SERVER, ExtendedKeyUsageOID.CLIENT_AUTH: Role.NODE}[purpose]
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         hosts: tuple[str, ...] = ()
         if role is Role.SERVER:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = tuple(str(entry.value) for entry in names)
-    except (x509.ExtensionNotFound, ValueError):
+    except (x509.ExtensionNotFound, ValueError, KeyError):
         raise InvalidCredentials("must be a certificate that fed keys issued, got another one") from None
     return CertificateFacts(
         role=role,
@@ -258,19 +261,6 @@ def _host(host: str) -> "x509.GeneralName":
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _role(certificate: "x509.Certificate") -> Role:
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    if certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-        return Role.AUTHORITY
-    (purpose,) = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    roles = {ExtendedKeyUsageOID.SERVER_AUTH: Role.SERVER, ExtendedKeyUsageOID.CLIENT_AUTH: Role.NODE}
-    if purpose not in roles:
-        raise ValueError("used for something else")
-    return roles[purpose]
 
 
 def _certificate(pem: bytes) -> "x509.Certificate":
