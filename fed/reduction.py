@@ -99,7 +99,7 @@ class WeightedMean:
             raise FedError(f"means of one length can be merged, got {self.size} and {other.size}")
         self._count(other.atoms, other.weight)
         self._cut_products()
-        self._products = [*other._products]  # a list of its own: the other sum may go on counting
+        self._products = [*other._products]  # a list of its own: the other sum may continue
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
 

@@ -162,7 +162,7 @@ class ParameterStore:
 
         Raises:
             InvalidInput: if the key was never set, or the worker is not registered, or leaves while it waits.
-            RunFailed: if the time passes; the message says whom it waits for.
+            RunFailed: if the time passes; the message names the workers that it waits for.
         """
         with self._changed:
             self._value(key)
@@ -252,7 +252,7 @@ class ParameterStore:
 
         Raises:
             InvalidInput: if it is not registered, or leaves while it waits.
-            RunFailed: if the time passes; the message says whom it waits for.
+            RunFailed: if the time passes; the message names the workers that it waits for.
         """
         if timeout_s is not None and not timeout_s >= 0:  # so written, NaN is refused
             raise InvalidInput(f"timeout_s must be at least 0, or None to wait as long as it takes, got {timeout_s}")
@@ -261,7 +261,7 @@ class ParameterStore:
         with self._changed:
             if not self._changed.wait_for(lambda: self.may_proceed(worker), limit_s):
                 raise RunFailed(
-                    f"after {timeout_s:g} s worker {worker!r} still {self._whom_it_waits_for(worker)}: "
+                    f"after {timeout_s:g} s worker {worker!r} still {self._described_wait(worker)}: "
                     "let them tick or leave, or raise timeout_s or the bound"
                 )
 
@@ -310,10 +310,10 @@ class ParameterStore:
     def _refuse_to_run_ahead(self, worker: int | str) -> None:
         if not self.may_proceed(worker):
             raise InvalidInput(
-                f"worker {worker!r} may not push or tick while it {self._whom_it_waits_for(worker)}: call wait first"
+                f"worker {worker!r} may not push or tick while it {self._described_wait(worker)}: call wait first"
             )
 
-    def _whom_it_waits_for(self, worker: int | str) -> str:
+    def _described_wait(self, worker: int | str) -> str:
         clock = self._clocks[worker]
         slow = (f"{other!r} (clock {at})" for other, at in self._clocks.items() if at + self._bound < clock)
         return f"waits at clock {clock} for {_few(slow)}, because the bound is {self._bound}"

@@ -346,7 +346,7 @@ def _spells(clients: Sequence[ClientId], devices: Devices, streams: Streams) -> 
 
 
 def _rows(part_KN: Tensor) -> list[Tensor]:
-    """A copy of each row, lest the last of a group to be asked for keeps all of its rows."""
+    """Copies of the rows: a view of one would keep all rows of its group in memory."""
     return [row.clone() for row in part_KN.unbind()] if part_KN.shape[1] else [part_KN[0]] * len(part_KN)
 
 

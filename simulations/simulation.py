@@ -218,7 +218,7 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:
-    """The experiment as it is run: sections that Python objects take the place of are null, what was chosen is said."""
+    """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
     given: dict[str, Any] = {name: None for name, value in (("data", data), ("model", model)) if value is not None}
     given["simulation.batching"] = "on" if batching.is_batched else "off"
     given |= {"simulation.group": batching.group} if batching.is_batched else {}

@@ -105,7 +105,7 @@ class EdgeNode:
         self._plan: Plan | None = None
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
-        """Work until the server says farewell for good; its last words.
+        """Work until the server says farewell for good; returns its reason.
 
         Args:
             stopped: ends it from another thread.
@@ -227,12 +227,12 @@ class EdgeNode:
                 if isinstance(item, Plan) and isinstance(error, InvalidInput):
                     self._dialler.problem = type(error)(one_line(str(error).replace("\n", "; ")))
                 else:
-                    self._have_failed(item, _sentence(error, self.folder))
+                    self._report_failure(item, _sentence(error, self.folder))
             except Exception as error:  # whatever it is, the next task may go well
                 _log.exception("a task failed")
-                self._have_failed(item, f"{type(error).__name__}: {error}")
+                self._report_failure(item, f"{type(error).__name__}: {error}")
 
-    def _have_failed(self, item: "_Held | Plan | _Asked", reason: str) -> None:
+    def _report_failure(self, item: "_Held | Plan | _Asked", reason: str) -> None:
         if isinstance(item, _Held):
             self._give_up(item, reason)
         elif isinstance(item, Plan):
@@ -306,7 +306,7 @@ class EdgeNode:
         else:
             reason = one_line(receipt.reason)
             _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
-        self._let_go(held)
+        self._release(held)
         self.tasks_done += receipt.accepted
 
     def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
@@ -323,7 +323,7 @@ class EdgeNode:
         with self._lock:
             return self._held.get(held.name) is held
 
-    def _let_go(self, held: _Held) -> None:
+    def _release(self, held: _Held) -> None:
         with self._lock:
             self._held.pop(held.name, None)
         held.path.unlink(missing_ok=True)

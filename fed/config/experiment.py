@@ -45,7 +45,7 @@ class Local(Section):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """The rule of a step. Its state (momentum, moments) begins anew with every task."""
-    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1  # float32 holds no more
+    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1  # float32 ends at 3.4e38
     """Step size η."""
     schedule: Annotated[Component, SCHEDULES] = Field(default_factory=lambda: SCHEDULES.validate({}))
     """How η goes over the rounds."""

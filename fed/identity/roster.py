@@ -41,7 +41,7 @@ class Entry:
         sha256: the fingerprint of the one certificate that counts.
         issued: when it was issued.
         expires: until when it is valid.
-        revoked: since when it is not; None as long as it is.
+        revoked: when it was revoked; None while it is valid.
     """
 
     name: str

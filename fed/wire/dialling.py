@@ -80,7 +80,7 @@ class Dialler(Generic[_Said, _Heard]):
     Attributes:
         connected: whether the stream is there and the other side has taken it; set by the speaker.
         heartbeat_s: between two heartbeats.
-        farewell: the other side's last words; they end the dialler.
+        farewell: the other side's reason to end for good; it ends the dialler.
         problem: what no patience mends; it ends the dialler.
 
     Args:
@@ -108,7 +108,7 @@ class Dialler(Generic[_Said, _Heard]):
         self.problem: Exception | None = None
 
     def run(self, stopped: threading.Event) -> str:
-        """Attend again and again; the other side's last words.
+        """Attend again and again; returns the other side's farewell.
 
         Args:
             stopped: ends it from another thread.

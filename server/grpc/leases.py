@@ -41,12 +41,12 @@ class Lease:
 
     Args:
         assignment: as it was given.
-        client: whom to.
+        client: to which it was given.
         given_s: when, by :func:`time.monotonic`.
         lease_until_s: when it has failed, unless a heartbeat of its holder comes.
         is_accepted: whether a node has said that it holds it.
         incoming: what has come of its answer.
-        deliveries: that were begun; one that was before the last, of a connection that was cut, has no say.
+        deliveries: the number begun; only the last counts, since earlier ones had connections that were cut.
         times_damaged: how often its answer came damaged.
     """
 

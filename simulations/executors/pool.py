@@ -132,7 +132,7 @@ class Workers(Executor):
         try:
             for number in range(count):
                 size = SLOTS * Slot.size_bytes(capacity_bytes) + FAULT_BYTES
-                self._workers.append(self._hired(number, SharedMemory(size)))
+                self._workers.append(self._started(number, SharedMemory(size)))
         except BaseException:
             self.close()
             raise
@@ -254,7 +254,7 @@ class Workers(Executor):
                     worker.slots[slot].is_recalled = True
                     idle.pop().give(task)
 
-    def _hired(self, number: int, memory: SharedMemory) -> _Worker:
+    def _started(self, number: int, memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
         # a fork copies locks that other threads hold, and CUDA cannot be used in it
         spawning = multiprocessing.get_context("spawn")
@@ -282,11 +282,11 @@ class Workers(Executor):
             with contextlib.suppress(EOFError, OSError):
                 heard = worker.connection.recv_bytes()
             if heard:
-                self._hear(worker, *ANSWER.unpack(heard))
+                self._take_reply(worker, *ANSWER.unpack(heard))
             else:
-                self._bury(worker, None)
+                self._remove_dead(worker, None)
 
-    def _hear(self, worker: _Worker, answer: int, slot: int, size: int) -> None:
+    def _take_reply(self, worker: _Worker, answer: int, slot: int, size: int) -> None:
         if answer == WorkerReply.READY:
             worker.is_ready = True
             return
@@ -298,7 +298,7 @@ class Workers(Executor):
             self.close()
             raise content if isinstance(content, FedError) else RunFailed(_NOT_MADE.format(words=content))
         if answer == WorkerReply.RAISED:
-            self._bury(worker, content)
+            self._remove_dead(worker, content)
             return
         task = worker.given.popleft().task
         worker.free.append(slot)
@@ -312,7 +312,7 @@ class Workers(Executor):
         if self._pending.pop(task.ticket, None) is not None:
             self._finished[task.ticket] = result
 
-    def _bury(self, worker: _Worker, report: tuple[str, str] | None) -> None:
+    def _remove_dead(self, worker: _Worker, report: tuple[str, str] | None) -> None:
         """Remove a dead worker, and start another."""
         self._selector.unregister(worker.connection)
         worker.connection.close()
@@ -342,7 +342,7 @@ class Workers(Executor):
         index = self._workers.index(worker)
         false_starts = 0 if worker.is_ready else worker.false_starts + 1
         if false_starts < _DEATHS:
-            self._workers[index] = self._hired(worker.number, worker.memory)
+            self._workers[index] = self._started(worker.number, worker.memory)
             self._workers[index].false_starts = false_starts
             return
         del self._workers[index]

@@ -52,11 +52,11 @@ class WorkerReply(enum.IntEnum):
 
     Attributes:
         READY: it waits for items; nothing.
-        NOT_MADE: the work could not be made, and the worker ends; a :class:`fed.errors.FedError`, or last words.
+        NOT_MADE: the work could not be made, and the worker ends; a :class:`fed.errors.FedError`, or a text.
         DONE: an item is done; its result.
         SKIPPED: an item was recalled before it was begun; nothing.
         REFUSED: the work raised a :class:`fed.errors.FedError`; that.
-        RAISED: the work raised anything else, and the worker ends; last words and the traceback.
+        RAISED: the work raised anything else, and the worker ends; a description and the traceback.
     """
 
     READY = 0
