@@ -59,5 +59,6 @@ class EAMSGD(EASGD):
         """The pull α (x_i − c) after the velocity's step; the client keeps the velocity."""
         velocity_KP = self.momentum * work.client_state.velocity_P + work.update_KP
         trained_KP = work.client_state.model_P + velocity_KP
+        # unlike the paper's, the difference after the step
         pull_KP = self.elasticity_among(work.population) * (trained_KP - work.anchor_P)
         return Report((pull_KP,), torch.ones_like(work.samples_K1), ClientState(trained_KP - pull_KP, velocity_KP))

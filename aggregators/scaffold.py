@@ -93,6 +93,7 @@ class Scaffold(Aggregator):
     def report(self, work: ClientWork) -> Report:
         """The update y − x, and c_i⁺ − c_i, which the client adds to its control."""
         (control_P,) = work.broadcast
+        # option II of the paper: no gradient beside those of the steps
         mean_gradient_KP = -work.update_KP / (work.gradients_K1 * work.lr)
         change_KP = mean_gradient_KP - control_P
         kept = ClientState(work.client_state.control_P + change_KP)

@@ -65,4 +65,5 @@ class SlowMo(Aggregator):
         """Momentum, and a step along it; staleness discounts the updates and not γ."""
         descent_P, lr_1, counted_1 = reduced.mean
         momentum_P = self.slow_momentum * state.momentum_P - descent_P
+        # of this round's γ, so that old gradients move the model no more than new ones
         return State(state.model_P - self.slow_lr * (lr_1 / counted_1) * momentum_P, momentum_P)

@@ -110,7 +110,7 @@ class UpdateAccumulator:
             version: of the global model now.
             weigh: the factor of an update by its staleness.
         """
-        if answer.diverged:
+        if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
             self._diverged.append(answer)
             return
         if answer.problem:

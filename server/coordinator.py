@@ -202,7 +202,7 @@ class Coordinator:
             self._apply(accumulator, number, share)
             self.version += 1
             counted = accumulator.counted
-        self.fleet.settle(counted)
+        self.fleet.settle(counted)  # after the model has moved: client states follow what counted
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
         return accumulator.stats()

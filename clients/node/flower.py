@@ -165,7 +165,7 @@ class FlowerNode:
 def _spooled(payload: Payload, data: bytes) -> Iterator[Path]:
     """A file of the bytes that came with a request, once they are what its header says."""
     hold_to_payload(data, payload)
-    with tempfile.TemporaryDirectory() as spool:
+    with tempfile.TemporaryDirectory() as spool:  # gone with the message, however that ends
         path = Path(spool) / "payload"
         path.write_bytes(data)
         yield path

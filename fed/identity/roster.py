@@ -80,7 +80,7 @@ class Roster:
             InvalidCredentials: if the file has changed and cannot be read any more.
         """
         read = self._read  # one look at the attribute, which other threads replace
-        if _state(self.path) != read[0]:
+        if _state(self.path) != read[0]:  # a look at the file's state costs far less than reading it, at every message
             read = self._read = _read(self.path)
         return read[1]
 

@@ -123,7 +123,7 @@ def _stays_here(simulation: Simulation) -> str | None:
     parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data}
     for name, part in parts.items():
         try:
-            pickle.dumps(part)
+            pickle.dumps(part)  # tried here, where the part can be named
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             return f"the {name} cannot be pickled ({reason}): define it at the top of a module"
