@@ -76,7 +76,8 @@ class Coordinator:
         self._aggregator = aggregator
         self._layout = layout
         self.message = message
-        self.keeps_states = aggregator.keeps_client_state or aggregator.keeps_private or aggregator.personal
+        has_own = aggregator.keeps_private or any(phase.is_personal for phase in aggregator.phases())
+        self.keeps_states = aggregator.keeps_client_state or has_own
         # in float64 an update far below a parameter is not rounded away
         self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
         aggregator.check_state(self._state, layout.parameters, "init")
