@@ -1,7 +1,7 @@
 """Table of a comparison: the same columns in a terminal and in a report."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,22 +35,16 @@ def columns(result: ComparisonResult) -> list[Column]:
         Column("final accuracy", [accuracy_text(row) for row in rows]),
     ]
     if all(row["final_test_accuracy"] is None for row in rows):
-        shown[1] = Column("final loss", [_or_dash(row["final_test_loss"], lambda loss: f"{loss:.4g}") for row in rows])
+        shown[1] = _column("final loss", rows, "final_test_loss", "{:.4g}".format)
     if target is not None:
-        shown += [
-            Column(f"rounds to {target:g}", [_rounds(row) for row in rows]),
-            Column(f"bytes to {target:g}", [_or_dash(row["bytes_to_target"], bytes_text) for row in rows]),
-        ]
+        shown.append(Column(f"rounds to {target:g}", [_rounds(row) for row in rows]))
+        shown.append(_column(f"bytes to {target:g}", rows, "bytes_to_target", bytes_text))
         if any(row["virtual_s_to_target"] for row in rows):
-            texts = [_or_dash(row["virtual_s_to_target"], duration_text) for row in rows]
-            shown.append(Column(f"simulated time to {target:g}", texts))
-    shown += [
-        Column("bytes up", [_or_dash(row["bytes_up"], bytes_text) for row in rows]),
-        Column("bytes down", [_or_dash(row["bytes_down"], bytes_text) for row in rows]),
-    ]
+            shown.append(_column(f"simulated time to {target:g}", rows, "virtual_s_to_target", duration_text))
+    shown += [_column(f"bytes {way}", rows, f"bytes_{way}", bytes_text) for way in ("up", "down")]
     shown += _of_clients(rows)
     shown += _of_tasks(rows)
-    shown.append(Column("wall time", [_or_dash(row["wall_s"], duration_text) for row in rows]))
+    shown.append(_column("wall time", rows, "wall_s", duration_text))
     if any(row["status"] != "finished" for row in rows):
         shown.append(Column("status", [str(row["status"]) for row in rows], is_number=False))
     return shown
@@ -75,13 +69,13 @@ def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
 def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
     """Columns on late, failed and stale tasks, where there are any, and on clients' idle time."""
     found = [
-        Column(key, [_or_dash(row[key], text) for row in rows])
+        _column(key, rows, key, text)
         for key, text in (("late", "{:.0%}".format), ("failed", "{:.0%}".format), ("staleness", count_text))
         if any(row[key] for row in rows)
     ]
     yield from found
     if found:
-        yield Column("idle", [_or_dash(row["idle_share"], "{:.0%}".format) for row in rows])
+        yield _column("idle", rows, "idle_share", "{:.0%}".format)
 
 
 def table(result: ComparisonResult, width: int = 160) -> "Table":
@@ -117,5 +111,6 @@ def _rounds(row: dict[str, Any]) -> str:
     return count_text(row["rounds_to_target"]) + part
 
 
-def _or_dash(value: float | None, text: Any) -> str:
-    return "–" if value is None else str(text(value))
+def _column(heading: str, rows: Sequence[dict[str, Any]], key: str, text: Callable[[Any], str]) -> Column:
+    """Values of a key, with a dash where there is none."""
+    return Column(heading, ["–" if row[key] is None else text(row[key]) for row in rows])

@@ -2,38 +2,20 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from fed.cli.main import main
 from fed.identity.authority import Authority
 from fed.identity.certificates import now
 from fed.identity.credentials import NodeCredentials, ServerCredentials
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
+from tests.fed.cli.commands import Run, runner
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def run(*arguments: str) -> Result:
-        return Result(main(["keys", *arguments]), *capsys.readouterr())
-
-    return run
+    return runner(tmp_path, monkeypatch, capsys, "keys")
 
 
 def in_days(days: int) -> str:

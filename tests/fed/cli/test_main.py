@@ -2,10 +2,8 @@
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import typer
@@ -15,6 +13,7 @@ from fed.cli.main import app, main
 from fed.config import yaml
 from fed.config.registry import ALGORITHMS
 from fed.config.schema import schema_text
+from tests.fed.cli.commands import Run, runner
 
 EXPERIMENT = """
 name: tiny
@@ -29,33 +28,17 @@ compare: [{name: FedAvg}, {name: fast, local: {lr: 0.5}}]
 """
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder that holds a tiny experiment and a tiny comparison."""
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
     (tmp_path / "two.yaml").write_text(COMPARISON, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delenv("COLUMNS", raising=False)
     return tmp_path
 
 
 @pytest.fixture
-def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    def run(*arguments: str) -> Result:
-        code = main(arguments)
-        return Result(code, *capsys.readouterr())
-
-    return run
-
-
-Run = Callable[..., Result]
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(folder, monkeypatch, capsys)
 
 
 def test_help_and_version_are_results(run: Run) -> None:

@@ -5,10 +5,9 @@ import json
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from fed.simulations.estimate import Expectation
 from fed.storage.atomic_files import held
 from fed.storage.checkpoint_files import file_name
 from fed.storage.checkpoints import Checkpoints
+from tests.fed.cli.commands import Result, Run, runner
 from tests.simulations.durable_runs import DAMAGES, left_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,15 +34,6 @@ simulation: {workers: 0}
 """
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """No reports: they take longer than these runs."""
@@ -52,14 +43,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-    def run(*arguments: str) -> Result:
-        code = main(["simulate", *arguments])
-        return Result(code, *capsys.readouterr())
-
-    return run
+    return runner(tmp_path, monkeypatch, capsys, "simulate")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fed
-from fed.cli.main import main
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.storage.checkpoint_files import file_name
 from fed.storage.checkpoints import Checkpoints
 from fed.storage.run_folder import RunFolder
 from fed.storage.run_reader import RunState, kept_run, runs_below, state_of
+from tests.fed.cli.commands import Run, runner
 
 EXPERIMENT = Experiment(name="tiny", algorithm={"kind": "bmuf"}, rounds={"count": 9})
 
@@ -139,19 +138,9 @@ def test_runs_are_found_at_any_depth_outside_runs(tmp_path: Path) -> None:
             list(runs_below(tmp_path / place, no_error))
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(("runs", *arguments))
-        return code, *capsys.readouterr()
-
-    return run
+    return runner(tmp_path, monkeypatch, capsys, "runs")
 
 
 def test_the_list_has_a_line_a_run_and_reasons_below(run: Run, tmp_path: Path) -> None:
