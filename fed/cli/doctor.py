@@ -7,16 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import fed
 from fed.cli.tables import console
 from fed.machine import usable_cores
 from fed.quantities import bytes_text
 from fed.wire.engines import FLOWER
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = ["examine"]
 
@@ -44,40 +40,35 @@ def examine() -> int:
     Returns:
         The exit code: 1 if experiments cannot run, else 0.
     """
-    shown = console()
+    from rich.table import Table
+
+    shown, machine, packages = (
+        console(),
+        Table(show_header=False, box=None),
+        Table("package", "version", "at least", "for"),
+    )
     devices, no_gpu = _devices()
-    shown.print(_machine(devices))
-    shown.print(_packages())
+    for row in (
+        ("fed", f"{fed.__version__} in {Path(fed.__file__).parent}"),
+        ("Python", f"{platform.python_version()} in {sys.prefix}"),
+        ("system", platform.platform()),
+        ("cores", f"{usable_cores()} of {os.cpu_count()}"),
+        ("memory", _memory()),
+        *devices,
+    ):
+        machine.add_row(*row)
+    for package, feature in _PACKAGES.items():
+        packages.add_row(package, _version(package) or "missing", _minimum(package), feature)
+    engine = "Flower's engine, if you want it"
+    packages.add_row("flwr", _version("flwr") or "none", FLOWER.removeprefix("flwr=="), engine)
+    shown.print(machine)
+    shown.print(packages)
     missing = [*_missing_packages()]
     for line in (*missing, *no_gpu, *_missing_extras()):
         shown.print(f"• {line}", markup=False, soft_wrap=True)  # a command is copied whole
     if not missing:
         shown.print("All that experiments need is here.")
     return 1 if missing else 0
-
-
-def _machine(devices: list[tuple[str, str]]) -> "Table":
-    from rich.table import Table
-
-    table = Table("what", "here", show_header=False, box=None)
-    table.add_row("fed", f"{fed.__version__} in {Path(fed.__file__).parent}")
-    table.add_row("Python", f"{platform.python_version()} in {sys.prefix}")
-    table.add_row("system", platform.platform())
-    table.add_row("cores", f"{usable_cores()} of {os.cpu_count()}")
-    table.add_row("memory", _memory())
-    for device in devices:
-        table.add_row(*device)
-    return table
-
-
-def _packages() -> "Table":
-    from rich.table import Table
-
-    table = Table("package", "version", "at least", "for")
-    for package, feature in _PACKAGES.items():
-        table.add_row(package, _version(package) or "missing", _minimum(package), feature)
-    table.add_row("flwr", _version("flwr") or "none", FLOWER.removeprefix("flwr=="), "Flower's engine, if you want it")
-    return table
 
 
 def _missing_packages() -> Iterator[str]:

@@ -158,7 +158,10 @@ class SimulationProgress:
         self.has_begun = True
         to_do = expectation.after(self.rounds_done)
         if to_do.wall_s > _LONG_S:
-            self._display.say(_announced(to_do, of_all=not self.rounds_done))
+            up, down = bytes_text(to_do.bytes_up), bytes_text(to_do.bytes_down)
+            rounds = f"{to_do.rounds} {'more ' if self.rounds_done else ''}round{'' if to_do.rounds == 1 else 's'}"
+            proviso = f", {to_do.proviso}" if to_do.proviso else ""
+            self._display.say(f"about {duration_text(to_do.wall_s)}, {up} up and {down} down for {rounds}{proviso}")
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Show a finished round."""
@@ -260,10 +263,3 @@ class ComparisonProgress:
         done_s = self._whole_s - sum(self._left_s.values())
         text = f"{self._runs_done} of {self._runs} runs{self._last}, {bytes_text(self._size_bytes)}"
         self._display.show(done_s, self._whole_s, f"{text}, {self._clock.left(done_s, self._whole_s)}")
-
-
-def _announced(to_do: "Expectation", *, of_all: bool) -> str:
-    up, down = bytes_text(to_do.bytes_up), bytes_text(to_do.bytes_down)
-    rounds = f"{to_do.rounds} {'' if of_all else 'more '}round{'' if to_do.rounds == 1 else 's'}"
-    proviso = f", {to_do.proviso}" if to_do.proviso else ""
-    return f"about {duration_text(to_do.wall_s)}, {up} up and {down} down for {rounds}{proviso}"
