@@ -19,11 +19,12 @@ _Path: TypeAlias = tuple[int | str, ...]
 _SCALARS = (bool, int, float, str, type(None))
 
 
-def plain(state: Any) -> Tree:
+def plain(state: Any, path: _Path = ()) -> Tree:
     """The tree of a state: a named tuple becomes a dict of its fields.
 
     Args:
         state: named tuples, tuples, lists and dicts, nested at will, of tensors, numbers, str and None.
+        path: where it stands in a larger state, for messages.
 
     Raises:
         InvalidCheckpoint: if it holds something else.
@@ -34,29 +35,26 @@ def plain(state: Any) -> Tree:
         >>> plain(State(1.5, (None, State(2, ()))))
         {'model_P': 1.5, 'kept': (None, {'model_P': 2, 'kept': ()})}
     """
-    return _plain(state, ())
-
-
-def _plain(state: Any, path: _Path) -> Tree:
     # exact types: NumPy's float64 is a float, and no plain one
     if isinstance(state, Tensor) or type(state) in _SCALARS:
         return state
     if _is_named(state):
-        return {name: _plain(part, (*path, name)) for name, part in zip(state._fields, state, strict=True)}
+        return {name: plain(part, (*path, name)) for name, part in zip(state._fields, state, strict=True)}
     if type(state) is dict:
-        return {key: _plain(part, (*path, key)) for key, part in state.items()}
+        return {key: plain(part, (*path, key)) for key, part in state.items()}
     if type(state) in (tuple, list):
-        return type(state)([_plain(part, (*path, index)) for index, part in enumerate(state)])
+        return type(state)([plain(part, (*path, index)) for index, part in enumerate(state)])
     raise refused(f"a {type(state).__module__}.{type(state).__qualname__}", path)
 
 
-def refilled(template: Any, tree: Tree) -> Any:
+def refilled(template: Any, tree: Tree, path: _Path = ()) -> Any:
     """The state that :func:`plain` made a tree of, with the named tuples of another state of the same algorithm.
 
     Args:
         template: a state with the same named tuples, fields, lengths and keys, and tensors of the same shapes and
             types. None matches any tensor or number, and is matched by it. An empty tensor matches any shape.
         tree: the content. Its tensors move to the devices of the template's.
+        path: where both stand in a larger state, for messages.
 
     Raises:
         InvalidCheckpoint: if the shapes differ.
@@ -67,21 +65,17 @@ def refilled(template: Any, tree: Tree) -> Any:
         >>> refilled(State(0.0, (None,)), {"model_P": 1.5, "kept": (7,)})
         State(model_P=1.5, kept=(7,))
     """
-    return _refilled(template, tree, ())
-
-
-def _refilled(template: Any, tree: Tree, path: _Path) -> Any:
     if _is_named(template):
         _check(type(tree) is dict and tree.keys() == set(template._fields), template, tree, path)
         pairs = zip(template._fields, template, strict=True)
-        return type(template)._make([_refilled(part, tree[name], (*path, name)) for name, part in pairs])
+        return type(template)._make([refilled(part, tree[name], (*path, name)) for name, part in pairs])
     if type(template) is dict:
         _check(type(tree) is dict and tree.keys() == template.keys(), template, tree, path)
-        return {key: _refilled(part, tree[key], (*path, key)) for key, part in template.items()}
+        return {key: refilled(part, tree[key], (*path, key)) for key, part in template.items()}
     if type(template) in (tuple, list):
         _check(type(tree) is type(template) and len(tree) == len(template), template, tree, path)
         pairs_of = enumerate(zip(template, tree, strict=True))
-        return type(template)([_refilled(*pair, (*path, index)) for index, pair in pairs_of])
+        return type(template)([refilled(*pair, (*path, index)) for index, pair in pairs_of])
     _check(_is_end(tree) and (template is None or tree is None or _alike(template, tree)), template, tree, path)
     return tree.to(template.device) if isinstance(template, Tensor) and isinstance(tree, Tensor) else tree
 
