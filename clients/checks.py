@@ -6,20 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.base import Aggregator, PeerRule
 from fed.clients.data import FederatedData
 from fed.clients.training.losses import Loss
-from fed.compression.codec import Codec
 from fed.config.components import Component
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
 
 __all__ = [
-    "check_algorithm",
     "check_batch_norm",
-    "check_codec",
     "check_labels",
     "check_model",
     "check_state",
+    "made_by",
     "own_copy",
 ]
 
@@ -146,9 +143,8 @@ def check_state(module: nn.Module, precision: str) -> None:
     Raises:
         InvalidModel: if a number is not finite, or a model of float64 should be trained in half precision.
     """
-    floats = {name: part for name, part in module.state_dict().items() if _is_floating(part)}
-    for name, part in floats.items():
-        if not bool(torch.isfinite(part).all()):
+    for name, part in module.state_dict().items():
+        if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
             value = part[~torch.isfinite(part)][0].item()
             raise InvalidModel(
                 f"a model's state must be finite, so that it can be averaged, got {value} in {name}: initialise it, or "
@@ -161,37 +157,28 @@ def check_state(module: nn.Module, precision: str) -> None:
         )
 
 
-def _is_floating(part: object) -> bool:
-    return isinstance(part, Tensor) and part.is_floating_point()
+def made_by(section: Component, key: str, *bases: type) -> Any:
+    """Make what a section says, and hold it, which may be the user's own, to the classes that the section takes.
 
+    Args:
+        section: the experiment's.
+        key: its name there.
+        bases: the classes, of one module.
 
-def check_algorithm(algorithm: Any, kind: str) -> Any:
-    """Check that an algorithm, which may be the user's own, keeps one of the two contracts.
-
-    Raises:
-        InvalidExperiment: if it keeps neither; the message names what is missing.
-    """
-    if not isinstance(algorithm, (Aggregator, PeerRule)):
-        raise InvalidExperiment(
-            f"algorithm {kind} must make a fed.aggregators.base.Aggregator or PeerRule, got "
-            f"{type(algorithm).__name__}: derive it from one of them"
-        )
-    return algorithm
-
-
-def check_codec(section: Component) -> Codec:
-    """Make the codec of a section, which may be the user's own.
+    Returns:
+        An instance of one of them.
 
     Raises:
-        InvalidExperiment: if it makes none.
+        InvalidExperiment: if it is of none of them.
     """
-    codec = section.make()
-    if not isinstance(codec, Codec):
+    made = section.make()
+    if not isinstance(made, bases):
+        names = f"{bases[0].__module__}.{' or '.join(base.__name__ for base in bases)}"
         raise InvalidExperiment(
-            f"uplink {section.kind} must make a fed.compression.codec.Codec, got {type(codec).__name__}: derive it "
-            "from that"
+            f"{key} {section.kind} must make a {names}, got {type(made).__name__}: derive it from "
+            f"{'that' if len(bases) == 1 else 'one of them'}"
         )
-    return codec
+    return made
 
 
 def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:

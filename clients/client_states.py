@@ -1,13 +1,13 @@
 """Client states, kept from task to task: records of named tensors, changed by the coordinator's verdict alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId
+from fed.clients.data.on_demand import ByClient
 from fed.layout import Layout
 from fed.storage.checkpoints import Tree
 
@@ -111,26 +111,11 @@ class ClientStates:
         if not (self._keeps_models or self._layout.private):
             return {}
         # a copy: the next round commits while these are scored
-        return _Models(self._clients, self._layout, model, {**self._kept}, self.before(model))
+        kept, before = {**self._kept}, self.before(model)
 
+        def model_of(client: ClientId) -> _State:
+            state = kept.get(client, before)
+            own = state["model.params"], state["model.integers"]
+            return self._layout.joined(model, own) if self._layout.private else own
 
-@dataclass(frozen=True, eq=False)
-class _Models(Mapping[ClientId, _State]):
-    """Clients' own models, joined when they are asked for."""
-
-    clients: Sequence[ClientId]
-    layout: Layout
-    model: _State
-    kept: Mapping[ClientId, ClientState]
-    before: ClientState
-
-    def __getitem__(self, client: ClientId) -> _State:
-        state = self.kept.get(client, self.before)
-        own = state["model.params"], state["model.integers"]
-        return self.layout.joined(self.model, own) if self.layout.private else own
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self.clients)
-
-    def __len__(self) -> int:
-        return len(self.clients)
+        return ByClient(self._clients, model_of)

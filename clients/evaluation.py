@@ -130,11 +130,8 @@ class BatchedEvaluator:
 
     def _forward(self, *tensors: Tensor) -> tuple[Tensor]:
         *states, inputs = tensors
-        return (vmap(self._one, in_dims=(0, None))(tuple(states), inputs),)
-
-    def _one(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
-        output: Tensor = functional_call(self._module, dict(zip(self._names, state, strict=True)), (inputs,))
-        return output
+        named = dict(zip(self._names, states, strict=True))
+        return (vmap(lambda state: functional_call(self._module, state, (inputs,)))(named),)
 
 
 class _Tally:

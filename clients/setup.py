@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed.aggregators.base import Aggregator, Phase
+from fed.aggregators.base import Aggregator, PeerRule, Phase
 from fed.aggregators.client_side import first_client_state, format_of
 from fed.clients.checks import (
-    check_algorithm,
     check_batch_norm,
-    check_codec,
     check_labels,
     check_model,
     check_state,
+    made_by,
     own_copy,
 )
 from fed.clients.client_states import ClientStates
@@ -27,6 +26,7 @@ from fed.clients.evaluation import Metric, accuracy
 from fed.clients.training.local_context import Given
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Recipe
+from fed.compression.codec import Codec
 from fed.config.components import Component
 from fed.config.evaluation import ByClients, ByCoordinator
 from fed.config.experiment import Experiment
@@ -75,9 +75,9 @@ class Preparation:
         self.module = self._first_module(experiment, model, loss)
         self.held_out = self._held_out(experiment.evaluation)
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
-        self.algorithm = check_algorithm(experiment.algorithm.make(), experiment.algorithm.kind)
+        self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
-        self.codecs = tuple(check_codec(section) for section in experiment.uplink)
+        self.codecs = tuple(made_by(section, "uplink", Codec) for section in experiment.uplink)
         self._local = experiment.local
         self._loss = loss or cross_entropy
         self._metric = metric or (None if loss else accuracy)
@@ -159,15 +159,10 @@ class Preparation:
 
     def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
         """Samples that clients hold out to score models on, if they do; the data become what is left to train on."""
-        evaluation = section.make()
+        evaluation = made_by(section, "evaluation", ByClients, ByCoordinator)
         if isinstance(evaluation, ByClients):
             self.data, pairs = held_out.for_each(self.data, evaluation.fraction, self.streams)
             return pairs
-        if not isinstance(evaluation, ByCoordinator):
-            raise InvalidExperiment(
-                f"evaluation {section.kind} must make a fed.config.evaluation.ByClients or ByCoordinator, got "
-                f"{type(evaluation).__name__}: derive it from one of them"
-            )
         return None
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:

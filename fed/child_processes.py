@@ -1,16 +1,53 @@
 """Child processes: how they are started and ended."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
-__all__ = ["one_thread_each", "start_deaf", "stop"]
+__all__ = ["end_with_parent", "one_thread_each", "spawned", "stop"]
+
+_PARENT_CHECK_S = 1.0
 
 
-def start_deaf(process: BaseProcess) -> None:
+def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple[BaseProcess, Connection]:
+    """Start a process that ignores Ctrl-C and is given its end of a pipe; the process, and this process's end.
+
+    Args:
+        target: called in the process with its end of the pipe, then the arguments.
+        arguments: more of them.
+        named: what :class:`multiprocessing.Process` takes beside.
+    """
+    # a fork copies locks that other threads hold, gRPC's among them, and CUDA cannot be used in it
+    spawning = multiprocessing.get_context("spawn")
+    ours, its = spawning.Pipe()
+    with its:  # closed here, or the end of the process would never be seen
+        process = spawning.Process(target=target, args=(its, *arguments), **named)
+        _start_deaf(process)
+    return process, ours
+
+
+def end_with_parent() -> None:
+    """End this process as soon as its parent has ended, however that happens."""
+    threading.Thread(target=_await_parents_end, name="watch", daemon=True).start()
+
+
+def _await_parents_end() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # A copy of the parent (a fork) may hold its sentinel: a process without parent has another one.
+    while not wait([parent.sentinel], _PARENT_CHECK_S) and os.getppid() == parent.pid:
+        pass
+    os._exit(1)  # sys.exit would end this thread alone
+
+
+def _start_deaf(process: BaseProcess) -> None:
     """Start a process that ignores the terminal's Ctrl-C, which this process still receives."""
     if not hasattr(signal, "pthread_sigmask"):
         process.start()

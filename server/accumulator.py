@@ -15,7 +15,7 @@ from fed.errors import Diverged
 from fed.reduction import WeightedMean
 from fed.wire.messages import Answer, Task
 
-__all__ = ["RoundStats", "Staleness", "UpdateAccumulator", "joined"]
+__all__ = ["RoundStats", "Staleness", "UpdateAccumulator", "joined", "mean_loss"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,15 +53,20 @@ def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
         name: sum(getattr(one, name) for one in rounds_stats)
         for name in ("selected", "replied", "late", "failed", "bytes_up", "bytes_down")
     }
-    replied = [(one, one.replied) for one in rounds_stats if one.train_loss is not None]
-    total = sum(weight for _, weight in replied)
-    if not total:
-        return RoundStats(**counts, train_loss=None)
+    replied = [one for one in rounds_stats if one.train_loss is not None]
     if len(replied) == 1:
-        return replied[0][0]._replace(**counts)
-    loss = math.fsum((one.train_loss or 0.0) * weight for one, weight in replied) / total
-    staleness = sum(one.staleness_mean * weight for one, weight in replied) / total
+        return replied[0]._replace(**counts)
+    loss = mean_loss([(one.train_loss or 0.0, one.replied) for one in replied])
+    staleness = sum(one.staleness_mean * one.replied for one in replied) / max(counts["replied"], 1)
     return RoundStats(**counts, train_loss=loss, staleness_mean=staleness)
+
+
+def mean_loss(losses: Sequence[tuple[float, int]]) -> float | None:
+    """The mean of (training loss, samples), weighted by samples, to the bit in any order; None without any."""
+    if not losses:
+        return None
+    # exact, whatever the order of arrival
+    return math.fsum(loss * samples for loss, samples in losses) / sum(samples for _, samples in losses)
 
 
 class UpdateAccumulator:
@@ -163,10 +168,7 @@ class UpdateAccumulator:
 
     def train_loss(self) -> float | None:
         """The clients' mean loss, weighted by samples."""
-        if not self.losses:
-            return None
-        # exact, whatever the order of arrival
-        return math.fsum(loss * samples for loss, samples in self.losses) / sum(samples for _, samples in self.losses)
+        return mean_loss(self.losses)
 
     def stats(self) -> RoundStats:
         """The counts of the round."""

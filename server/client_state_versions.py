@@ -25,20 +25,17 @@ class CountedTask(NamedTuple):
 
 
 class ClientStateVersions:
-    """Last counted task of each client; its node keeps older states for a server that goes back."""
+    """Last counted task of each client; its node keeps older states for a server that goes back.
+
+    Attributes:
+        after: client → the task whose state it goes on from; the first state where there is none.
+        durable_after: client → the task before which no state is needed any more.
+    """
 
     def __init__(self) -> None:
-        self._after: dict[int | str, CountedTask] = {}
-        self._durable: dict[int | str, CountedTask] = {}
+        self.after: dict[int | str, CountedTask] = {}
+        self.durable_after: dict[int | str, CountedTask] = {}
         self._history: deque[dict[int | str, CountedTask]] = deque()
-
-    def after(self, client: int | str) -> CountedTask | None:
-        """The task whose state the client resumes from; None: the first state."""
-        return self._after.get(client)
-
-    def durable_after(self, client: int | str) -> CountedTask | None:
-        """The task before which no state is needed any more."""
-        return self._durable.get(client)
 
     def count(self, client: int | str, task: CountedTask, *, is_durable: bool = False) -> None:
         """Note that a client's update counted; for good where there are no checkpoints to go back to.
@@ -48,17 +45,17 @@ class ClientStateVersions:
             task: the task.
             is_durable: true if no checkpoint will be gone back to.
         """
-        self._after[client] = task
+        self.after[client] = task
         if is_durable:
-            self._durable[client] = task
+            self.durable_after[client] = task
 
     def state(self) -> Tree:
         """The versions, for a checkpoint, which is the newest from now on."""
         if len(self._history) > _CHECKPOINTS:
-            self._durable = self._history.popleft()
-        self._history.append(dict(self._after))
-        return {client: tuple(task) for client, task in self._after.items()}
+            self.durable_after = self._history.popleft()
+        self._history.append(dict(self.after))
+        return {client: tuple(task) for client, task in self.after.items()}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._after = {client: CountedTask(*task) for client, task in state.items()}
+        self.after = {client: CountedTask(*task) for client, task in state.items()}

@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -26,20 +27,14 @@ __all__ = ["Coordinator"]
 _log = logging.getLogger(__name__)
 
 
-def _alike(staleness: int) -> float:
-    return 1.0
-
-
+@dataclass(eq=False)
 class Coordinator:
     """Keeps the global model and the aggregator's state, in float64; dispatches tasks and counts their answers.
 
     Attributes:
-        fleet: the clients.
-        streams: the run's random streams.
         losses: the last training loss of each client that has answered.
         version: the number of times that the model has moved.
         open: the tasks that are to be answered, by id.
-        message: the format of the run's messages.
         keeps_states: clients keep a state, and take no task until the verdict on their last one.
 
     Args:
@@ -56,32 +51,27 @@ class Coordinator:
         InvalidExperiment: if the aggregator's state does not hold the model.
     """
 
-    def __init__(
-        self,
-        aggregator: Aggregator,
-        fleet: Fleet,
-        layout: Layout,
-        message: Format,
-        vector_V: Tensor,
-        integers_I: Tensor,
-        streams: Streams,
-        lr_in: Callable[[int, int], float] | None = None,
-    ) -> None:
-        self.fleet = fleet
-        self.streams = streams
+    aggregator: Aggregator
+    fleet: Fleet
+    layout: Layout
+    message: Format
+    vector_V: InitVar[Tensor]
+    integers_I: InitVar[Tensor]
+    streams: Streams
+    lr_in: Callable[[int, int], float] | None = None
+
+    def __post_init__(self, vector_V: Tensor, integers_I: Tensor) -> None:
+        """Begin with the aggregator's state of the first model."""
         self.losses: dict[int | str, float] = {}
         self.version = 0
         self.open: dict[int, Task] = {}
-        self._lr_in = lr_in
-        self._aggregator = aggregator
-        self._layout = layout
-        self.message = message
-        has_own = aggregator.keeps_private or any(phase.is_personal for phase in aggregator.phases())
-        self.keeps_states = aggregator.keeps_client_state or has_own
+        parameters, rule = self.layout.parameters, self.aggregator
+        has_own = rule.keeps_private or any(phase.is_personal for phase in rule.phases())
+        self.keeps_states = rule.keeps_client_state or has_own
         # in float64 an update far below a parameter is not rounded away
-        self._state: Any = aggregator.init(vector_V[: layout.parameters].double())
-        aggregator.check_state(self._state, layout.parameters, "init")
-        self._buffers_R = vector_V[layout.parameters :].double()
+        self._state: Any = rule.init(vector_V[:parameters].double())
+        rule.check_state(self._state, parameters, "init")
+        self._buffers_R = vector_V[parameters:].double()
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = self._population = 0
@@ -117,8 +107,8 @@ class Coordinator:
         Args:
             mixes: the model moves towards clients' models, rather than by their updates.
         """
-        present_V = self._whole(self._aggregator.model_to_send(self._state)) if mixes else None
-        return UpdateAccumulator(self.message.numbers, self._integers_I, self._aggregator.linear, present_V)
+        present_V = self._whole(self.aggregator.model_to_send(self._state)) if mixes else None
+        return UpdateAccumulator(self.message.numbers, self._integers_I, self.aggregator.linear, present_V)
 
     def dispatch(
         self,
@@ -141,7 +131,7 @@ class Coordinator:
             takes_parts: a client may answer with fewer steps.
         """
         model, steps = self._model_to_send()
-        lr = self._lr_in(number, cohort or len(clients)) if self._lr_in else None
+        lr = self.lr_in(number, cohort or len(clients)) if self.lr_in else None
         of_all, timing = (lr, steps), (deadline_s, takes_parts)
         tasks = [
             Task(self._tasks + place, number, client, model, *of_all, self._repeats(client, number), *timing)
@@ -159,7 +149,7 @@ class Coordinator:
         *,
         until: float = math.inf,
         enough: int | None = None,
-        weigh: Staleness = _alike,
+        weigh: Staleness = lambda staleness: 1.0,
     ) -> None:
         """Count answers as they arrive.
 
@@ -243,27 +233,27 @@ class Coordinator:
 
     def _suffice(self, replies: int, number: int) -> bool:
         try:
-            self._aggregator.check(replies)
+            self.aggregator.check(replies)
         except InvalidExperiment as error:
             _log.warning("round %d: the model stays as it was: %s", number, error)
             return False
         return True
 
     def _apply(self, accumulator: UpdateAccumulator, number: int, share: float | None) -> None:
-        if self._aggregator.linear:
+        if self.aggregator.linear:
             state, mean_update_M = self._state, accumulator.mean()
         else:
             stream = self.streams.generator("combine", number)
-            state, mean_update_M = self._aggregator.combine(self._state, *accumulator.rows(), stream)
+            state, mean_update_M = self.aggregator.combine(self._state, *accumulator.rows(), stream)
         members, population = len(self.fleet.registered()), self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
-            state = self._aggregator.resized(state, self._population, population)
+            state = self.aggregator.resized(state, self._population, population)
         # a product with 1 would be a copy of the model
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
         *mean, buffers_R = mean_update_M.split_with_sizes(self.message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, population)
-        state = self._aggregator.apply(state, reduced)
-        self._aggregator.check_state(state, self._layout.parameters, "apply")
+        state = self.aggregator.apply(state, reduced)
+        self.aggregator.check_state(state, self.layout.parameters, "apply")
         buffers_R = self._buffers_R + buffers_R if self.message.buffers else self._buffers_R
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
@@ -272,17 +262,17 @@ class Coordinator:
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
         """The model that goes out with tasks for as long as it stays, and their number of steps."""
         if self._sent is None:
-            params_V = self._vector(self._aggregator.model_to_send(self._state))
-            broadcast = tuple(part.to(self._layout.dtype) for part in self._aggregator.broadcast(self._state))
+            params_V = self._vector(self.aggregator.model_to_send(self._state))
+            broadcast = tuple(part.to(self.layout.dtype) for part in self.aggregator.broadcast(self._state))
             model = GlobalModel(self.version, params_V, self._integers_I, broadcast)
-            self._sent = model, self._aggregator.steps(self._state)
+            self._sent = model, self.aggregator.steps(self._state)
         return self._sent
 
     def _vector(self, params_P: Tensor) -> Tensor:
         """The whole vector as it travels; the same tensor for the same parameters."""
         # by identity: comparing the numbers would cost more than the copy
         if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._buffers_R:
-            vector_V = self._whole(params_P).to(self._layout.dtype, copy=True)
+            vector_V = self._whole(params_P).to(self.layout.dtype, copy=True)
             self._kept = params_P, self._buffers_R, vector_V
         return self._kept[2]
 

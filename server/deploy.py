@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fed.clients.data import FederatedData, load
+from fed.clients.evaluation import Score
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
@@ -255,9 +256,8 @@ class _ScoringByNodes:
 
     def line(self) -> dict[str, Any]:
         """The mean over clients, weighted by their held-out samples, and the spread over clients."""
-        metrics = [one.metric if one.HasField("metric") else None for one in self._scores]
-        losses, samples = [one.loss for one in self._scores], [one.samples for one in self._scores]
-        return scores_over_clients(losses, metrics, samples)
+        scores = [Score(one.loss, one.metric if one.HasField("metric") else None) for one in self._scores]
+        return scores_over_clients(scores, [one.samples for one in self._scores])
 
 
 def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import no_held_out_samples
+from fed.clients.evaluation import Score
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.server.federation import Federation, State
@@ -64,24 +65,20 @@ class ScoringByCoordinator:
         in_order = iter(_answers(self._executor, self._tickets))
         scores = [score for _ in self._models for score in self._joined([next(in_order) for _ in self._sizes])]
         own = scores[: len(self._own)]
-        line = _over_clients([accuracy for _, accuracy in own]) if own else {}
+        line = _over_clients(own) if own else {}
         if self._only_own:
-            loss = statistics.fmean(loss for loss, _ in own)
+            loss = statistics.fmean(score.loss for score in own)
             return {"test_accuracy": line["client_accuracy_mean"], "test_loss": loss, **line}
-        loss, accuracy = scores[-1]
-        return {"test_accuracy": accuracy, "test_loss": loss, **line}
+        return {"test_accuracy": scores[-1].accuracy, "test_loss": scores[-1].loss, **line}
 
     def _item(self, models: Sequence[State], first: int, size: int) -> Item:
         label = f"the evaluation of test samples {first} to {first + size - 1}"
         return Item(Evaluate(first, first + size), _stacked(models), label, cost=size, priority=_AFTER_TRAINING)
 
-    def _joined(self, parts: list[Evaluated]) -> list[tuple[float, float | None]]:
+    def _joined(self, parts: list[Evaluated]) -> list[Score]:
         """Each model's scores over all parts of the test set, of means over samples; a single part is as it is."""
-        by_model = zip(*(zip(part.losses, part.metrics, strict=True) for part in parts), strict=True)
-        return [
-            (_mean(losses, self._sizes), _mean(metrics, self._sizes))
-            for losses, metrics in (zip(*of_parts, strict=True) for of_parts in by_model)
-        ]
+        by_model = zip(*(part.scores for part in parts), strict=True)
+        return [Score(*_mean_score(of_parts, self._sizes)) for of_parts in by_model]
 
 
 class ScoringByClients:
@@ -104,8 +101,7 @@ class ScoringByClients:
         samples = [size for answer in answers for size in answer.samples]
         if not samples:
             raise no_held_out_samples(len(self._held_out))
-        accuracies = [accuracy for answer in answers for accuracy in answer.metrics]
-        return scores_over_clients([loss for answer in answers for loss in answer.losses], accuracies, samples)
+        return scores_over_clients([score for answer in answers for score in answer.scores], samples)
 
     def _item(self, clients: Sequence[ClientId]) -> Item:
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
@@ -116,22 +112,16 @@ class ScoringByClients:
         return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
 
 
-def scores_over_clients(
-    losses: Sequence[float], accuracies: Sequence[float | None], samples: Sequence[int]
-) -> dict[str, Any]:
+def scores_over_clients(scores: Sequence[Score], samples: Sequence[int]) -> dict[str, Any]:
     """The scores of clients as a part of a round's metrics: means weighted by samples, and the spread over clients.
 
     Args:
-        losses: of each client.
-        accuracies: of each client; None without a metric.
+        scores: of each client.
         samples: the number of samples that each client holds out.
     """
-    return {
-        "test_accuracy": _mean(accuracies, samples),
-        "test_loss": _mean(losses, samples),
-        **_over_clients(accuracies),
-        "client_accuracy_worst_decile": _worst_decile(accuracies),
-    }
+    loss, accuracy = _mean_score(scores, samples)
+    worst = {"client_accuracy_worst_decile": _worst_decile(_measured(scores))}
+    return {"test_accuracy": accuracy, "test_loss": loss, **_over_clients(scores), **worst}
 
 
 def _split(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:
@@ -149,35 +139,34 @@ def _answers(executor: Executor, tickets: Sequence[int]) -> list[Evaluated]:
     return [answers[ticket] for ticket in tickets]
 
 
-def _mean(values: Sequence[float | None], sizes: Sequence[int]) -> Any:
-    """The mean, weighted by the numbers of samples, of values that are not None; None without any."""
+def _mean_score(scores: Sequence[Score], sizes: Sequence[int]) -> tuple[Any, Any]:
+    """The mean loss and the mean accuracy, weighted by the numbers of samples; None without any."""
+    return _mean([score.loss for score in scores], sizes), _mean([score.accuracy for score in scores], sizes)
+
+
+def _mean(values: Sequence[float | None], sizes: Sequence[int]) -> float | None:
     sized = [(value, size) for value, size in zip(values, sizes, strict=True) if value is not None]
     if len(sized) < 2:  # a single value keeps its bits
         return sized[0][0] if sized else None
     return sum(value * size for value, size in sized) / sum(size for _, size in sized)
 
 
-def _measured(metrics: Sequence[float | None]) -> list[float]:
-    """The metrics without None."""
-    return [value for value in metrics if value is not None]
+def _measured(scores: Sequence[Score]) -> list[float]:
+    return [score.accuracy for score in scores if score.accuracy is not None]
 
 
-def _over_clients(accuracies: Sequence[float | None]) -> dict[str, float | None]:
+def _over_clients(scores: Sequence[Score]) -> dict[str, float | None]:
     """The mean and standard deviation over clients, with equal weights."""
-    measured = _measured(accuracies)
+    measured = _measured(scores)
+    is_finite = all(map(math.isfinite, measured))  # pstdev fails for infinity
     return {
         "client_accuracy_mean": statistics.fmean(measured) if measured else None,
-        "client_accuracy_std": _deviation(measured) if measured else None,
+        "client_accuracy_std": (statistics.pstdev(measured) if is_finite else math.nan) if measured else None,
     }
 
 
-def _deviation(values: list[float]) -> float:
-    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan  # pstdev fails for infinity
-
-
-def _worst_decile(accuracies: Sequence[float | None]) -> float | None:
+def _worst_decile(measured: Sequence[float]) -> float | None:
     """The mean over the worst tenth of the clients, rounded up to a whole client (Li et al. 2020, 1905.10497)."""
-    measured = _measured(accuracies)
     if any(map(math.isnan, measured)):
         return math.nan  # NaN has no place in an order
     return statistics.fmean(sorted(measured)[: -(-len(measured) // 10)]) if measured else None

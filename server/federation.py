@@ -1,6 +1,7 @@
 """Federation of a run's clients, with a coordinator or without one."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -55,6 +56,7 @@ class Federation(Protocol):
         ...
 
 
+@dataclass
 class Coordinated:
     """A federation with a coordinator.
 
@@ -66,20 +68,15 @@ class Coordinated:
         occupation: the clients' use of their time.
     """
 
-    def __init__(
-        self,
-        policy: Rounds,
-        coordinator: Coordinator,
-        states: ClientStates,
-        sends: bool,
-        occupation: Callable[[], dict[str, Any]],
-    ) -> None:
-        self.occupation = occupation
-        self._policy = policy
-        self._policy_state = policy.init()
-        self.coordinator = coordinator
-        self._states = states
-        self._sends = sends
+    policy: Rounds
+    coordinator: Coordinator
+    states: ClientStates
+    sends: bool
+    occupation: Callable[[], dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        """Begin with the policy's first state."""
+        self._policy_state = self.policy.init()
 
     @property
     def clock(self) -> float:
@@ -88,13 +85,13 @@ class Coordinated:
 
     def round(self, number: int) -> RoundStats:
         """One round of the policy."""
-        stats = self._policy.round(self.coordinator, number, self._policy_state)
+        stats = self.policy.round(self.coordinator, number, self._policy_state)
         # what a fleet counts has not travelled where data are pooled
-        return stats if self._sends else stats._replace(bytes_up=0, bytes_down=0)
+        return stats if self.sends else stats._replace(bytes_up=0, bytes_down=0)
 
     def state(self) -> Tree:
         """The coordinator's, the fleet's and the policy's."""
-        policy = self._policy.saved(self._policy_state)
+        policy = self.policy.saved(self._policy_state)
         return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
 
     def restore(self, state: Tree) -> None:
@@ -102,15 +99,15 @@ class Coordinated:
         self.coordinator.restore(state["coordinator"])
         self.coordinator.fleet.restore(state["fleet"])
         if state["policy"] is not None:
-            self._policy_state = self._policy.restored(state["policy"])
+            self._policy_state = self.policy.restored(state["policy"])
 
     def model(self) -> State:
         """The coordinator's model, with the first model's private parts where there are any."""
-        return self._states.whole(self.coordinator.model())
+        return self.states.whole(self.coordinator.model())
 
     def models(self) -> Mapping[int | str, State]:
         """Each client's own, where it has private parts of a model, or a whole one."""
-        return self._states.models(self.coordinator.model())
+        return self.states.models(self.coordinator.model())
 
 
 def coordinate(

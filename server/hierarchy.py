@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,6 +66,8 @@ class HierarchicalFleet:
 
     def __init__(self, fleet: Fleet, hierarchy: Hierarchy, message: Format) -> None:
         self._fleet = fleet
+        self.registered, self.available, self.size_of = fleet.registered, fleet.available, fleet.size_of
+        self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
         self._hierarchy = hierarchy
         self._message = replace(message, codecs=())
         self._task_bytes = 0
@@ -76,22 +78,6 @@ class HierarchicalFleet:
     def clock(self) -> float:
         """Clock of the clients, plus the time that messages between edges and coordinator have taken."""
         return self._fleet.clock + self._passed_s
-
-    def registered(self) -> Sequence[int | str]:
-        """The clients."""
-        return self._fleet.registered()
-
-    def population(self) -> int:
-        """The number of clients that have ever registered."""
-        return self._fleet.population()
-
-    def available(self) -> Sequence[int | str]:
-        """The clients that can take a task."""
-        return self._fleet.available()
-
-    def size_of(self, client: int | str) -> int:
-        """Number of a client's samples."""
-        return self._fleet.size_of(client)
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to edges, which send them on."""
@@ -138,14 +124,6 @@ class HierarchicalFleet:
             partial=total,
             relayed_bytes=self._task_bytes,
         )
-
-    def cancel(self, tasks: Iterable[int]) -> None:
-        """Cancel tasks of the clients' fleet."""
-        self._fleet.cancel(tasks)
-
-    def settle(self, counted: Mapping[int, float]) -> None:
-        """Pass the verdict to the clients' fleet."""
-        self._fleet.settle(counted)
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait as the clients' fleet does."""

@@ -1,5 +1,6 @@
 """Counts of each node's tasks and refusals, which belong to the run: they go on after a resume."""
 
+import operator
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,13 +19,7 @@ class _Counts(NamedTuple):
     last_reason: str = ""
 
     def plus(self, later: "_Counts") -> "_Counts":
-        return _Counts(
-            self.answered + later.answered,
-            self.late + later.late,
-            self.failed + later.failed,
-            self.refused + later.refused,
-            later.last_reason or self.last_reason,
-        )
+        return _Counts._make([*map(operator.add, self[:-1], later[:-1]), later.last_reason or self.last_reason])
 
 
 _NONE = _Counts()

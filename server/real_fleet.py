@@ -107,7 +107,7 @@ class RealFleet(ABC):
 
     def fix_registered(self) -> None:
         """Fix the members: a client that joins later is connected, and gets no tasks."""
-        self._members.close()
+        self._members.is_closed = True
 
     def available(self) -> Sequence[int | str]:
         """Connected members without a task."""
@@ -119,7 +119,7 @@ class RealFleet(ABC):
 
     def size_of(self, client: int | str) -> int:
         """Number of samples that a client says it trains on."""
-        return self._members.size_of(client)
+        return self._members[client]
 
     @abstractmethod
     def dispatch(self, tasks: Iterable[Task]) -> None:
@@ -185,7 +185,7 @@ class RealFleet(ABC):
         """Clock, members, and after which task each client's state is to be found."""
         return {
             "clock": self.clock,
-            "members": self._members.state(),
+            "members": dict(self._members),
             "kept": self._kept.state(),
             "counts": self.counts.state(),
         }
@@ -193,7 +193,8 @@ class RealFleet(ABC):
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down; tasks that were open then are to be sent again."""
         self._began_s = time.monotonic() - state["clock"]
-        self._members.restore(state["members"])
+        self._members.clear()
+        self._members.update(state["members"])
         self._kept.restore(state["kept"])
         self.counts.restore(state["counts"])
 
@@ -216,14 +217,14 @@ class RealFleet(ABC):
             place=members.index(task.client) if self._asks_place else None,
             payload=payload,
             **self._kept_state(task.client),
-            durable_after=_task_id(self._kept.durable_after(task.client)),
+            durable_after=_task_id(self._kept.durable_after.get(task.client)),
             deadline_s=task.deadline_s,
             takes_parts=task.takes_parts,
         )
 
     def _kept_state(self, client: int | str) -> dict[str, Any]:
         """The task whose state a client resumes from, and its discount; none for the first state."""
-        kept = self._kept.after(client)
+        kept = self._kept.after.get(client)
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
     def _received(self, task: Task, header: AnswerMessage, tensors: Sequence[Tensor]) -> Answer | str:

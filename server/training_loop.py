@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -39,6 +40,7 @@ class _Round(NamedTuple):
     states: tuple[State, Mapping[int | str, State]]
 
 
+@dataclass
 class TrainingLoop:
     """All rounds of a run.
 
@@ -57,56 +59,41 @@ class TrainingLoop:
         after_round: called after each round with its line of the metrics.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        policy: Rounds,
-        federation: Federation,
-        *,
-        begin_scoring: Callable[[], Scoring],
-        has_scores: bool,
-        scores_meanwhile: bool,
-        load_module: Callable[[State], nn.Module],
-        facts: Callable[[], Mapping[str, Any]],
-        report: Callable[[Run], str],
-        fingerprint: Mapping[str, Any],
-        folder: RunFolder | None = None,
-        after_round: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
-        self._experiment = experiment
-        self._policy = policy
-        self._federation = federation
-        self._begin_scoring = begin_scoring
-        self._has_scores = has_scores
-        self._scores_meanwhile = scores_meanwhile
-        self._load_module = load_module
-        self._facts = facts
-        self._report = report
-        self._folder = folder
-        self._after_round = after_round
+    experiment: Experiment
+    policy: Rounds
+    federation: Federation
+    _: KW_ONLY
+    begin_scoring: Callable[[], Scoring]
+    has_scores: bool
+    scores_meanwhile: bool
+    load_module: Callable[[State], nn.Module]
+    facts: Callable[[], Mapping[str, Any]]
+    report: Callable[[Run], str]
+    fingerprint: Mapping[str, Any]
+    folder: RunFolder | None = None
+    after_round: Callable[[Mapping[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
+        """Begin before the first round."""
         self._metrics: list[dict[str, Any]] = []
-        self._states = federation.model(), federation.models()
+        self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
         self._is_unanswered = False  # the last round
         self._first = 1
         self._began = time.perf_counter()
-        section = experiment.checkpoints
-        self._every = section.every
-        self._checkpoints = Checkpoints(folder.checkpoints, section.keep) if folder and section.every else None
-        self._fingerprint = fingerprint
 
     def restore(self, number: int, state: Tree) -> None:
         """Resume after a round, from the state of its checkpoint."""
-        assert self._folder is not None
-        self._metrics = [self._as_measured(line) for line in self._folder.resume(number)]
-        self._federation.restore(state["federation"])
-        self._states = self._federation.model(), self._federation.models()
+        assert self.folder is not None
+        self._metrics = [self._as_measured(line) for line in self.folder.resume(number)]
+        self.federation.restore(state["federation"])
+        self._states = self.federation.model(), self.federation.models()
         self._first = number + 1
         self._began -= state["wall_s"]
 
     def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
         """A line of the metrics with the losses that were not finite, for which JSON has no number."""
-        if line["test_loss"] is None and self._has_scores and self._policy.evaluates(line["round"]):
+        if line["test_loss"] is None and self.has_scores and self.policy.evaluates(line["round"]):
             return {**line, "test_loss": math.nan}
         return line
 
@@ -118,7 +105,7 @@ class TrainingLoop:
             Diverged: if a loss or a model is no longer finite. The rounds before are kept, as after an interruption.
         """
         try:
-            for number in range(self._first, self._policy.count + 1):
+            for number in range(self._first, self.policy.count + 1):
                 self._round(number)
                 self._keep(number)
             self._record_pending()
@@ -145,13 +132,13 @@ class TrainingLoop:
 
     def _round(self, number: int) -> None:
         """Train, then record the round before, which was scored meanwhile; without workers, record this one too."""
-        stats = self._federation.round(number)
+        stats = self.federation.round(number)
         self._warn_unanswered(number, stats)
-        line = {"round": number, "virtual_s": self._federation.clock, "wall_s": time.perf_counter() - self._began}
+        line = {"round": number, "virtual_s": self.federation.clock, "wall_s": time.perf_counter() - self._began}
         self._record_pending()
-        scoring = self._begin_scoring() if self._policy.evaluates(number) else None
-        self._pending = _Round(line, stats, scoring, (self._federation.model(), self._federation.models()))
-        if not self._scores_meanwhile:
+        scoring = self.begin_scoring() if self.policy.evaluates(number) else None
+        self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
+        if not self.scores_meanwhile:
             self._record_pending()
 
     def _warn_unanswered(self, number: int, stats: RoundStats) -> None:
@@ -170,14 +157,14 @@ class TrainingLoop:
 
     def _keep(self, number: int) -> None:
         """Write a checkpoint, if one is due."""
-        if self._checkpoints is None or self._every is None or number % self._every:
+        section = self.experiment.checkpoints
+        if self.folder is None or section.every is None or number % section.every:
             return
-        assert self._folder is not None
         self._record_pending()
-        self._folder.sync()  # a checkpoint must not outlive the lines of its rounds
+        self.folder.sync()  # a checkpoint must not outlive the lines of its rounds
         wall_s = time.perf_counter() - self._began
-        state = {"fingerprint": self._fingerprint, "wall_s": wall_s, "federation": self._federation.state()}
-        self._checkpoints.write(number, state)
+        state = {"fingerprint": self.fingerprint, "wall_s": wall_s, "federation": self.federation.state()}
+        Checkpoints(self.folder.checkpoints, section.keep).write(number, state)
 
     def _record_pending(self) -> None:
         if self._pending is None:
@@ -188,19 +175,19 @@ class TrainingLoop:
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
         self._metrics.append(line)
-        if self._folder is not None:
-            self._folder.append(line)
-        if self._after_round is not None:
-            self._after_round(line)
+        if self.folder is not None:
+            self.folder.append(line)
+        if self.after_round is not None:
+            self.after_round(line)
 
     def _finish(self, status: str, reason: str | None) -> Run:
-        model = self._load_module(self._states[0])
-        models = {client: self._load_module(state) for client, state in self._states[1].items()}
-        directory = self._folder.path if self._folder else None
-        run = Run(self._experiment, self._metrics, self._summary(status, reason), model, models, directory)
-        if self._folder is not None:
-            self._folder.keep(model)  # first, so that a report that fails costs no model
-            self._folder.finish(run.summary, self._report(run))
+        model = self.load_module(self._states[0])
+        models = {client: self.load_module(state) for client, state in self._states[1].items()}
+        directory = self.folder.path if self.folder else None
+        run = Run(self.experiment, self._metrics, self._summary(status, reason), model, models, directory)
+        if self.folder is not None:
+            self.folder.keep(model)  # first, so that a report that fails costs no model
+            self.folder.finish(run.summary, self.report(run))
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
@@ -208,8 +195,8 @@ class TrainingLoop:
         evaluated = [line for line in metrics if line["test_loss"] is not None]
         last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
         summary = {
-            "experiment": self._experiment.name,
-            "algorithm": self._experiment.algorithm.kind,
+            "experiment": self.experiment.name,
+            "algorithm": self.experiment.algorithm.kind,
             "status": status,
             "rounds": len(metrics),
             "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
@@ -219,7 +206,7 @@ class TrainingLoop:
             "bytes_down": sum(line["bytes_down"] for line in metrics),
             "wall_s": time.perf_counter() - self._began,
             "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
-            "seed": self._experiment.seed,
+            "seed": self.experiment.seed,
         }
         own = {f"final_{name}": value for name, value in last.items() if name.startswith("client_")}
-        return {**summary, **own, **self._facts(), **({"reason": reason} if reason else {})}
+        return {**summary, **own, **self.facts(), **({"reason": reason} if reason else {})}

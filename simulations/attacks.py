@@ -13,13 +13,14 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
+from fed.clients.checks import made_by
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.samples import is_real
 from fed.compression.codec import Draw
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
-from fed.errors import InvalidData, InvalidExperiment
+from fed.errors import InvalidData
 from fed.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import Answer
@@ -219,12 +220,7 @@ def recruited(
     Raises:
         InvalidExperiment: if none or all clients attack, or the kind makes no attack.
     """
-    attack = section.make()
-    if not isinstance(attack, Attack):
-        raise InvalidExperiment(
-            f"adversaries {section.kind} must make a fed.simulations.attacks.Attack, got {type(attack).__name__}: "
-            "derive it from that"
-        )
+    attack = made_by(section, "adversaries", Attack)
     count = section.attackers_among(len(clients))
     places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
     return attack, frozenset(clients[place] for place in places.tolist())

@@ -7,11 +7,11 @@ import csv
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
@@ -30,9 +30,11 @@ __all__ = [
     "Spell",
     "Spells",
     "TraceAvailability",
+    "of_trace",
     "read_table",
 ]
 
+_Traced = TypeVar("_Traced")
 _HOUR_S = 3600.0
 _DAY_S = 24 * _HOUR_S
 
@@ -126,11 +128,7 @@ class TraceAvailability(Availability):
     period_s: PositiveFloat | None = None
 
     def of(self, client: ClientId, streams: Streams) -> Spells:  # noqa: D102
-        spells = self._spells.get(str(client))
-        if spells is None:
-            names = list(self._spells)
-            spells = self._spells[names[int(streams.uniforms("trace", client)[0] * len(names))]]
-        return _Pattern(spells, self.period_s or math.inf)
+        return _Pattern(of_trace(self._spells, client, streams, "trace"), self.period_s or math.inf)
 
     @cached_property
     def _spells(self) -> dict[str, list[tuple[float, float]]]:
@@ -148,6 +146,20 @@ class TraceAvailability(Availability):
                     f"one{period}, got (begins_s, ends_s) of {_few(of_client)} for client {name}"
                 )
         return spells
+
+
+def of_trace(trace: Mapping[str, _Traced], client: ClientId, streams: Streams, purpose: str) -> _Traced:
+    """A client's own entry of a trace, or one that it draws where the trace does not name it.
+
+    Args:
+        trace: name → entry.
+        client: its id.
+        streams: the run's.
+        purpose: of the stream that it draws from.
+    """
+    if str(client) in trace:
+        return trace[str(client)]
+    return list(trace.values())[int(streams.uniforms(purpose, client)[0] * len(trace))]
 
 
 def read_table(path: str, columns: Sequence[str]) -> list[list[str]]:

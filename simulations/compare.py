@@ -70,9 +70,10 @@ def compare(
     folder = None if output is None else ComparisonFolder(Path(output), comparison.variants(), overwrite=overwrite)
     planned = list(_planned(comparison, folder))
     runs: Runs = {name: {} for name in comparison.variants()}
-    running = (
-        one_by_one(planned, observer, **given) if jobs == 1 else side_by_side(_longest_first(planned), jobs, observer)
-    )
+    if jobs == 1:
+        running = one_by_one(planned, observer, **given)
+    else:  # no long run begins last and keeps others waiting
+        running = side_by_side(sorted(planned, key=lambda run: -_work(Experiment(**run.experiment))), jobs, observer)
     if folder:
         folder.begin()
     try:
@@ -104,11 +105,6 @@ def _planned(comparison: Comparison, folder: ComparisonFolder | None) -> Iterato
             directory = folder.of_run(name, seed) if folder else None
             overwrite = folder is not None and folder.overwrite
             yield PlannedRun(name, seed, experiment.override({"seed": seed}).dump(), directory, overwrite)
-
-
-def _longest_first(planned: list[PlannedRun]) -> list[PlannedRun]:
-    """Runs in descending order of expected work, so that no long run begins last and keeps others waiting."""
-    return sorted(planned, key=lambda run: -_work(Experiment(**run.experiment)))
 
 
 def _work(experiment: Experiment) -> int:

@@ -19,7 +19,7 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AVAILABILITIES
 from fed.errors import InvalidData
 from fed.randomness import Streams
-from fed.simulations.availability import Availability, Membership, Spells, read_table
+from fed.simulations.availability import Availability, Membership, Spells, of_trace, read_table
 
 __all__ = ["Device", "Devices", "Lognormal", "Mobile", "OnSite", "TraceDevices", "UniformDevices"]
 
@@ -241,10 +241,7 @@ class TraceDevices(Devices):
     path: str
 
     def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
-        if str(client) in self._devices:
-            return self._devices[str(client)]
-        names = list(self._devices)
-        return self._devices[names[int(streams.uniforms("device", client)[0] * len(names))]]
+        return of_trace(self._devices, client, streams, "device")
 
     @cached_property
     def _devices(self) -> dict[str, Device]:

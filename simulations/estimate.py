@@ -14,6 +14,7 @@ from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
 from fed.server.rounds.synchronous import Synchronous
+from fed.simulations.peers import exchanged_bytes
 from fed.simulations.simulation import Simulation, begin_scoring
 
 __all__ = ["Expectation", "expect"]
@@ -62,11 +63,12 @@ def expect(simulation: Simulation) -> Expectation:
 
 
 def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
-    """The bytes from clients and to clients of a number of tasks."""
-    if simulation.traffic is not None:
-        return simulation.traffic.bytes_up, simulation.traffic.bytes_down
-    message = simulation.message
-    if message is None or simulation.algorithm.pools_data:
+    """The bytes from clients and to clients of so many tasks."""
+    message, algorithm = simulation.message, simulation.algorithm
+    if message is None:
+        moved = simulation.policy.count * exchanged_bytes(algorithm, simulation.layout, simulation.weights)
+        return moved, moved
+    if algorithm.pools_data:
         return 0, 0
     first = simulation.trainees
     return (

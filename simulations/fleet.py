@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -35,6 +36,7 @@ _Event: TypeAlias = tuple[float, int, Flight | ClientId]
 """When an answer arrives, with the number of its task, or a client comes or goes, with a number below 0 of its own."""
 
 
+@dataclass(eq=False)
 class SimulatedFleet:
     """A :class:`fed.server.fleet.Fleet` whose clients are trained, in groups, when their answers are collected.
 
@@ -51,29 +53,21 @@ class SimulatedFleet:
         attackers: the clients that attack at this stage, which then all answer by themselves.
     """
 
-    def __init__(
-        self,
-        clients: SimulatedClients,
-        *,
-        states: ClientStates,
-        message: Format,
-        reduces: bool,
-        looks_ahead: bool = False,
-        places: bool = False,
-        attackers: Attackers | None = None,
-    ) -> None:
-        self.clock = 0.0
-        self._data = clients.data
-        self._groups = clients.groups
-        self._executor = clients.executor
-        self._departures = Departures(clients.devices, clients.groups, clients.streams, message.uplink_bytes)
-        self._streams = clients.streams
-        self._states = states
-        self._message = message
-        self._attackers = attackers
-        self._reduces = reduces and attackers is None
-        self._looks_ahead = looks_ahead
-        self._places = {client: place for place, client in enumerate(clients.data.clients)} if places else {}
+    clients: SimulatedClients
+    _: KW_ONLY
+    states: ClientStates
+    message: Format
+    reduces: bool
+    looks_ahead: bool = False
+    places: bool = False
+    attackers: Attackers | None = None
+
+    def __post_init__(self) -> None:
+        """Let the clients that are there at the beginning come."""
+        self.clock, clients = 0.0, self.clients
+        self.reduces = self.reduces and self.attackers is None
+        self._departures = Departures(clients.devices, clients.groups, clients.streams, self.message.uplink_bytes)
+        self._places = {client: place for place, client in enumerate(clients.data.clients)} if self.places else {}
         self._members = Presence(clients.data.clients)
         self._unregistered: set[ClientId] = set()
         self._present = Presence(clients.data.clients)
@@ -95,7 +89,7 @@ class SimulatedFleet:
 
     def population(self) -> int:
         """The number of clients that have ever registered."""
-        return len(self._data.clients) - len(self._unregistered)
+        return len(self.clients.data.clients) - len(self._unregistered)
 
     def available(self) -> Sequence[ClientId]:
         """Available clients without a task."""
@@ -103,7 +97,7 @@ class SimulatedFleet:
 
     def size_of(self, client: ClientId) -> int:
         """Number of a client's samples."""
-        return self._data.size_of(client)
+        return self.clients.data.size_of(client)
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
@@ -113,7 +107,7 @@ class SimulatedFleet:
                 self._task_bytes = {version: task.model.size_bytes()}
             spells = self._spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
-            samples = self._data.size_of(task.client)
+            samples = self.clients.data.size_of(task.client)
             flight = self._departures.depart(task, self.clock, self._task_bytes[version], samples, until_s)
             self._occupation.begin(task.client, flight.arrives_s - self.clock)
             self._set_out(flight)
@@ -144,7 +138,7 @@ class SimulatedFleet:
             if discount := counted.get(task, 0.0):
                 # a view would keep the states of the whole group
                 after = {name: rows_KN[row].clone() for name, rows_KN in rows.items()}
-                self._states.commit(client, at_discount(before, after, discount))
+                self.states.commit(client, at_discount(before, after, discount))
             self._busy.discard(client)
             self._let_in(client)
 
@@ -164,18 +158,18 @@ class SimulatedFleet:
         # a heap's own order depends on its history
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
         occupation = self._occupation.state()
-        return {"clock": self.clock, "flights": flights, "clients": self._states.state(), "occupation": occupation}
+        return {"clock": self.clock, "flights": flights, "clients": self.states.state(), "occupation": occupation}
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
         # exact: after a resume the heap has another order
         to_come_s = math.fsum(time_s - self.clock for time_s, _, what in self._events if isinstance(what, Flight))
-        return self._occupation.summary(clients=len(self._data.clients), clock=self.clock, to_come_s=to_come_s)
+        return self._occupation.summary(clients=len(self.clients.data.clients), clock=self.clock, to_come_s=to_come_s)
 
     def restore(self, state: Tree) -> None:
         """Resume, in a fleet that has done nothing yet, from what :meth:`state` wrote down."""
         self.clock = state["clock"]
-        self._states.restore(state["clients"])
+        self.states.restore(state["clients"])
         self._occupation = Occupation(**state["occupation"])
         self._events = []
         for client in self._spells:
@@ -187,15 +181,14 @@ class SimulatedFleet:
         if not flight.is_cancelled:
             self._flights[flight.task.id] = flight
         self._busy.add(flight.task.client)
-        self._present.leave(flight.task.client)
+        self._present.set(flight.task.client, False)
         heapq.heappush(self._events, (flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
         spells = self._spells[client]
         spell = spells.at(self.clock)
         if isinstance(spells, Membership):
-            is_member = spells.is_member(self.clock)
-            (self._members.come if is_member else self._members.leave)(client)
+            self._members.set(client, spells.is_member(self.clock))
             (self._unregistered.discard if spells.has_joined(self.clock) else self._unregistered.add)(client)
         (self._away.discard if spell.is_there else self._away.add)(client)
         self._let_in(client)
@@ -204,8 +197,7 @@ class SimulatedFleet:
             heapq.heappush(self._events, (spell.until_s, -self._changes, client))
 
     def _let_in(self, client: ClientId) -> None:
-        is_free = client not in self._busy and client not in self._away
-        (self._present.come if is_free else self._present.leave)(client)
+        self._present.set(client, client not in self._busy and client not in self._away)
 
     def _pass_instant(self) -> list[Flight]:
         """Move the clock to the next event; returns the flights that arrive then and are waited for."""
@@ -246,14 +238,14 @@ class SimulatedFleet:
         if wanted:
             ahead = [one for one in self._flights.values() if one.counts and one.answer is None]
             has_diverged = False
-            for answer in self._train(wanted, ahead if self._looks_ahead else []):
+            for answer in self._train(wanted, ahead if self.looks_ahead else []):
                 has_diverged |= answer.diverged
                 given |= set(answer.tasks)
                 yield answer
             if has_diverged:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
-        yield from singly if self._attackers is None else self._attackers.attacked(singly)
+        yield from singly if self.attackers is None else self.attackers.attacked(singly)
 
     def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[Answer]:
         """Train flights: gives the answers of groups that are due as a whole, where means will do, and of failures."""
@@ -265,14 +257,19 @@ class SimulatedFleet:
         due_tasks = {flight.task.id for flight in due}
         items: dict[int, tuple[list[Flight], bool]] = {}
         for flights in batches.values():
-            for places in self._groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
+            for places in self.clients.groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
                 group = [flights[place] for place in places]
                 is_one = len({flight.task.model.version for flight in group}) == 1
                 of_round = is_one and len({flight.task.round for flight in group}) == 1
-                reduces = self._reduces and of_round and all(flight.task.id in due_tasks for flight in group)
-                items[self._executor.submit(self._item(group, is_one, reduces))] = group, reduces
+                reduces = (
+                    self.reduces
+                    and self.attackers is None
+                    and of_round
+                    and all(flight.task.id in due_tasks for flight in group)
+                )
+                items[self.clients.executor.submit(self._item(group, is_one, reduces))] = group, reduces
         for ticket, (group, reduces) in items.items():  # in turn, so that of several errors the same one is raised
-            for _, trained, tensors in self._executor.results([ticket]):
+            for _, trained, tensors in self.clients.executor.results([ticket]):
                 yield from self._landed(group, reduces, trained, tensors)
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
@@ -281,18 +278,18 @@ class SimulatedFleet:
         train = Train(
             clients,
             first.round,
-            "mean" if reduces else "updates" if self._attackers is None else "reported",
+            "mean" if reduces else "updates" if self.attackers is None else "reported",
             first.lr,
             tuple(map(_steps, flights)),
             len(first.model.broadcast),
-            len(self._data.clients),
+            len(self.clients.data.clients),
             tuple(self._places[client] for client in clients) if self._places else (),
             tuple((task.round, *filter(None, [task.repeats])) for task in tasks),
-            self._states.names,
+            self.states.names,
         )
         models = [(task.model.params_V, task.model.integers_I) for task in tasks]
         start = models[0] if is_one else tuple(torch.stack(parts) for parts in zip(*models, strict=True))
-        tensors = (*start, *first.model.broadcast, *self._states.stacked(clients, models))
+        tensors = (*start, *first.model.broadcast, *self.states.stacked(clients, models))
         return Item(train, tensors, label_of(train), cost=sum(flight.seen for flight in flights))
 
     def _landed(
@@ -305,8 +302,8 @@ class SimulatedFleet:
             yield Answer.failure(task, reason, diverged=True)
             return
         update, integers, *states = tensors
-        state = dict(zip(self._states.names, states, strict=True))
-        size_bytes = self._message.uplink_bytes
+        state = dict(zip(self.states.names, states, strict=True))
+        size_bytes = self.message.uplink_bytes
         if reduces:
             for row, flight in enumerate(flights):
                 self._hold(flight.task, state, row)
@@ -331,7 +328,7 @@ class SimulatedFleet:
     def _hold(self, task: Task, rows: ClientState, row: int) -> None:
         """Keep a client's new state until the verdict; until then the client takes no task."""
         if rows:
-            before = self._states.of(task.client, (task.model.params_V, task.model.integers_I))
+            before = self.states.of(task.client, (task.model.params_V, task.model.integers_I))
             self._unsettled[task.id] = task.client, (before, rows, row)
             self._busy.add(task.client)
             self._let_in(task.client)

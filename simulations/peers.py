@@ -3,9 +3,8 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,15 +18,16 @@ from fed.clients.training.work_items import Train, label_of
 from fed.errors import Diverged
 from fed.layout import Layout
 from fed.mixing import Weights
-from fed.server.accumulator import RoundStats
+from fed.server.accumulator import RoundStats, mean_loss
 from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
 from fed.simulations.neighbourhood import Attendance, SimulatedNeighbourhood
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain, refilled
 
-__all__ = ["PeerTraffic", "SimulatedPeers"]
+__all__ = ["SimulatedPeers", "exchanged_bytes"]
 
 
+@dataclass
 class SimulatedPeers:
     """Peers that all start from one model, train on their own data and mix with their neighbours.
 
@@ -47,37 +47,32 @@ class SimulatedPeers:
         InvalidExperiment: if the rule's state is none.
     """
 
-    def __init__(
-        self,
-        rule: PeerRule,
-        neighbourhood: SimulatedNeighbourhood,
-        clients: SimulatedClients,
-        layout: Layout,
-        first: tuple[Tensor, Tensor],
-        lr_in: Callable[[int, int], float],
-    ) -> None:
-        self._rule = rule
-        self._neighbourhood = neighbourhood
-        self._clients = clients
-        self._layout = layout
-        self._lr_in = lr_in
-        self._vectors_NV, self._integers_NI = (part.repeat(len(neighbourhood.members), 1) for part in first)
-        self._state = first_state(rule, self._vectors_NV[:, : layout.parameters].double())
+    rule: PeerRule
+    neighbourhood: SimulatedNeighbourhood
+    clients: SimulatedClients
+    layout: Layout
+    first: InitVar[tuple[Tensor, Tensor]]
+    lr_in: Callable[[int, int], float]
+
+    def __post_init__(self, first: tuple[Tensor, Tensor]) -> None:
+        """Give every peer the first model."""
+        self._vectors_NV, self._integers_NI = (part.repeat(len(self.neighbourhood.members), 1) for part in first)
+        self._state = first_state(self.rule, self._vectors_NV[:, : self.layout.parameters].double())
 
     @property
     def clock(self) -> float:
         """Simulated seconds until the slowest peer of a round has finished it."""
-        return self._neighbourhood.clock
+        return self.neighbourhood.clock
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
         integers_I = self._integers_NI.amax(0) if self._integers_NI.numel() else self._integers_NI[0]
-        return self._vectors_NV.double().mean(0).to(self._layout.dtype), integers_I
+        return self._vectors_NV.double().mean(0).to(self.layout.dtype), integers_I
 
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""
         states = zip(self._vectors_NV, self._integers_NI, strict=True)
-        return dict(zip(self._neighbourhood.members, states, strict=True))
+        return dict(zip(self.neighbourhood.members, states, strict=True))
 
     def occupation(self) -> dict[str, Any]:
         """Empty: how long peers wait for each other is not counted."""
@@ -85,15 +80,15 @@ class SimulatedPeers:
 
     def state(self) -> Tree:
         """State of the rule, the models' buffers, and the clocks."""
-        buffers = {"buffers": self._vectors_NV[:, self._layout.parameters :], "integers": self._integers_NI}
-        return {"rule": plain(self._state), **buffers, "neighbourhood": self._neighbourhood.state()}
+        buffers = {"buffers": self._vectors_NV[:, self.layout.parameters :], "integers": self._integers_NI}
+        return {"rule": plain(self._state), **buffers, "neighbourhood": self.neighbourhood.state()}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self._state = refilled(self._state, state["rule"])
         self._vectors_NV = self._joined(self._state, state["buffers"])
         self._integers_NI = state["integers"]
-        self._neighbourhood.restore(state["neighbourhood"])
+        self.neighbourhood.restore(state["neighbourhood"])
 
     def round(self, number: int) -> RoundStats:
         """Peers that are there train, and mix where the rule says so; the others keep what they had.
@@ -103,11 +98,11 @@ class SimulatedPeers:
             InvalidExperiment: if the rule's state is none.
             RunFailed: if no peer is there, and none ever will be.
         """
-        attendance = self._neighbourhood.begin(number)
+        attendance = self.neighbourhood.begin(number)
         count = len(attendance.rows_S)
         train_loss = self._step(number, attendance) if count else None
-        self._neighbourhood.end()
-        sent_bytes = self._neighbourhood.bytes_sent
+        self.neighbourhood.end()
+        sent_bytes = self.neighbourhood.bytes_sent
         return RoundStats(
             selected=count + attendance.failed,
             replied=count,
@@ -118,14 +113,14 @@ class SimulatedPeers:
             train_loss=train_loss,
         )
 
-    def _step(self, number: int, attendance: Attendance) -> float:
+    def _step(self, number: int, attendance: Attendance) -> float | None:
         """Move those that take part, and give their mean loss."""
-        rows_S, params = attendance.rows_S, self._layout.parameters
+        rows_S, params = attendance.rows_S, self.layout.parameters
         # places copy, so that a round that diverges changes nothing
-        exchanges = Exchanges(self._neighbourhood, self._vectors_NV[rows_S, params:])
-        lr = self._lr_in(number, len(self._neighbourhood.members))
+        exchanges = Exchanges(self.neighbourhood, self._vectors_NV[rows_S, params:])
+        lr = self.lr_in(number, len(self.neighbourhood.members))
         local = _LocalSteps(
-            number, lr, attendance, self._clients, self._neighbourhood, exchanges, self._integers_NI[rows_S]
+            number, lr, attendance, self.clients, self.neighbourhood, exchanges, self._integers_NI[rows_S]
         )
         all_take_part = len(rows_S) == len(self._vectors_NV)
 
@@ -134,15 +129,15 @@ class SimulatedPeers:
             return its_rows_S if all_take_part else part_N.index_copy(0, rows_S, its_rows_S)
 
         before = self._state if all_take_part else type(self._state)(*(part[rows_S] for part in self._state))
-        after = next_state(self._rule, before, local, exchanges)
+        after = next_state(self.rule, before, local, exchanges)
         self._vectors_NV = placed(self._vectors_NV, self._joined(after, exchanges.buffers_NR))
         self._integers_NI = placed(self._integers_NI, local.integers_SI)
         self._state = type(after)(*map(placed, self._state, after))
-        return local.train_loss()
+        return mean_loss(local.losses)
 
     def _joined(self, state: Any, buffers_SR: Tensor) -> Tensor:
         """Whole models [S, V], of which users see what the model's type holds."""
-        return torch.cat([state.model_NP.to(self._layout.dtype), buffers_SR], 1)
+        return torch.cat([state.model_NP.to(self.layout.dtype), buffers_SR], 1)
 
 
 @dataclass
@@ -175,10 +170,6 @@ class _LocalSteps:
         self.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
         trained_SP = trained_SV[:, : x_SP.shape[1]]
         return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
-
-    def train_loss(self) -> float:
-        """The mean of the peers' losses, weighted by their samples."""
-        return math.fsum(loss * size for loss, size in self.losses) / sum(size for _, size in self.losses)
 
     def _trained(self, start_SV: Tensor) -> tuple[Tensor, Tensor]:
         """Models and integers after the local steps.
@@ -228,44 +219,23 @@ class _LocalSteps:
         return self.attendance.steps_S
 
 
-@dataclass(frozen=True)
-class PeerTraffic:
-    """Vectors among peers, where all take part in every round.
+def exchanged_bytes(rule: PeerRule, layout: Layout, weights: Weights | None) -> int:
+    """Bytes that peers send in a round in which all take part: each receives what its neighbours send.
+
+    They are measured on a peer without neighbours and a model of zeros.
 
     Args:
         rule: makes the exchanges.
         layout: of a peer's model.
         weights: W; None where peers never meet.
-        rounds: the number of rounds.
     """
-
-    rule: PeerRule
-    layout: Layout
-    weights: Weights | None
-    rounds: int
-
-    @property
-    def message_size(self) -> int:
-        """A model's."""
-        return self.layout.size
-
-    @cached_property
-    def bytes_up(self) -> int:
-        """Bytes that all peers send to each of their neighbours."""
-        return self.rounds * len(self.weights.senders_X) * self._bytes_to_each() if self.weights else 0
-
-    @property
-    def bytes_down(self) -> int:
-        """The same: a neighbour receives what a peer sends."""
-        return self.bytes_up
-
-    def _bytes_to_each(self) -> int:
-        """Bytes of a round's exchanges per neighbour, measured on a peer without neighbours and a model of zeros."""
-        trial = _Trial()
-        buffers_NR = torch.zeros(1, self.layout.size - self.layout.parameters, dtype=self.layout.dtype)
-        first = first_state(self.rule, torch.zeros(1, self.layout.parameters, dtype=torch.float64))
-        next_state(self.rule, first, trial, Exchanges(trial, buffers_NR))
-        return trial.sent_bytes
+    if weights is None:
+        return 0
+    trial = _Trial()
+    buffers_NR = torch.zeros(1, layout.size - layout.parameters, dtype=layout.dtype)
+    first = first_state(rule, torch.zeros(1, layout.parameters, dtype=torch.float64))
+    next_state(rule, first, trial, Exchanges(trial, buffers_NR))
+    return len(weights.senders_X) * trial.sent_bytes
 
 
 class _Trial:

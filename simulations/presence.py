@@ -20,7 +20,7 @@ class Presence(Sequence[ClientId]):
 
     Example:
         >>> present = Presence("abcd")
-        >>> present.leave("b")
+        >>> present.set("b", False)
         >>> list(present), present[1], len(present)
         (['a', 'c', 'd'], 'c', 3)
     """
@@ -32,21 +32,13 @@ class Presence(Sequence[ClientId]):
         self._places: dict[ClientId, int] | None = None
         self._counts: list[int] | None = None  # present clients by node of the tree; made when the first client leaves
 
-    def leave(self, client: ClientId) -> None:
-        """Make a client unavailable."""
+    def set(self, client: ClientId, is_there: bool) -> None:
+        """Note that a client is present, or is not."""
         place = self._place_of(client)
-        if self._there[place]:
-            self._there[place] = 0
-            self._size -= 1
-            self._change(place, -1)
-
-    def come(self, client: ClientId) -> None:
-        """Make a client available again."""
-        place = self._place_of(client)
-        if not self._there[place]:
-            self._there[place] = 1
-            self._size += 1
-            self._change(place, 1)
+        if by := is_there - self._there[place]:
+            self._there[place] = is_there
+            self._size += by
+            self._change(place, by)
 
     def __len__(self) -> int:
         return self._size

@@ -5,14 +5,14 @@ import multiprocessing
 import signal
 import traceback
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from fed.child_processes import start_deaf, stop
+from fed.child_processes import spawned, stop
 from fed.config.experiment import Experiment
 from fed.errors import FedError, RunFailed
 from fed.reports.summary import Record
@@ -73,10 +73,8 @@ class PlannedRun:
     overwrite: bool = False
 
 
-class _Channel(Protocol):
-    """Receiver of a run's events: ("begin", expectation) or ("round", line)."""
-
-    def __call__(self, event: tuple[str, Any], /) -> None: ...
+_Channel: TypeAlias = Callable[[tuple[str, Any]], None]
+"""Receiver of a run's events: ("begin", expectation) or ("round", line)."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,7 @@ class _Worker:
 
     @classmethod
     def start(cls) -> "_Worker":
-        context = multiprocessing.get_context("spawn")  # a fork copies locks that other threads hold
-        ours, its = context.Pipe()
-        process = context.Process(target=_work, args=(its,))
-        start_deaf(process)
-        its.close()  # or its end would never be seen
-        return cls(process, ours)
+        return cls(*spawned(_work))
 
     def give(self, run: PlannedRun) -> None:
         self.run = run

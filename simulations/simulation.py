@@ -30,7 +30,7 @@ from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
-from fed.simulations.peers import PeerTraffic, SimulatedPeers
+from fed.simulations.peers import SimulatedPeers
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.topology import mixing_matrix
 
@@ -160,13 +160,6 @@ class Simulation:
         if self._adversaries is None or not self._adversaries.attack.forges or self.message is None:
             return None
         return Attackers(*self._adversaries, self.streams, self.message)
-
-    @property
-    def traffic(self) -> PeerTraffic | None:
-        """The bytes that peers exchange; None with a coordinator."""
-        if self.message is not None:
-            return None
-        return PeerTraffic(self.algorithm, self.layout, self.weights, self.policy.count)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""

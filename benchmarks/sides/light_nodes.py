@@ -14,15 +14,15 @@ import torch
 
 from fed.clients.data import FederatedData
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.own_data import Described
-from fed.clients.node.training import NodeTask, TaskDone
+from fed.clients.node.training import TaskDone
 from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
 from fed.wire.dialling import DialPatience
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import read, spec_of, written
-from fed.wire.protocol_pb2 import Payload, Signature
+from fed.wire.protocol import PROTOCOL
+from fed.wire.protocol_pb2 import Answer, Assignment, Joining, Signature
 
 SAMPLES = 20
 SHRINKS = 0.999
@@ -37,9 +37,10 @@ class AtOnce:
     """
 
     def __init__(self, inputs: int, classes: int) -> None:
-        self._described = Described(SAMPLES, Signature(input_shape=[inputs], input_dtype="float32", classes=classes))
+        signature = Signature(input_shape=[inputs], input_dtype="float32", classes=classes)
+        self._described = Joining(protocol=PROTOCOL, samples=SAMPLES, signature=signature)
 
-    def describe(self) -> Described:
+    def describe(self) -> Joining:
         """What the model is made for."""
         return self._described
 
@@ -50,11 +51,11 @@ class AtOnce:
         layout = Preparation(experiment, data).layout.shared
         self.spec = spec_of([torch.zeros(layout.size), torch.zeros(layout.integer_count, dtype=torch.int64)])
 
-    def train(self, task: NodeTask) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, _: float | None) -> TaskDone:
         """The model, a little smaller."""
-        vector_V, integers_I, *_ = read(task.path, Payload.FromString(task.payload))
-        payload = written(task.path, [vector_V.mul_(SHRINKS), integers_I])
-        return TaskDone(payload.SerializeToString(), float(SAMPLES), SAMPLES, 1.0)
+        vector_V, integers_I, *_ = read(path, assignment.payload)
+        payload = written(path, [vector_V.mul_(SHRINKS), integers_I])
+        return TaskDone(Answer(task=assignment.task, payload=payload, weight=SAMPLES, samples=SAMPLES, train_loss=1.0))
 
     def forget_before(self, _: str) -> None:
         """Nothing was kept."""

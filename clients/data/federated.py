@@ -1,12 +1,12 @@
 """Training data by client, and a test set."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from fed.clients.data.on_demand import ClientsOnDemand
+from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_id, check_pair, is_real
 from fed.errors import InvalidData
 
@@ -74,7 +74,7 @@ class FederatedData:
     @property
     def sizes(self) -> Mapping[ClientId, int]:
         """Client id → its number of samples, found when it is asked for."""
-        return _Sizes(self)
+        return ByClient(self.clients, self.size_of)
 
     def read(self, client: ClientId) -> Pair:
         """Data of a client, (inputs [E, ...], targets [E, ...]); data on demand are checked first.
@@ -159,17 +159,3 @@ class FederatedData:
         assert self._like is not None
         check_alike(pair, whose, self._like, f"client {self.clients[0]!r}")
         check_classes(pair[1], whose, self.classes, are_labels=self._are_labels)
-
-
-@dataclass(frozen=True, eq=False)
-class _Sizes(Mapping[ClientId, int]):
-    data: FederatedData
-
-    def __getitem__(self, client: ClientId) -> int:
-        return self.data.size_of(client)
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self.data.clients)
-
-    def __len__(self) -> int:
-        return len(self.data.clients)

@@ -52,9 +52,7 @@ def at_random(samples: int, fraction: float, streams: Streams) -> tuple[NDArray[
         >>> len(train), len(test)
         (8, 2)
     """
-    order = streams.generator("test set").permutation(samples)
-    held_out = share(samples, fraction)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
+    return _cut(np.arange(samples), fraction, streams.generator("test set"))
 
 
 def of_each(
@@ -73,7 +71,7 @@ def of_each(
     kept: dict[ClientId, NDArray[np.int64]] = {}
     test = []
     for client, indices in holdings.items():
-        kept[client], held_out = _cut(indices, client, fraction, streams)
+        kept[client], held_out = _cut(indices, fraction, streams.generator("test set", client))
         test.append(held_out)
     return kept, np.concatenate(test)
 
@@ -159,14 +157,14 @@ class _Cut:
 
     def parts(self, client: ClientId) -> list[Pair]:
         inputs, targets = self.data.read(client)
-        parts = _cut(np.arange(len(targets)), client, self.fraction, self.streams, self.purpose)
+        parts = _cut(np.arange(len(targets)), self.fraction, self.streams.generator(self.purpose, client))
         return [(inputs[indices], targets[indices]) for indices in map(torch.from_numpy, parts)]
 
 
 def _cut(
-    indices_E: NDArray[np.int64], client: ClientId, fraction: float, streams: Streams, purpose: str = "test set"
+    indices_E: NDArray[np.int64], fraction: float, generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split a client's indices into those that it keeps and those that it holds out, each ascending."""
-    order = streams.generator(purpose, client).permutation(indices_E)
+    """Split indices into those to keep and those to hold out, each ascending."""
+    order = generator.permutation(indices_E)
     held_out = share(len(indices_E), fraction)
     return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -2,18 +2,45 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 
-__all__ = ["ClientsOnDemand"]
+__all__ = ["ByClient", "ClientsOnDemand"]
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, eq=False)
+class ByClient(Mapping[Any, _Made]):
+    """A mapping that keeps nothing: it makes what belongs to a client whenever it is asked.
+
+    Args:
+        clients: the ids, in order.
+        make: client id → what belongs to it.
+    """
+
+    clients: Sequence[ClientId]
+    make: Callable[[Any], _Made]  # what it is called with is a ClientId: a function of int | str would be asked for
+
+    def __getitem__(self, client: ClientId) -> _Made:
+        """Make what belongs to a client."""
+        return self.make(client)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        """The ids, in order."""
+        return iter(self.clients)
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.clients)
 
 
 @dataclass(frozen=True)
-class ClientsOnDemand(Mapping[Any, Pair]):
+class ClientsOnDemand(ByClient[Pair]):
     """A mapping client id → (inputs, targets) that keeps no data: it makes or reads a client's whenever asked.
 
     It can be pickled, as for worker processes, where ``make`` and ``size`` can: functions of a module, their
@@ -38,8 +65,6 @@ class ClientsOnDemand(Mapping[Any, Pair]):
         (1000000, True, torch.Size([20, 2]))
     """
 
-    clients: Sequence[ClientId]
-    make: Callable[[Any], Pair]  # what it is called with is a ClientId: a function of int | str would be asked for
     size: Callable[[Any], int] | None = None
     _known: Sequence[ClientId] | frozenset[ClientId] = field(init=False, repr=False, compare=False)
 
@@ -72,7 +97,7 @@ class ClientsOnDemand(Mapping[Any, Pair]):
     def __getitem__(self, client: ClientId) -> Pair:
         self._check_known(client)
         try:
-            return self.make(client)
+            return super().__getitem__(client)
         except Exception as error:
             error.add_note(f"while client {client!r} was made or read")
             raise
@@ -82,12 +107,6 @@ class ClientsOnDemand(Mapping[Any, Pair]):
             # Of anything but an int a range would look at every number that it holds.
             return isinstance(client, int | np.integer) and int(client) in self._known
         return client in self._known
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self.clients)
-
-    def __len__(self) -> int:
-        return len(self.clients)
 
     def _check_known(self, client: ClientId) -> None:
         if client not in self:

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import grpc
 
 from fed.clients.data import ClientId
-from fed.clients.node.assignments import answer_of, kept_state, node_task
-from fed.clients.node.own_data import Described, joining_of
 from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import STATE_LOST, TaskDone
 from fed.clients.node.training_process import TrainingProcess
@@ -23,11 +21,13 @@ from fed.wire.dialling import Dialler, DialPatience, Outbox
 from fed.wire.messages import one_line
 from fed.wire.protocol import MOST_CLASSES, name_of
 from fed.wire.protocol_pb2 import (
+    Answer,
     Assignment,
     Examination,
     Failed,
     FromNode,
     Heartbeat,
+    Joining,
     Payload,
     Plan,
     Scores,
@@ -101,7 +101,7 @@ class EdgeNode:
         self._lock = threading.Lock()
         self._delivery_s: float | None = None  # that the last one took
         self._says_it_waits = True
-        self._described: Described | None = None
+        self._described: Joining | None = None
         self._plan: Plan | None = None
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
@@ -144,7 +144,9 @@ class EdgeNode:
         assert self._described is not None
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
-            outbox.put(FromNode(joining=joining_of(self.name, self._described, held)))
+            greeting = FromNode(joining=Joining(name=self.name, held=held))
+            greeting.joining.MergeFrom(self._described)
+            outbox.put(greeting)
             # under one lock with the list: what ends between them would be told on the old connection
             self._outbox = outbox
 
@@ -246,10 +248,10 @@ class EdgeNode:
             done = self._train(held)  # from a new file: half an answer may be in it
         if done is not None and done.problem:
             self._give_up(held, done.problem, diverged=done.diverged)
-        elif done is not None:
-            if done.began_anew:
+        elif done is not None and done.answer is not None:
+            if done.answer.began_anew:
                 _log.warning("task %d: %s", held.assignment.task.number, STATE_LOST)
-            self._deliver(held, done)
+            self._deliver(held, done.answer)
 
     def _train(self, held: _Held) -> TaskDone | None:
         """Train; None if the task has been withdrawn."""
@@ -264,7 +266,7 @@ class EdgeNode:
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         if assignment.durable_after.start:
             self.training.forget_before(name_of(assignment.durable_after))
-        return self.training.train(node_task(assignment, self.client, held.path, until_s))
+        return self.training.train(assignment, held.path, until_s)
 
     def _score(self, asked: _Asked) -> None:
         examination, outbox = asked
@@ -273,9 +275,7 @@ class EdgeNode:
         try:
             spec = self.training.spec[:2]
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
-                after = kept_state(examination)
-                found = self.training.score(examination.payload.SerializeToString(), path, *after)
-                scores = Scores(id=examination.id, samples=found[0], loss=found[1], metric=found[2])
+                scores = self.training.score(examination, path)
         except (FedError, RuntimeError, OSError) as error:
             problem = str(error) if isinstance(error, RuntimeError) else _sentence(error, self.folder)
             scores = Scores(id=examination.id, problem=problem)
@@ -292,21 +292,22 @@ class EdgeNode:
         fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
         return [*model, *(said if all(fits) else broadcast)]
 
-    def _deliver(self, held: _Held, done: TaskDone) -> None:
+    def _deliver(self, held: _Held, answer: Answer) -> None:
         """Send an answer, and hear what becomes of it."""
-        answer = answer_of(held.assignment.task, done)
         began_s = time.monotonic()
         receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
         if receipt is None:
             held.path.unlink(missing_ok=True)
             return
         if receipt.accepted:
-            _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, done.train_loss)
+            _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, answer.train_loss)
             self._delivery_s = time.monotonic() - began_s
         else:
             reason = one_line(receipt.reason)
             _log.warning("the answer to task %d was refused: %s", held.assignment.task.number, reason)
-        self._release(held)
+        with self._lock:
+            self._held.pop(held.name, None)
+        held.path.unlink(missing_ok=True)
         self.tasks_done += receipt.accepted
 
     def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
@@ -322,11 +323,6 @@ class EdgeNode:
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:
             return self._held.get(held.name) is held
-
-    def _release(self, held: _Held) -> None:
-        with self._lock:
-            self._held.pop(held.name, None)
-        held.path.unlink(missing_ok=True)
 
 
 def _sentence(error: FedError | OSError, folder: Path) -> str:

@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from fed.clients.data import ClientId, Names, Pair, load
-from fed.clients.node.assignments import answer_of, kept_state, node_task
-from fed.clients.node.own_data import described, joining_of, samples_of
+from fed.clients.node.own_data import described, samples_of
 from fed.clients.node.training import STATE_LOST, NodeTraining, forget_before
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
@@ -31,7 +30,7 @@ from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import hold_to_payload
 from fed.wire.protocol import name_of
-from fed.wire.protocol_pb2 import Failed, Payload, Plan, Request, Response, Scores
+from fed.wire.protocol_pb2 import Failed, Payload, Plan, Request, Response
 
 __all__ = ["FlowerNode", "client_app"]
 
@@ -94,7 +93,8 @@ class FlowerNode:
                 f"clients of {self._experiment.algorithm.kind} keep something between tasks: say where with "
                 "--node-config 'folder=\"/var/lib/fed\"'"
             )
-        return Response(joining=joining_of(str(self.client), found)), None
+        found.name = str(self.client)
+        return Response(joining=found), None
 
     def train(self, request: Request, data: bytes) -> tuple[Response, bytes | None]:
         """Do a task."""
@@ -102,22 +102,19 @@ class FlowerNode:
         if assignment.durable_after.start:
             forget_before(folder, name_of(assignment.durable_after))
         with _spooled(assignment.payload, data) as path:
-            order = node_task(assignment, self.client, path)
-            done = training.train(order)
-            if done.problem:
+            done = training.train(assignment, path)
+            if done.answer is None:
                 failed = Failed(task=assignment.task, reason=done.problem, diverged=done.diverged)
                 return Response(failed=failed), None
-            if done.began_anew:
-                _log.warning("task %s: %s", order.name, STATE_LOST)
-            return Response(answer=answer_of(assignment.task, done)), path.read_bytes()
+            if done.answer.began_anew:
+                _log.warning("task %s: %s", name_of(assignment.task), STATE_LOST)
+            return Response(answer=done.answer), path.read_bytes()
 
     def score(self, request: Request, data: bytes) -> tuple[Response, None]:
         """Score a model on what the node holds out."""
         examination, (training, _) = request.examination, self._training(request.plan)
         with _spooled(examination.payload, data) as path:
-            payload, after = examination.payload.SerializeToString(), kept_state(examination)
-            samples, loss, metric = training.score(payload, path, *after)
-        return Response(scores=Scores(id=examination.id, samples=samples, loss=loss, metric=metric)), None
+            return Response(scores=training.score(examination, path)), None
 
     def _training(self, plan: Plan) -> tuple[NodeTraining, Path]:
         """Made ready for the experiment, and the folder where the client's states are."""

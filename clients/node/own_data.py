@@ -1,9 +1,7 @@
 """A node's own data, and all that it says of them when it joins."""
 
 import hashlib
-from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,23 +11,11 @@ from fed.config.node_data import NodeData
 from fed.errors import InvalidData
 from fed.randomness import Streams
 from fed.wire.protocol import PROTOCOL
-from fed.wire.protocol_pb2 import Joining, Signature, TaskId
+from fed.wire.protocol_pb2 import Joining, Signature
 
-__all__ = ["Described", "described", "joining_of", "samples_of", "signature_of"]
+__all__ = ["described", "samples_of", "signature_of"]
 
 _MOST_BYTES = 1 << 15  # of names in a signature, so that a joining fits into a message
-
-
-class Described(NamedTuple):
-    """Description of a node's data.
-
-    Args:
-        samples: how many it trains on.
-        signature: of one of them.
-    """
-
-    samples: int
-    signature: Signature
 
 
 def samples_of(description: NodeData) -> tuple[Pair, Names]:
@@ -51,11 +37,12 @@ def samples_of(description: NodeData) -> tuple[Pair, Names]:
     return data.read(description.client), data.names
 
 
-def described(pair: Pair, names: Names) -> Described:
-    """Describe a node's samples."""
+def described(pair: Pair, names: Names) -> Joining:
+    """Make the message with which a node joins, but for its name."""
     inputs, targets = pair
     classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
-    return Described(len(targets), signature_of(inputs, classes, names))
+    signature = signature_of(inputs, classes, names)
+    return Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(targets), signature=signature)
 
 
 def signature_of(inputs: Tensor, classes: int, names: Names) -> Signature:
@@ -76,21 +63,3 @@ def signature_of(inputs: Tensor, classes: int, names: Names) -> Signature:
     if fitting < len(encoded):
         signature.names_sha256 = hashlib.sha256(b"\0".join(encoded)).hexdigest()
     return signature
-
-
-def joining_of(name: str, described: Described, held: Sequence[TaskId] = ()) -> Joining:
-    """Make the message with which a node joins.
-
-    Args:
-        name: of the node.
-        described: its data.
-        held: the tasks that it has.
-    """
-    return Joining(
-        protocol=PROTOCOL,
-        software=f"fed {__version__}",
-        name=name,
-        samples=described.samples,
-        signature=described.signature,
-        held=held,
-    )

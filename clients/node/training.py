@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,19 +20,15 @@ from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.errors import InvalidCheckpoint, RunFailed
+from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
 from fed.storage.checkpoints import Checkpoints
 from fed.wire.format import Format
 from fed.wire.payloads import read, tensor_messages, written
-from fed.wire.protocol_pb2 import Payload, Plan
+from fed.wire.protocol import name_of
+from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Plan, Scores
+from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = [
-    "STATE_LOST",
-    "NodeTask",
-    "NodeTraining",
-    "TaskDone",
-    "forget_before",
-]
+__all__ = ["STATE_LOST", "NodeTraining", "TaskDone", "forget_before"]
 
 STATE_LOST = (
     "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
@@ -43,40 +39,13 @@ STATE_LOST = (
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 
 
-@dataclass(frozen=True)
-class NodeTask:
-    """Task as the training process gets it.
-
-    Args:
-        name: of the task, under which what the client keeps after it is stored.
-        train: what to do.
-        payload: what the file holds, serialized.
-        path: of the file.
-        kept_after: the task whose state the client resumes from; None: the first state.
-        kept_discount: the share of the way from before that task to after it.
-        until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
-    """
-
-    name: str
-    train: Train
-    payload: bytes
-    path: Path
-    kept_after: str | None
-    kept_discount: float = 1.0
-    until_s: float | None = None
-
-
 class TaskDone(NamedTuple):
-    """Result of a task: a file and its contents, or the reason why there is none."""
+    """Result of a task: the header of its answer, whose tensors are in a file, or the reason why there is none."""
 
-    payload: bytes = b""
-    weight: float = 0.0
-    samples: int = 0
-    train_loss: float = 0.0
+    answer: Answer | None = None
     problem: str = ""
     diverged: bool = False
     died: bool = False
-    began_anew: bool = False  # because what the client kept is lost
 
 
 class NodeTraining:
@@ -110,17 +79,34 @@ class NodeTraining:
         """True if the client keeps a state from task to task."""
         return bool(self._prepared.client_states().names)
 
-    def spec(self) -> list[tuple[str, int]]:
+    def spec(self) -> list[TensorMessage]:
         """The types and lengths of a task's tensors: the model's vector, its integers, then broadcasts at first."""
-        return [(part.dtype, part.numbers) for part in tensor_messages(self._message.downlink)]
+        return tensor_messages(self._message.downlink)
 
-    def train(self, order: NodeTask) -> TaskDone:
-        """Do a task; the answer takes the place of the file that came with it."""
-        vector_V, integers_I, *broadcast = read(order.path, Payload.FromString(order.payload))
-        states, are_lost = self._states(order.kept_after, order.kept_discount)
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        """Do a task; the answer's tensors take the place of those that came with it.
+
+        Args:
+            assignment: as the server made it.
+            path: of the file with its payload.
+            until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
+        """
+        vector_V, integers_I, *broadcast = read(path, assignment.payload)
+        states, are_lost = self._states(assignment)
         given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
-        train = replace(order.train, wants="payload", state_names=states.names)
-        train = self._in_time(train, given, order.until_s) if order.until_s is not None else train
+        train = Train(
+            (self._client,),
+            assignment.round,
+            "payload",
+            assignment.lr if assignment.HasField("lr") else None,
+            (assignment.steps if assignment.HasField("steps") else None,),
+            assignment.broadcast_count,
+            assignment.population,
+            (assignment.place,) if assignment.HasField("place") else (),
+            ((assignment.round, *filter(None, [assignment.repeats])),),
+            states.names,
+        )
+        train = self._in_time(train, given, until_s) if until_s is not None else train
         began_s = time.monotonic()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
@@ -128,35 +114,29 @@ class NodeTraining:
             return TaskDone(problem=trained.diverged[1], diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
-        self._keep(order.name, states.of(self._client, (vector_V, integers_I)), tensors[count:])
-        payload = written(order.path, [part[0] for part in tensors[:count]])
+        self._keep(name_of(assignment.task), states.of(self._client, (vector_V, integers_I)), tensors[count:])
+        payload = written(path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
-        return TaskDone(
-            payload.SerializeToString(),
-            trained.weights[0],
-            trained.samples[0],
-            trained.train_losses[0],
+        answer = Answer(
+            task=assignment.task,
+            payload=payload,
+            weight=trained.weights[0],
+            samples=trained.samples[0],
+            train_loss=trained.train_losses[0],
             began_anew=are_lost and bool(states.names),
         )
+        return TaskDone(answer)
 
-    def score(
-        self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
-    ) -> tuple[int, float, float | None]:
-        """Score a model, or the client's own, on what the client holds out: samples, loss and metric.
-
-        Args:
-            payload: the description of the model's tensors.
-            path: their file.
-            kept_after: the task whose state the client resumes from; None: the first state.
-            kept_discount: the share of the way that this state moved.
+    def score(self, examination: Examination, path: Path) -> Scores:
+        """Score a model, or the client's own, on what the client holds out.
 
         Raises:
             RunFailed: if the client's own is lost.
         """
         if self._prepared.held_out is None:
-            return 0, 0.0, None
-        vector_V, integers_I = read(path, Payload.FromString(payload))
-        states, are_lost = self._states(kept_after, kept_discount)
+            return Scores(id=examination.id)
+        vector_V, integers_I = read(path, examination.payload)
+        states, are_lost = self._states(examination)
         models = states.models((vector_V, integers_I))
         if models and are_lost:
             raise RunFailed("its own model is lost, or damaged: it has none to score until it has trained again")
@@ -164,7 +144,10 @@ class NodeTraining:
         rows = tuple(part.unsqueeze(0) for part in model)
         found, _ = self._work(EvaluateByClients((self._client,)), rows)
         assert isinstance(found, Evaluated)
-        return (found.samples[0], found.losses[0], found.metrics[0]) if found.samples else (0, 0.0, None)
+        if not found.samples:
+            return Scores(id=examination.id)
+        loss, metric = found.scores[0]
+        return Scores(id=examination.id, samples=found.samples[0], loss=loss, metric=metric)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
         """Training with as many steps as fit at the pace of the last task; before a first one a step is tried out.
@@ -196,13 +179,16 @@ class NodeTraining:
             Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after})
             _make_newest(self._folder / name)
 
-    def _states(self, kept_after: str | None, discount: float) -> tuple[ClientStates, bool]:
-        """The client's state, and whether it is lost, so that the client begins with its first one."""
+    def _states(self, asked: Assignment | Examination) -> tuple[ClientStates, bool]:
+        """The state that the client resumes from, and true if it is lost: then the client begins with its first one."""
+        discount = asked.kept_discount if asked.HasField("kept_discount") else 1.0
+        if not 0 < discount <= 1:
+            raise InvalidPayload(f"the server's kept_discount must be in (0, 1], got {discount}")
         states = self._prepared.client_states()
-        if kept_after is None:
+        if not asked.kept_after.start:
             return states, False
         try:
-            newest = Checkpoints(self._folder / kept_after, 1).newest()
+            newest = Checkpoints(self._folder / name_of(asked.kept_after), 1).newest()
         except InvalidCheckpoint:
             newest = None
         if newest is not None:

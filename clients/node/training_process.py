@@ -1,23 +1,21 @@
 """The process in which a node trains: it stays warm between tasks, and files are all that goes in and out."""
 
 import contextlib
-import multiprocessing
 import os
-import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fed.child_processes import start_deaf, stop
+from fed.child_processes import end_with_parent, spawned, stop
 from fed.clients.data import ClientId, Pair
-from fed.clients.node.own_data import Described, described, samples_of
-from fed.clients.node.training import NodeTask, NodeTraining, TaskDone, forget_before
+from fed.clients.node.own_data import described, samples_of
+from fed.clients.node.training import NodeTraining, TaskDone, forget_before
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
-from fed.wire.protocol_pb2 import Plan
+from fed.wire.protocol_pb2 import Assignment, Examination, Joining, Plan, Scores
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["TrainingProcess"]
@@ -44,46 +42,42 @@ class TrainingProcess:
         self._folder = folder
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._prepared: tuple[Any, bytes] | None = None
+        self._prepared: tuple[Experiment, Plan] | None = None
         self.spec: list[TensorMessage] = []
         self._is_closed = False
 
-    def describe(self) -> Described:
+    def describe(self) -> Joining:
         """Describe the node's data."""
-        described: Described = self._ask("describe")
-        return described
+        joining: Joining = self._ask("describe")
+        return joining
 
     def prepare(self, experiment: Experiment, plan: Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, Plan(signature=plan.signature, format=plan.format).SerializeToString()
+        wanted = experiment, Plan(signature=plan.signature, format=plan.format)
         if self._prepared != wanted:
             self._prepared = None  # what fails here is not prepared
-            spec = self._ask("prepare", *wanted)
-            self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in spec]
+            self.spec = self._ask("prepare", *wanted)
             self._prepared = wanted
 
-    def train(self, order: NodeTask) -> TaskDone:
-        """Do a task."""
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        """Do a task.
+
+        Args:
+            assignment: as the server made it.
+            path: of the file with its payload.
+            until_s: when it must be done, by :func:`time.monotonic`; None: no matter.
+        """
         try:
-            done: TaskDone = self._ask("train", order)
+            done: TaskDone = self._ask("train", assignment, path, until_s)
         except _Died as error:
             return TaskDone(problem=str(error), died=True)
         except (FedError, RuntimeError) as error:
             return TaskDone(problem=str(error))
         return done
 
-    def score(
-        self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
-    ) -> tuple[int, float, float | None]:
-        """Score a model on what the node holds out.
-
-        Args:
-            payload: what the file holds, serialized.
-            path: of the model's file.
-            kept_after: the task whose state the client resumes from; None: the first state.
-            kept_discount: the share of the way from before that task to after it.
-        """
-        scores: tuple[int, float, float | None] = self._ask("score", payload, path, kept_after, kept_discount)
+    def score(self, examination: Examination, path: Path) -> Scores:
+        """Score a model on what the node holds out."""
+        scores: Scores = self._ask("score", examination, path)
         return scores
 
     def forget_before(self, name: str) -> None:
@@ -122,17 +116,12 @@ class TrainingProcess:
         return answer
 
     def _begin(self) -> None:
-        # a fork would copy gRPC's locks without the threads that hold them
-        context = multiprocessing.get_context("spawn")
-        self._pipe, its_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(its_end, *self._arguments), daemon=True, name="training")
-        start_deaf(self._process)  # the node itself hears Ctrl-C, and ends it
-        its_end.close()  # else the pipe stays open, and recv waits, when the process dies
+        self._process, self._pipe = spawned(_serve, *self._arguments, daemon=True, name="training")
 
 
 def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Path) -> None:
     """Answer what the node's other process asks, one thing after another, until it is gone."""
-    threading.Thread(target=_end_with_parent, name="watch", daemon=True).start()
+    end_with_parent()  # no task goes on after the node, which may have been started again and have the same folder
     # one thread gives the bits of a simulation
     torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     training: NodeTraining | None = None
@@ -149,7 +138,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             elif what == "prepare":
                 assert pair is not None
                 experiment, plan = arguments
-                training = NodeTraining(client, pair, experiment, Plan.FromString(plan), folder)
+                training = NodeTraining(client, pair, experiment, plan, folder)
                 answer = training.spec()
             else:
                 assert training is not None
@@ -162,11 +151,3 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             answer = error if isinstance(error, FedError) else RuntimeError(words)
         with contextlib.suppress(OSError):
             pipe.send(answer)
-
-
-def _end_with_parent() -> None:
-    """End a task with its node, which may have been started again with the same folder."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)  # sys.exit would end this thread alone

@@ -212,10 +212,10 @@ class GroupTraining:
         given = zip(*_rows(self._whole(sent.start, sent), len(seeds)), sent.pairs, seeds, strict=True)
         measured = [self.trainer.measure(*of_client, gradient=wants) for of_client in given]
         losses, gradients = zip(*measured, strict=True)
-        loss_K1 = dict(zip(["start_loss_K1"], _columns(losses), strict=True))
-        if not wants:
-            return loss_K1
-        return {**loss_K1, "start_gradient_KP": torch.stack(gradients)[:, : self._params]}
+        found = {"start_loss_K1": _columns(losses)[0]}
+        if wants:
+            found["start_gradient_KP"] = torch.stack(gradients)[:, : self._params]
+        return found
 
     def _whole(self, shared: Tensor, sent: _Sent) -> _States:
         """Shared states with what is private, of each client."""

@@ -106,11 +106,14 @@ class Trainer:
             self._step_counts[samples, steps] = batches.steps
         return self._step_counts[samples, steps]
 
-    def load(self, vector_V: Tensor, integers_I: Tensor) -> nn.Module:
-        """Module in a given state; buffers that are not saved are reset to their first values."""
-        return self._load(vector_V, integers_I, channels_last=False)
+    def load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool = False) -> nn.Module:
+        """Module in a given state; buffers that are not saved are reset to their first values.
 
-    def _load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool) -> nn.Module:
+        Args:
+            vector_V: the floating-point state.
+            integers_I: the integer buffers.
+            channels_last: True to lay convolutions out with channels last.
+        """
         self._flat.arrange(channels_last=channels_last)
         self.layout.unpack(vector_V, integers_I, self.module)
         for name, part in self.module.named_buffers() if self._unsaved else ():
@@ -146,7 +149,7 @@ class Trainer:
         if self._tries_channels_last and shape not in self._in_usual_order:
             began = order.bit_generator.state  # a second attempt must shuffle as the first did
             try:
-                self._load(vector_V, integers_I, channels_last=True)
+                self.load(vector_V, integers_I, channels_last=True)
                 return self._train(samples, order, seed, given)
             except RuntimeError as error:
                 # PyTorch's words for a .view() that meets channels last
@@ -154,7 +157,7 @@ class Trainer:
                     raise
             self._in_usual_order.add(shape)
             order.bit_generator.state = began
-        self._load(vector_V, integers_I, channels_last=False)
+        self.load(vector_V, integers_I)
         return self._train(samples, order, seed, given)
 
     def _train(self, samples: Pair, order: np.random.Generator, seed: int, given: Given) -> LocalResult:

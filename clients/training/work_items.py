@@ -1,6 +1,6 @@
 """Work items of processes that work for clients, and their results."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -114,14 +114,8 @@ class Evaluated:
     By clients there is a score for each that holds samples out, in their order.
     """
 
-    losses: tuple[float, ...]
-    metrics: tuple[float | None, ...]
+    scores: tuple[Score, ...]
     samples: tuple[int, ...]
-
-    @classmethod
-    def of(cls, scores: Sequence[Score], samples: Sequence[int]) -> "Evaluated":
-        """Join scores in order."""
-        return cls(tuple(score.loss for score in scores), tuple(score.accuracy for score in scores), tuple(samples))
 
 
 @dataclass(frozen=True)
@@ -157,11 +151,6 @@ class Recipe:
     streams: Streams
     held_out: _Reader | None = None
     format: Format | None = None
-
-    @property
-    def keeps_own(self) -> bool:
-        """True if clients keep the private parts of the model, or else models of their own."""
-        return bool(self.private) or any(phase.is_personal for phase in self.phases)
 
     @property
     def scores_in_parts(self) -> bool:

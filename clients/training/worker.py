@@ -74,7 +74,7 @@ class Work:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
             else:
                 scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
-        return Evaluated.of(scores, [len(targets)] * len(scores))
+        return Evaluated(tuple(scores), (len(targets),) * len(scores))
 
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None
@@ -86,7 +86,7 @@ class Work:
                 with seeded_torch(self._recipe.streams.torch_seed("evaluation", client), self._device):
                     scores.append(self._score(vector_V, integers_I, pair))
                 samples.append(count)
-        return Evaluated.of(scores, samples)
+        return Evaluated(tuple(scores), tuple(samples))
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
         module = self._training.trainer.load(vector_V, integers_I)

@@ -59,11 +59,19 @@ class _Sent(NamedTuple):
     number: int = 0
 
 
-class _Waiting(NamedTuple):
-    """A task that is to be sent: since when, and how often it was sent before."""
+@dataclass
+class _Progress:
+    """A task until its answer is there.
 
-    since_s: float
-    sends: int
+    Args:
+        due_s: when it must be answered.
+        since_s: when it began to wait to be sent; None: it is under way.
+        sends: how often it was sent.
+    """
+
+    due_s: float
+    since_s: float | None
+    sends: int = 0
 
 
 class FlowerFleet(RealFleet):
@@ -90,9 +98,7 @@ class FlowerFleet(RealFleet):
         self._look_s = -math.inf
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
         self._sent: dict[str, _Sent] = {}
-        self._due_s: dict[int, float] = {}
-        self._waiting: dict[int, _Waiting] = {}
-        self._sends: dict[int, int] = {}
+        self._progress: dict[int, _Progress] = {}
         self._answers: deque[Answer] = deque()
         self._scores: list[Scores] = []
         self._examination = 0
@@ -116,9 +122,8 @@ class FlowerFleet(RealFleet):
         """Send tasks to nodes that have none, and the others when they have."""
         for task in tasks:
             self._open[task.id] = task
-            self._waiting[task.id] = _Waiting(self.clock, 0)
-            if task.deadline_s is not None:
-                self._due_s[task.id] = self.clock + task.deadline_s
+            due_s = math.inf if task.deadline_s is None else self.clock + task.deadline_s
+            self._progress[task.id] = _Progress(due_s, self.clock)
         self._send()
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -126,7 +131,7 @@ class FlowerFleet(RealFleet):
         for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
             if (cancelled := self._open.pop(task, None)) is not None:
                 self.counts.add(cancelled.client, late=1)
-            self._stop_sending(task)
+            self._progress.pop(task, None)
 
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
         """Let nodes without a message score a model, or their own, on samples that they hold out.
@@ -216,23 +221,23 @@ class FlowerFleet(RealFleet):
 
     def _send(self) -> None:
         """Tasks that wait, as far as their nodes are there and free."""
-        if not self._waiting:
+        waiting = [(number, one) for number, one in self._progress.items() if one.since_s is not None]
+        if not waiting:
             return
         free, attending = self._free(), self._attending()
         messages, sent = [], []
-        for number, waiting in [*self._waiting.items()]:
+        for number, progress in waiting:
             task = self._open[number]
             node = free.pop(task.client, None)
-            left_s = self._due_s.get(number, math.inf) - self.clock
+            left_s = progress.due_s - self.clock
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
                 messages.append(message_to(node, "train", self._content(task), ttl_s, task.round))
                 sent.append(_Sent(node, "train", task.client, number))
-                self._sends[number] = waiting.sends + 1
-                del self._waiting[number]
+                progress.sends, progress.since_s = progress.sends + 1, None
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
-            elif task.client not in attending and self.clock > waiting.since_s + self._patience.absent_s:
+            elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self._patience.absent_s:
                 self._fail(number, f"it was not there for {self._patience.absent_s:g} s")
         self._push(messages, sent)
 
@@ -298,7 +303,7 @@ class FlowerFleet(RealFleet):
         answer = self._received(task, header, answer_of(header, data, self._spec))
         if isinstance(answer, str):
             raise InvalidPayload(answer)
-        self._stop_sending(task.id)
+        self._progress.pop(task.id, None)
         self._answers.append(answer)
 
     def _undelivered(self, sent: _Sent, code: int, reason: str) -> None:
@@ -312,14 +317,12 @@ class FlowerFleet(RealFleet):
             self._give_up(sent, said)
 
     def _send_again(self, sent: _Sent, reason: str) -> None:
-        if sent.number not in self._open:
-            return
-        sends = self._sends.get(sent.number, 0)
-        if sends >= self._patience.sends:
-            self._fail(sent.number, f"it was sent its task {sends} times: {reason}")
-            return
-        _log.info("client %r is sent its task again: %s", sent.client, reason)
-        self._waiting[sent.number] = _Waiting(self.clock, sends)
+        progress = self._progress.get(sent.number)
+        if progress is not None and progress.sends >= self._patience.sends:
+            self._fail(sent.number, f"it was sent its task {progress.sends} times: {reason}")
+        elif progress is not None:
+            _log.info("client %r is sent its task again: %s", sent.client, reason)
+            progress.since_s = self.clock
 
     def _refuse(self, sent: _Sent, reason: str) -> None:
         self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, reason)
@@ -338,7 +341,7 @@ class FlowerFleet(RealFleet):
         """Fail a task, unless it is not waited for any more."""
         task = self._open.get(number)
         if task is not None:
-            self._stop_sending(number)
+            self._progress.pop(number, None)
             self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
 
     def _is_awaited_score(self, sent: _Sent) -> bool:
@@ -346,8 +349,3 @@ class FlowerFleet(RealFleet):
 
     def _unscored(self) -> list[int | str | None]:
         return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]
-
-    def _stop_sending(self, number: int) -> None:
-        """Send a task no more."""
-        for known in (self._waiting, self._due_s, self._sends):
-            known.pop(number, None)

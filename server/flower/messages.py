@@ -9,7 +9,7 @@ from fed.errors import InvalidPayload
 from fed.server.validation import refusal_of_joining, refusal_of_scores
 from fed.wire.flower_records import array_of, flower, unpacked
 from fed.wire.payloads import hold_to_payload, joined, split
-from fed.wire.protocol_pb2 import Answer, Joining, Payload, Response
+from fed.wire.protocol_pb2 import Answer, Payload, Response
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["FlatPayload", "Kind", "answer_of", "flat_payload", "message_to", "response_of"]
@@ -71,7 +71,9 @@ def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[Response, bytes
         raise InvalidPayload(f"a node must answer {_ANSWERS[kind]} or failed, got {what or 'nothing'}")
     reason = refusal_of_scores(response.scores) if what == "scores" else None
     if what == "joining":
-        reason = _refusal_of_name(response.joining) or refusal_of_joining(response.joining)
+        name, reason = response.joining.name, refusal_of_joining(response.joining)
+        if not 0 < len(name) <= _MOST_LETTERS:
+            reason = f"a client's name must have 1 to {_MOST_LETTERS} letters, got {len(name)}"
     if reason is not None:
         raise InvalidPayload(reason)
     return response, data
@@ -90,9 +92,3 @@ def answer_of(answer: Answer, data: bytes, spec: Sequence[TensorMessage]) -> lis
     """
     hold_to_payload(data, answer.payload, spec)
     return split(data, answer.payload)
-
-
-def _refusal_of_name(joining: Joining) -> str | None:
-    if not 0 < len(joining.name) <= _MOST_LETTERS:
-        return f"a client's name must have 1 to {_MOST_LETTERS} letters, got {len(joining.name)}"
-    return None

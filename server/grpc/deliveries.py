@@ -1,8 +1,6 @@
 """Answers on their way in: each into a file of its own, over several connections if it must, until it is whole."""
 
 import logging
-import math
-import time
 from pathlib import Path
 
 import grpc
@@ -14,7 +12,7 @@ from fed.wire.messages import refusal_of_numbers
 from fed.wire.protocol import TIMES_DAMAGED
 from fed.wire.protocol_pb2 import Answer, Part, Receipt
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
-from fed.wire.rate_limits import Refusals
+from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["Deliveries"]
 
@@ -41,7 +39,7 @@ class Deliveries:
         self._refusals = refusals
         self._spool = spool
         self._stall_s = stall_s
-        self._full_since_s = -math.inf
+        self._full = Allowance(1, 1 / _SAYS_EVERY_S)  # of the log to say that the disk is
 
     async def take(self, call: Call) -> Receipt:
         """Take one delivery.
@@ -70,7 +68,12 @@ class Deliveries:
         except InvalidPayload as error:
             return self._refused(lease, str(error))
         except OSError as error:
-            self._say_full(error)
+            if self._full.spend():
+                _log.warning(
+                    "%s cannot be written to (%s): make room there; nodes try again until then",
+                    self._spool,
+                    error.strerror or error,
+                )
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
 
     async def _received(self, call: Call, lease: Lease, answer: Answer) -> Receipt:
@@ -110,12 +113,3 @@ class Deliveries:
     def _refusal(self, sender: int | str, reason: str) -> Receipt:
         self._refusals.note(sender, reason)
         return Receipt(reason=reason)
-
-    def _say_full(self, error: OSError) -> None:
-        """Log that the disk is full once a while: nodes try again until there is room."""
-        if time.monotonic() > self._full_since_s + _SAYS_EVERY_S:
-            reason = error.strerror or str(error)
-            _log.warning(
-                "%s cannot be written to (%s): make room there; nodes try again until then", self._spool, reason
-            )
-            self._full_since_s = time.monotonic()

@@ -19,13 +19,13 @@ from fed.errors import InvalidExperiment
 from fed.server.accumulator import RoundStats
 from fed.server.coordinator import Coordinator
 from fed.server.rounds.staleness import Staleness
-from fed.server.rounds.synchronous import Rounds, await_clients, fail_if_stalled
+from fed.server.rounds.synchronous import WithoutCohorts, await_clients, fail_if_stalled
 
 __all__ = ["Asynchronous", "Buffered"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unsynchronised(Rounds):
+class _Unsynchronised(WithoutCohorts):
     """Base of policies under which some clients have tasks at any time, from models of different ages.
 
     All that happens in one instant is handled before the next dispatch.
@@ -47,19 +47,6 @@ class _Unsynchronised(Rounds):
     @abstractmethod
     def updates(self) -> int:
         """Number of updates that move the model."""
-
-    @property
-    def keeps_late(self) -> bool:
-        """True: answers count, however late they come."""
-        return True
-
-    def needs(self) -> Sequence[Term]:
-        """A coordinator."""
-        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
-
-    def lacks(self) -> Sequence[Term]:
-        """Cohorts."""
-        return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
 
     def check(self, population: int) -> None:
         """Check the policy against the number of clients.

@@ -16,7 +16,7 @@ from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
 from fed.server.coordinator import Coordinator
 from fed.server.fleet import Fleet
 from fed.server.parameter_store import ParameterStore
-from fed.server.rounds.synchronous import STAY_LONGER, Rounds, fail_if_stalled
+from fed.server.rounds.synchronous import STAY_LONGER, WithoutCohorts, fail_if_stalled
 from fed.storage.checkpoints import Tree, plain
 
 __all__ = ["BoundedStaleness", "Held"]
@@ -37,7 +37,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundedStaleness(Rounds):
+class BoundedStaleness(WithoutCohorts):
     r"""Every client trains all the time, and waits where it would run ahead of the slowest by more than a bound.
 
     .. math::
@@ -56,25 +56,13 @@ class BoundedStaleness(Rounds):
 
     bound: NonNegativeInt | Literal["none"] = 3
 
-    def needs(self) -> Sequence[Term]:
-        """A coordinator."""
-        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
-
     def lacks(self) -> Sequence[Term]:
-        """Cohorts."""
+        """Cohorts, and means over the clients that have answered."""
         why = "which count clients that have not answered as zeros"
-        return (
-            Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),
-            Term(Feature.MEAN_OF_ANSWERS, "choose synchronous rounds", why),
-        )
+        return [*super().lacks(), Term(Feature.MEAN_OF_ANSWERS, "choose synchronous rounds", why)]
 
     def check(self, population: int) -> None:
         """Accept any number of clients."""
-
-    @property
-    def keeps_late(self) -> bool:
-        """True: answers count, however late they come."""
-        return True
 
     def cohort_of(self, population: int) -> int:
         """All clients."""

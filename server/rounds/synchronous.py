@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from fed.config.compatibility import Term
+from fed.config.compatibility import Feature, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
@@ -40,6 +40,9 @@ class Rounds(Hyperparameters, ABC):
         sampling: who takes part: uniform, weighted, round_robin, poisson or power_of_choice.
         evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
     """
+
+    keeps_late: ClassVar[bool] = False
+    """True if answers count, however late they come."""
 
     count: PositiveInt = 50
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
@@ -97,6 +100,20 @@ class Rounds(Hyperparameters, ABC):
         return rule
 
 
+class WithoutCohorts(Rounds):
+    """Base of policies that wait for no cohort."""
+
+    keeps_late: ClassVar[bool] = True
+
+    def needs(self) -> Sequence[Term]:
+        """A coordinator."""
+        return [*super().needs(), Term(Feature.COORDINATOR, "choose synchronous rounds")]
+
+    def lacks(self) -> Sequence[Term]:
+        """Cohorts."""
+        return (Term(Feature.COHORTS, "choose synchronous rounds", "which wait for nobody"),)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(Rounds):
     """Each round a random cohort trains from the same model, and the round ends when all have answered.
@@ -152,11 +169,6 @@ class Synchronous(Rounds):
     def asked_of(self, population: int) -> int:
         """Number of clients that get a task in a round."""
         return min(math.ceil(self.cohort_of(population) * self.over_selection), population)
-
-    @property
-    def keeps_late(self) -> bool:
-        """True if answers count, however late they come."""
-        return False
 
     def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
         """Run one round, numbered from 1."""

@@ -24,7 +24,7 @@ from fed.machine import usable_cores
 from fed.server.evaluation import MODELS_AT_ONCE
 from fed.simulations.estimate import Expectation, expect
 from fed.simulations.executors.pool import Workers
-from fed.simulations.executors.shared_memory import SharedTensor, shared
+from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
 
 __all__ = ["hired", "leave_rerun"]
@@ -119,7 +119,7 @@ def _stays_here(simulation: Simulation) -> str | None:
     """Reason why work cannot go to another process; None where all can."""
     recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
-    data = [part for part in read if not _in_memory(part)]
+    data = [part for part in read if not isinstance(part, dict)]
     parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data}
     for name, part in parts.items():
         try:
@@ -135,14 +135,10 @@ def _shared(simulation: Simulation) -> Recipe:
     recipe, train, held_out = simulation.recipe, simulation.data.train, simulation.held_out
     return replace(
         recipe,
-        read=_Arena.of(train).read if _in_memory(train) else recipe.read,
-        test=None if recipe.test is None else _SharedPair(*map(shared, recipe.test)),
-        held_out=_Arena.of(held_out).read if held_out and _in_memory(held_out) else recipe.held_out,
+        read=_Arena.of(train).read if isinstance(train, dict) else recipe.read,
+        test=None if recipe.test is None else _SharedPair(*map(SharedTensor, recipe.test)),
+        held_out=_Arena.of(held_out).read if isinstance(held_out, dict) else recipe.held_out,
     )
-
-
-def _in_memory(clients: object) -> bool:
-    return isinstance(clients, dict)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ worker has two slots, so that an item waits beside the one at work. The items of
 import contextlib
 import heapq
 import logging
-import multiprocessing
 import selectors
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -16,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from fed.child_processes import one_thread_each, start_deaf, stop
+from fed.child_processes import one_thread_each, spawned, stop
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
 from fed.errors import FedError, InvalidInput, RunFailed
 from fed.simulations.executors.crash_report import words_of_exit
@@ -256,18 +255,10 @@ class Workers(Executor):
 
     def _started(self, number: int, memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
-        # a fork copies locks that other threads hold, and CUDA cannot be used in it
-        spawning = multiprocessing.get_context("spawn")
+        arguments = memory, self._capacity_bytes, self._settings, Maker(self._make), number
         try:
-            ours, its = spawning.Pipe()
-            with its, one_thread_each():  # closed here, or its end would never be seen
-                process = spawning.Process(
-                    target=serve,
-                    args=(its, memory, self._capacity_bytes, self._settings, Maker(self._make), number),
-                    name=f"worker {number}",
-                    daemon=True,  # or an interpreter that ends without close() would wait for it
-                )
-                start_deaf(process)
+            with one_thread_each():  # a daemon, or an interpreter that ends without close() would wait for it
+                process, ours = spawned(serve, *arguments, name=f"worker {number}", daemon=True)
         except OSError as error:
             raise RunFailed(f"a worker process cannot be started ({error}): use fewer workers") from error
         slots = [Slot(memory, index, self._capacity_bytes) for index in range(SLOTS)]

@@ -23,7 +23,7 @@ from torch import Tensor
 from fed.errors import InvalidInput, RunFailed
 from fed.quantities import bytes_text
 
-__all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed", "shared"]
+__all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed"]
 
 CONTENT_BYTES = 1 << 20
 """What a content may take when it is pickled."""
@@ -120,7 +120,7 @@ class SharedTensor(SharedMemory):
         tensor: the copy.
 
     Example:
-        >>> shared(torch.arange(3)).tensor
+        >>> SharedTensor(torch.arange(3)).tensor
         tensor([0, 1, 2])
     """
 
@@ -153,11 +153,6 @@ class SharedTensor(SharedMemory):
         memory, self._place = state
         super().__setstate__(memory)
         self.tensor = self._place.in_(self.all_bytes)
-
-
-def shared(tensor: Tensor) -> SharedTensor:
-    """Copy of a tensor, in memory that spawned processes map; it is their ``.tensor``."""
-    return SharedTensor(tensor)
 
 
 class Parcel(NamedTuple):

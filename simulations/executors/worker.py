@@ -15,16 +15,16 @@ import pickle
 import signal
 import struct
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from multiprocessing import context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fed import errors
+from fed.child_processes import end_with_parent
 from fed.clients.training.executor import Make, Work
 from fed.errors import FedError, InvalidInput
 from fed.simulations.executors.crash_report import words_of_error
@@ -123,7 +123,6 @@ _NOT_PORTABLE = (
     "what goes to worker processes must be picklable: {error}; define it at the top of a module, or use workers: 0"
 )
 
-_PARENT_CHECK_S = 1.0
 """How often a worker checks that its parent is still its parent."""
 
 
@@ -172,7 +171,7 @@ def _prepare_process(connection: Connection, memory: SharedMemory, settings: Seq
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.lseek(memory.fd, len(memory.mapped) - FAULT_BYTES, os.SEEK_SET)
     faulthandler.enable(memory.fd)  # shared memory outlives a crash, and the parent reads it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     with contextlib.suppress(OSError):  # where memory runs out, a worker is the smaller loss
         Path("/proc/self/oom_score_adj").write_text("500")
     torch.set_num_threads(1)  # the last bits of a sum depend on how many threads share it
@@ -215,14 +214,4 @@ def _exit_at_once() -> None:
     """End without the threads and exit handlers of work that is half done."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """Wait for the parent's end, however it comes, and end this process."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    # A copy of the parent (a fork) may hold its sentinel: a process without parent has another one.
-    while not wait([parent.sentinel], _PARENT_CHECK_S) and os.getppid() == parent.pid:
-        pass
     os._exit(1)

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.own_data import Described, described, samples_of
-from fed.clients.node.training import NodeTask, NodeTraining, TaskDone, forget_before
+from fed.clients.node.own_data import samples_of
+from fed.clients.node.training import TaskDone, forget_before
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -37,9 +37,9 @@ from fed.wire.dialling import DialPatience
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import read, split, written
-from fed.wire.protocol_pb2 import Payload, Plan, Response, Signature
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire.protocol_pb2 import Assignment, Plan, Response, Signature
 from tests.flower_stand_ins import Federation, Message, partitions
+from tests.server.grpc.threaded import ThreadedTraining
 
 __all__ = ["BOUND_S", "CLIENTS", "KINDS", "REAL", "SLOW", "Stage", "nodes_at"]
 
@@ -252,35 +252,23 @@ class _Node:
         assert not self._thread.is_alive()
 
 
-class _Training:
+class _Training(ThreadedTraining):
     """What a training process does, in this one, once its gate is open."""
 
     forgery: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None
 
     def __init__(self, client: int, experiment: Experiment, folder: Path, gate: threading.Event | None) -> None:
         description = NodeData(data=experiment.dump()["data"], client=client, seed=experiment.seed)
-        self._client, self._folder, self._gate = client, folder, gate
-        self._pair, self._names = samples_of(description)
-        self.spec: list[TensorMessage] = []
+        super().__init__(client, *samples_of(description), folder)
+        self._gate = gate
 
-    def describe(self) -> Described:
-        return described(self._pair, self._names)
-
-    def prepare(self, experiment: Experiment, plan: Plan) -> None:
-        self._training = NodeTraining(self._client, self._pair, experiment, plan, self._folder)
-        self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self._training.spec()]
-
-    def train(self, order: NodeTask) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
         if self._gate is not None:
             assert self._gate.wait(BOUND_S)
-        done = self._training.train(order)
-        if self.forgery is None or done.problem:
-            return done
-        forged = self.forgery(read(order.path, Payload.FromString(done.payload)))
-        return done._replace(payload=written(order.path, forged).SerializeToString())
-
-    def score(self, payload: bytes, path: Path, kept_after: str | None, *discount: float) -> Any:
-        return self._training.score(payload, path, kept_after, *discount)
+        done = super().train(assignment, path, until_s)
+        if self.forgery is not None and done.answer is not None:
+            done.answer.payload.CopyFrom(written(path, self.forgery(read(path, done.answer.payload))))
+        return done
 
     def forget_before(self, name: str) -> None:
         forget_before(self._folder, name)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fed.clients.node.own_data import described, joining_of, samples_of
+from fed.clients.node.own_data import described, samples_of
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.server.deploy import Deployment
@@ -16,7 +16,9 @@ def joining(folder: Path, name: str, content: str, **source: Any) -> Joining:
     kind = "text" if name.endswith(".txt") else "csv"
     (folder / name).write_text(content)
     data: Any = {"kind": kind, "path": str(folder / name), **source}
-    return joining_of(name, described(*samples_of(NodeData(data=data))))
+    joining = described(*samples_of(NodeData(data=data)))
+    joining.name = name
+    return joining
 
 
 def without_data() -> Deployment:

@@ -206,7 +206,7 @@ def test_presence_is_a_sorted_list_of_who_is_there(count: int, moves: list[tuple
     present, there = Presence(clients), set(clients)
     for comes, number in moves:
         client = clients[number % count]
-        (present.come if comes else present.leave)(client)
+        present.set(client, comes)
         (there.add if comes else there.discard)(client)
         assert list(present) == sorted(there)
         assert [present[place] for place in range(len(present))] == sorted(there)

@@ -56,18 +56,20 @@ def text(
     characters = sorted({character for words in spoken.values() for character in words})
     number = {character: index for index, character in enumerate(characters)}
     codes = {place: np.array([number[character] for character in words]) for place, words in spoken.items()}
-    x_ET, y_ET = _joined([_cut(code, sequence_length) for code in codes.values()])
+    cuts = zip(*(_cut(code, sequence_length) for code in codes.values()), strict=True)
+    inputs, targets = (torch.from_numpy(np.concatenate(parts)) for parts in cuts)
     counts = [(len(code) - 1) // sequence_length for code in codes.values()]
     files, speakers = zip(*codes, strict=True)
     columns = {"file": np.repeat(files, counts), "client": np.repeat(speakers, counts)}
-    kept_E = _of_clients_with(min_samples, columns["client"])
+    _, speaker_E, sequences = np.unique(columns["client"], return_inverse=True, return_counts=True)
+    kept_E = sequences[speaker_E] >= min_samples
     if not kept_E.any():
         raise InvalidData(
             f"{path}: some speaker must say at least {min_samples} × {sequence_length} + 1 characters, the most is "
             f"{max(map(len, spoken.values()))}: lower data.sequence_length or data.min_samples"
         )
     names = Names(labels=tuple(characters))
-    samples = Samples(torch.from_numpy(x_ET), torch.from_numpy(y_ET), None, columns, len(characters), names)
+    samples = Samples(inputs, targets, None, columns, len(characters), names)
     return samples.take(np.flatnonzero(kept_E))
 
 
@@ -83,16 +85,6 @@ def _spoken(files: list[Path]) -> dict[tuple[str, str], str]:
 def _cut(code: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     end = (len(code) - 1) // length * length
     return code[:end].reshape(-1, length), code[1 : end + 1].reshape(-1, length)
-
-
-def _joined(pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    x, y = zip(*pairs, strict=True)
-    return np.concatenate(x), np.concatenate(y)
-
-
-def _of_clients_with(samples: int, clients_E: NDArray[np.generic]) -> NDArray[np.bool_]:
-    _, which_E, counts = np.unique(clients_E, return_inverse=True, return_counts=True)
-    return np.asarray(counts[which_E] >= samples)
 
 
 def speeches(lines: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -16,12 +16,14 @@ import grpc
 import pytest
 
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.training import NodeTask, TaskDone
+from fed.clients.node.training import TaskDone
 from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.wire.dialling import DialPatience
 from fed.wire.protocol_pb2 import (
+    Answer,
+    Assignment,
     Chunk,
     Examination,
     Farewell,
@@ -54,13 +56,17 @@ class Trained(Training):
         self.begun = threading.Event()
         self.problem = ""
 
-    def train(self, order: NodeTask) -> TaskDone:
-        self.trained.append(order)
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        self.trained.append(assignment)
         self.begun.set()
         assert self.goes_on.wait(BOUND_S)
         if self.problem:
             return TaskDone(problem=self.problem)
-        return TaskDone(payload().SerializeToString(), 10.0, 10, 0.5)
+        return TaskDone(answer(assignment))
+
+
+def answer(to: Assignment, content: Payload | None = None) -> Answer:
+    return Answer(task=to.task, payload=content or payload(), weight=10.0, samples=10, train_loss=0.5)
 
 
 class Coordinator(Server):
@@ -227,9 +233,9 @@ def test_failed_task_in_delivery_is_not_reported_as_held(tmp_path: Path) -> None
 
 def test_an_answer_whose_file_is_gone_has_failed(tmp_path: Path) -> None:
     class Forgetful(Trained):
-        def train(self, order: NodeTask) -> TaskDone:
-            order.path.unlink()
-            return super().train(order)
+        def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+            path.unlink()
+            return super().train(assignment, path)
 
     reasons = []
 
@@ -294,10 +300,10 @@ class Large(Trained):
 
     spec: Sequence[TensorMessage] = (TensorMessage(dtype="float32", numbers=100_000), TensorMessage(dtype="int64"))
 
-    def train(self, order: NodeTask) -> TaskDone:
-        assert order.path.read_bytes() == LARGE
-        super().train(order)
-        return TaskDone(large().SerializeToString(), 10.0, 10, 0.5)
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        assert path.read_bytes() == LARGE
+        super().train(assignment, path)
+        return TaskDone(answer(assignment, large()))
 
 
 def large() -> Payload:
@@ -339,17 +345,15 @@ def test_transfers_go_on_where_they_broke_off(tmp_path: Path) -> None:
 
 
 def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
-    forgotten, scored = [], []
+    forgotten, scored = [], list[Examination]()
 
     class Keeping(Trained):
         def forget_before(self, name: str) -> None:
             forgotten.append(name)
 
-        def score(
-            self, payload: bytes, path: Path, kept_after: str | None, kept_discount: float = 1.0
-        ) -> tuple[int, float, float | None]:
-            scored.append((kept_after, kept_discount))
-            return 3, 0.5, None
+        def score(self, examination: Examination, path: Path) -> Scores:
+            scored.append(examination)
+            return Scores(id=examination.id, samples=3, loss=0.5)
 
     kept, durable = TaskId(start=8, number=4), TaskId(start=8, number=2)
     found: list[Scores] = []
@@ -371,13 +375,10 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
     words, server = attended(tmp_path, says, training)
     assert words == "enough"
     plain, changed = training.trained
-    assert (plain.name, plain.kept_after, plain.train.lr, plain.train.steps) == ("1-1", None, None, (None,))
-    assert (plain.kept_discount, changed.kept_discount) == (1.0, 0.5)
-    assert (plain.train.places, plain.train.keys) == ((), ((1,),))
-    assert (changed.name, changed.kept_after, changed.train.lr, changed.train.steps) == ("1-2", "8-4", 0.25, (5,))
-    assert (changed.train.places, changed.train.keys, changed.train.population) == ((0,), ((1, 3),), 9)
+    assert (plain.task, plain.lr, plain.HasField("steps")) == (TASK, 0.0, False)
+    assert (changed.kept_after, changed.kept_discount, changed.lr, changed.steps) == (kept, 0.5, 0.25, 5)
     assert forgotten == ["8-2"]
-    assert scored == [(None, 1.0), ("8-4", 1.0), ("8-4", 0.25)]
+    assert [(one.kept_after == kept, one.kept_discount) for one in scored] == [(False, 0.0), (True, 0.0), (True, 0.25)]
     assert [(one.id, one.samples, one.loss, one.HasField("metric")) for one in found] == [
         (0, 3, 0.5, False),
         (1, 3, 0.5, False),
@@ -431,12 +432,12 @@ def test_a_server_that_says_nothing_is_dialled_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("deaths", "reason"), [(1, ""), (2, "the training process has died")])
 def test_a_training_process_may_die_of_a_task_once(tmp_path: Path, deaths: int, reason: str) -> None:
     class Dying(Trained):
-        def train(self, order: NodeTask) -> TaskDone:
-            done = super().train(order)
+        def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+            done = super().train(assignment, path)
             if len(self.trained) <= deaths:
-                order.path.write_bytes(b"half")
+                path.write_bytes(b"half")
                 return TaskDone(problem="the training process has died", died=True)
-            assert order.path.read_bytes() == MODEL
+            assert path.read_bytes() == MODEL
             return done
 
     reasons = []

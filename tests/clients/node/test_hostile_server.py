@@ -16,23 +16,24 @@ import grpc
 import pytest
 import torch
 
-from fed.clients.node.assignments import kept_state
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.own_data import Described
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import NodeTask, NodeTraining, TaskDone
+from fed.clients.node.training import NodeTraining, TaskDone
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.wire.dialling import DialPatience
 from fed.wire.payloads import Incoming
+from fed.wire.protocol import PROTOCOL
 from fed.wire.protocol_pb2 import (
     Assignment,
     Chunk,
     Examination,
     Farewell,
     FromNode,
+    Joining,
     Payload,
     Plan,
+    Scores,
     Signature,
     TaskId,
     ToNode,
@@ -54,20 +55,20 @@ class Training:
 
     def __init__(self) -> None:
         self.prepared: list[Experiment] = []
-        self.trained: list[NodeTask] = []
+        self.trained: list[Assignment] = []
 
-    def describe(self) -> Described:
-        return Described(10, SIGNATURE)
+    def describe(self) -> Joining:
+        return Joining(protocol=PROTOCOL, samples=10, signature=SIGNATURE)
 
     def prepare(self, experiment: Experiment, signature: bytes) -> None:
         self.prepared.append(experiment)
 
-    def train(self, order: NodeTask) -> TaskDone:
-        self.trained.append(order)
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        self.trained.append(assignment)
         return TaskDone(problem="trained")
 
-    def score(self, payload: bytes, path: Path, kept_after: str | None) -> tuple[int, float, float | None]:
-        return 1, 0.5, None
+    def score(self, examination: Examination, path: Path) -> Scores:
+        return Scores(id=examination.id, samples=1, loss=0.5)
 
     def forget_before(self, name: str) -> None: ...
 
@@ -212,13 +213,6 @@ def test_a_task_that_does_not_fit_is_given_up(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("discount", [0.0, -0.5, 1.5, math.nan, math.inf])
-def test_a_state_moves_no_further_than_its_task_left_it(discount: float) -> None:
-    for message in (Assignment(kept_discount=discount), Examination(kept_discount=discount)):
-        with pytest.raises(InvalidPayload, match=r"must be in \(0, 1\], got"):
-            kept_state(message)
-
-
 @pytest.mark.parametrize(
     "flood",
     [
@@ -259,9 +253,9 @@ def test_a_node_knows_what_a_task_brings(algorithm: str, tmp_path: Path) -> None
     samples = torch.randn(20, 64), torch.arange(20) % 10
     experiment = Experiment(**KEYS, algorithm=algorithm)
     spec = NodeTraining(0, samples, experiment, Plan(signature=SIGNATURE), tmp_path).spec()
-    assert spec[:2] == [("float32", 650), ("int64", 0)]
+    assert tuple(spec[:2]) == Training.spec
     brings = {"fedavg": 0, "scaffold": 1, "ditto": 0, "mimelite": 1, "afl": 1}[algorithm]
     assert len(spec) == 2 + brings, spec
     said = Payload(sha256="0" * 64, size_bytes=4, tensors=[TensorMessage(dtype="float32", numbers=1)])
     with pytest.raises(InvalidPayload, match="the tensors must be"):
-        Incoming(tmp_path / "file", said, [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in spec])
+        Incoming(tmp_path / "file", said, spec)

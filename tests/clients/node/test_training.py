@@ -1,19 +1,22 @@
 """What a node keeps between tasks, and what it says when that is lost."""
 
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fed.clients.node.training import NodeTask, NodeTraining, TaskDone
+from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
-from fed.errors import RunFailed
+from fed.errors import InvalidPayload, RunFailed
 from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Payload, Plan, Signature
+from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Plan, Signature, TaskId
 
 
 class Node:
@@ -26,18 +29,25 @@ class Node:
         plan = Plan(signature=Signature(input_shape=[64], input_dtype=dtype, classes=10))
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
         self._training = NodeTraining(0, (inputs, torch.arange(20) % 10), experiment, plan, self.kept)
-        self._tensors = [torch.ones(numbers, dtype=getattr(torch, dtype)) for dtype, numbers in self._training.spec()]
+        spec = self._training.spec()
+        self._tensors = [torch.ones(part.numbers, dtype=getattr(torch, part.dtype)) for part in spec]
 
-    def train(self, name: str, kept_after: str | None) -> tuple[TaskDone, list[float]]:
-        payload = written(self._file, self._tensors).SerializeToString()
-        train = Train((0,), 1, "payload", 0.1, (None,), len(self._tensors) - 2, 1, (), ((1,),))
-        done = self._training.train(NodeTask(name, train, payload, self._file, kept_after))
-        assert not done.problem
-        return done, read(self._file, Payload.FromString(done.payload))[0].tolist()
+    def train(self, number: int, kept_after: int | None, **changed: Any) -> tuple[Answer, list[float]]:
+        payload, broadcast = written(self._file, self._tensors), len(self._tensors) - 2
+        keys: Any = {"payload": payload, "broadcast_count": broadcast, "kept_after": _task(kept_after)}
+        assignment = Assignment(task=_task(number), **{"round": 1, "population": 1, **keys, **changed})
+        done = self._training.train(assignment, self._file)
+        assert done.answer is not None
+        return done.answer, read(self._file, done.answer.payload)[0].tolist()
 
-    def score(self, kept_after: str | None) -> int:
-        payload = written(self._file, self._tensors[:2]).SerializeToString()
-        return self._training.score(payload, self._file, kept_after)[0]
+    def score(self, kept_after: int | None, **changed: Any) -> int:
+        payload = written(self._file, self._tensors[:2])
+        examination = Examination(payload=payload, kept_after=_task(kept_after), **changed)
+        return self._training.score(examination, self._file).samples
+
+
+def _task(number: int | None) -> TaskId | None:
+    return None if number is None else TaskId(start=1, number=number)
 
 
 def _leave(folder: Path) -> None:
@@ -63,26 +73,51 @@ def _damage(folder: Path) -> None:
 @pytest.mark.parametrize("lose", [_remove, _empty, _damage])
 def test_client_without_its_state_starts_afresh_and_reports_it(lose: Callable[[Path], None], tmp_path: Path) -> None:
     node = Node(tmp_path, algorithm="scaffold")
-    done, first = node.train("1-1", None)
+    done, first = node.train(1, None)
     assert not done.began_anew
-    done, second = node.train("1-2", "1-1")
+    done, second = node.train(2, 1)
     assert not done.began_anew
     assert second != first
     lose(node.kept / "1-1")
-    done, again = node.train("1-3", "1-1")
+    done, again = node.train(3, 1)
     assert done.began_anew
     assert again == first
-    assert not node.train("1-4", "1-3")[0].began_anew
+    assert not node.train(4, 3)[0].began_anew
+
+
+@pytest.mark.parametrize("discount", [0.0, -0.5, 1.5, math.nan, math.inf])
+def test_a_state_moves_no_further_than_its_task_left_it(discount: float, tmp_path: Path) -> None:
+    node = Node(tmp_path, algorithm="fedavg", evaluation={"kind": "clients", "fraction": 0.25})
+    for asked in (partial(node.train, 2), node.score):
+        with pytest.raises(InvalidPayload, match=r"must be in \(0, 1\], got"):
+            asked(1, kept_discount=discount)
+
+
+def test_training_is_what_was_assigned(tmp_path: Path) -> None:
+    node, found = Node(tmp_path, algorithm="fedavg"), list[Train]()
+    work = node._training._work
+
+    def noting(train: Train, tensors: Sequence[Tensor]) -> Any:
+        found.append(train)
+        return work(train, tensors)
+
+    node._training._work = noting  # type: ignore[assignment]  # what is called is the same
+    node.train(1, None)
+    node.train(2, None, repeats=3, lr=0.25, steps=5, population=9, place=0)
+    assert [(one.lr, one.steps, one.places, one.keys, one.population) for one in found] == [
+        (None, (None,), (), ((1,),), 1),
+        (0.25, (5,), (0,), ((1, 3),), 9),
+    ]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "qfedavg"])
 def test_models_of_float64_and_float32_get_the_same_answer(algorithm: str, tmp_path: Path) -> None:
-    narrow, wide = (Node(tmp_path, dtype, algorithm=algorithm).train("1", None)[1] for dtype in ("float32", "float64"))
+    narrow, wide = (Node(tmp_path, dtype, algorithm=algorithm).train(1, None)[1] for dtype in ("float32", "float64"))
     assert wide == pytest.approx(narrow, rel=1e-4, abs=1e-4)  # of numbers about 1, which float32 holds to 1e-7
 
 
 def test_a_client_that_keeps_nothing_has_nothing_to_lose(tmp_path: Path) -> None:
-    assert not Node(tmp_path, algorithm="fedavg").train("1-2", "1-1")[0].began_anew
+    assert not Node(tmp_path, algorithm="fedavg").train(2, 1)[0].began_anew
 
 
 @pytest.mark.parametrize("lose", [_leave, _remove, _damage])
@@ -90,10 +125,10 @@ def test_a_lost_model_of_its_own_has_no_score(lose: Callable[[Path], None], tmp_
     node = Node(tmp_path, algorithm="ditto", evaluation="clients")
     held_out = node.score(None)
     assert held_out
-    node.train("1-1", None)
+    node.train(1, None)
     lose(node.kept / "1-1")
     if lose is _leave:
-        assert node.score("1-1") == held_out
+        assert node.score(1) == held_out
     else:
         with pytest.raises(RunFailed, match="its own model is lost, or damaged"):
-            node.score("1-1")
+            node.score(1)

@@ -87,7 +87,7 @@ def test_work_does_what_it_is_asked_and_says_who_asked() -> None:
     assert test is not None
     score, tensors = work(Evaluate(0, len(test[1])), (start_V[None], integers_I[None]))
     expected = evaluate(simulation.recipe.module, cross_entropy, accuracy, test, torch.device("cpu"))
-    assert (score, tensors) == (Evaluated((expected.loss,), (expected.accuracy,), (40,)), ())
+    assert (score, tensors) == (Evaluated((expected,), (40,)), ())
     assert label_of(Train((3,), 2, wants="mean")) == "client 3 of round 2"
     assert label_of(Train((3, "b", 1), 2, wants="mean")) == "clients 3, 'b' and 1 of round 2"
     assert label_of(Train(tuple(range(20)), 2, wants="mean")).endswith("6, 7 and 12 others of round 2")

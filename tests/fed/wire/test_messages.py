@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from fed.clients.evaluation import Score
 from fed.reduction import WeightedMean
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.evaluation import scores_over_clients
@@ -57,7 +58,8 @@ def test_whatever_scores_pass_have_a_mean_and_a_spread(number: float) -> None:
     assert (refusal_of_scores(Scores(samples=samples, loss=number)) is None) == passes
     assert (refusal_of_scores(Scores(samples=samples, metric=number)) is None) == passes
     if passes:
-        line = scores_over_clients([number, 0.5, 0.5], [number, None, number], [samples, 1, samples])
+        scores = [Score(number, number), Score(0.5, None), Score(0.5, number)]
+        line = scores_over_clients(scores, [samples, 1, samples])
         assert line["test_loss"] == pytest.approx(number / 2)
         assert line["test_accuracy"] == line["client_accuracy_mean"] == pytest.approx(number)
         assert line["client_accuracy_std"] == 0.0

@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.own_data import Described
 from fed.clients.node.plans import part_of_nodes
 from fed.config.experiment import Experiment
 from fed.errors import FedError
@@ -29,6 +28,7 @@ from fed.wire.dialling import DialPatience
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import Incoming
+from fed.wire.protocol import PROTOCOL
 from fed.wire.protocol_pb2 import (
     Answer,
     Assignment,
@@ -110,8 +110,8 @@ class Reader:
         class Training:
             spec = SPEC
 
-            def describe(self) -> Described:
-                return Described(3, SIGNATURE)
+            def describe(self) -> Joining:
+                return Joining(protocol=PROTOCOL, samples=3, signature=SIGNATURE)
 
         self._training: Any = Training()
         self._begin()

@@ -1,6 +1,7 @@
 """Calls of nodes in an lease that a test decides: connections that break off, come twice, or are late."""
 
 import asyncio
+import functools
 import hashlib
 import struct
 import time
@@ -91,6 +92,12 @@ class Server:
         """A delivery, of which nothing has come yet."""
         return asyncio.create_task(self.service.Deliver(None, call))
 
+    def content(self) -> bytes:
+        """What the one delivery that has arrived left in its file."""
+        (arrived,) = self.arrived()
+        assert arrived.path is not None
+        return arrived.path.read_bytes()
+
     def arrived(self) -> list[Delivery]:
         return [self.arrivals.get() for _ in range(self.arrivals.qsize())]
 
@@ -105,8 +112,14 @@ def pieces(content: bytes = CONTENT) -> list[Part]:
     return [chunk(content[first : first + CHUNK_BYTES]) for first in range(0, len(content), CHUNK_BYTES)]
 
 
-def during(steps: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(steps(), 30))
+def during(steps: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test whose steps are awaited, for 30 s at most."""
+
+    @functools.wraps(steps)
+    def test(**given: Any) -> None:
+        asyncio.run(asyncio.wait_for(steps(**given), 30))
+
+    return test
 
 
 @pytest.mark.parametrize(
@@ -119,413 +132,361 @@ def during(steps: Callable[[], Awaitable[None]]) -> None:
     ],
     ids=["type", "size", "count", "bytes"],
 )
-def test_a_header_that_is_sent_again_says_what_it_said(tmp_path: Path, changed: dict[str, Any]) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        first, second = Call(), Call()
-        begun = server.begin(first)
-        await first.say(header(), pieces()[0], None)
-        assert (await begun).received_bytes == CHUNK_BYTES
-        again = server.begin(second)
-        await second.say(header(offset=CHUNK_BYTES, **changed), *pieces()[1:])
-        receipt = await again
-        assert not receipt.accepted
-        assert "the tensors" in receipt.reason
-        (arrived,) = server.arrived()
-        assert "its answer was refused: the tensors" in arrived.problem
-        assert list(tmp_path.iterdir()) == []
-
-    during(steps)
+@during
+async def test_a_header_that_is_sent_again_says_what_it_said(tmp_path: Path, changed: dict[str, Any]) -> None:
+    server = Server(tmp_path)
+    first, second = Call(), Call()
+    begun = server.begin(first)
+    await first.say(header(), pieces()[0], None)
+    assert (await begun).received_bytes == CHUNK_BYTES
+    again = server.begin(second)
+    await second.say(header(offset=CHUNK_BYTES, **changed), *pieces()[1:])
+    receipt = await again
+    assert not receipt.accepted
+    assert "the tensors" in receipt.reason
+    (arrived,) = server.arrived()
+    assert "its answer was refused: the tensors" in arrived.problem
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_delivery_over_a_replaced_connection_is_ignored(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        stale, new = Call(), Call()
-        late = server.begin(stale)
-        await stale.say(header(), pieces()[0])
-        begun = server.begin(new)
-        await new.say(header(offset=CHUNK_BYTES), pieces()[1])
-        await stale.say(pieces(OTHER)[1])
-        assert (await late).received_bytes == 2 * CHUNK_BYTES
-        await new.say(pieces()[2])
-        assert (await begun).accepted
-        (arrived,) = server.arrived()
-        assert arrived.path is not None
-        assert arrived.path.read_bytes() == CONTENT
-
-    during(steps)
+@during
+async def test_delivery_over_a_replaced_connection_is_ignored(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    stale, new = Call(), Call()
+    late = server.begin(stale)
+    await stale.say(header(), pieces()[0])
+    begun = server.begin(new)
+    await new.say(header(offset=CHUNK_BYTES), pieces()[1])
+    await stale.say(pieces(OTHER)[1])
+    assert (await late).received_bytes == 2 * CHUNK_BYTES
+    await new.say(pieces()[2])
+    assert (await begun).accepted
+    assert server.content() == CONTENT
 
 
-def test_a_delivery_whose_file_was_begun_anew_has_no_say(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        stale, new = Call(), Call()
-        late = server.begin(stale)
-        await stale.say(header(), pieces()[0])
-        begun = server.begin(new)
-        await new.say(header(OTHER), pieces(OTHER)[0])
-        await stale.say(pieces()[1])
-        assert not (await late).accepted
-        await new.say(*pieces(OTHER)[1:])
-        assert (await begun).accepted
-        (arrived,) = server.arrived()
-        assert arrived.path is not None
-        assert arrived.path.read_bytes() == OTHER
-
-    during(steps)
+@during
+async def test_a_delivery_whose_file_was_begun_anew_has_no_say(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    stale, new = Call(), Call()
+    late = server.begin(stale)
+    await stale.say(header(), pieces()[0])
+    begun = server.begin(new)
+    await new.say(header(OTHER), pieces(OTHER)[0])
+    await stale.say(pieces()[1])
+    assert not (await late).accepted
+    await new.say(*pieces(OTHER)[1:])
+    assert (await begun).accepted
+    assert server.content() == OTHER
 
 
-def test_an_answer_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        for _ in range(3):
-            call = Call()
-            begun = server.begin(call)
-            await call.say(header(), *pieces())
-            assert (await begun).accepted
-        assert len(server.arrived()) == 1
-        another = Call()
-        begun = server.begin(another)
-        await another.say(header(OTHER), *pieces(OTHER))
-        assert "not in flight" in (await begun).reason
-        assert server.arrived() == []
-
-    during(steps)
-
-
-@pytest.mark.parametrize("name", ["0", "eve"])
-def test_answer_receipt_is_confirmed_to_its_sender(tmp_path: Path, name: str) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path, admits=lambda name, certificate_pem: None)
-        own, others = Call("ann"), Call(name)
-        begun = server.begin(own)
-        await own.say(header(), *pieces())
-        assert (await begun).accepted
-        begun = server.begin(others)
-        await others.say(header(), *pieces())
-        assert "not in flight for it" in (await begun).reason
-
-    during(steps)
-
-
-def test_an_answer_withdrawn_during_transfer_leaves_no_file(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        call = Call()
-        begun = server.begin(call)
-        await call.say(header(), *pieces()[:2])
-        assert server.service.withdraw([TASK.number, 77]) == [TASK.number]
-        await call.say(pieces()[2])
-        assert "not in flight any more" in (await begun).reason
-        assert server.arrived() == []
-        assert list(tmp_path.iterdir()) == []
-
-    during(steps)
-
-
-def test_an_answer_that_is_there_is_not_withdrawn(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
+@during
+async def test_an_answer_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for _ in range(3):
         call = Call()
         begun = server.begin(call)
         await call.say(header(), *pieces())
-        assert server.service.withdraw([TASK.number]) == []
         assert (await begun).accepted
-        assert [arrived.problem for arrived in server.arrived()] == [""]
+    assert len(server.arrived()) == 1
+    another = Call()
+    begun = server.begin(another)
+    await another.say(header(OTHER), *pieces(OTHER))
+    assert "not in flight" in (await begun).reason
+    assert server.arrived() == []
 
-    during(steps)
+
+@pytest.mark.parametrize("name", ["0", "eve"])
+@during
+async def test_answer_receipt_is_confirmed_to_its_sender(tmp_path: Path, name: str) -> None:
+    server = Server(tmp_path, admits=lambda name, certificate_pem: None)
+    own, others = Call("ann"), Call(name)
+    begun = server.begin(own)
+    await own.say(header(), *pieces())
+    assert (await begun).accepted
+    begun = server.begin(others)
+    await others.say(header(), *pieces())
+    assert "not in flight for it" in (await begun).reason
+
+
+@during
+async def test_an_answer_withdrawn_during_transfer_leaves_no_file(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    call = Call()
+    begun = server.begin(call)
+    await call.say(header(), *pieces()[:2])
+    assert server.service.withdraw([TASK.number, 77]) == [TASK.number]
+    await call.say(pieces()[2])
+    assert "not in flight any more" in (await begun).reason
+    assert server.arrived() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@during
+async def test_an_answer_that_is_there_is_not_withdrawn(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    call = Call()
+    begun = server.begin(call)
+    await call.say(header(), *pieces())
+    assert server.service.withdraw([TASK.number]) == []
+    assert (await begun).accepted
+    assert [arrived.problem for arrived in server.arrived()] == [""]
 
 
 def _patience(lease_s: float) -> Patience:
     return Patience(heartbeat_s=0.2, silence_s=60.0, lease_s=lease_s, stall_s=60.0)
 
 
-def test_a_file_that_comes_slowly_is_waited_for(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path, patience=_patience(0.4))
-        watching = asyncio.create_task(server.service.watch())
-        call = Call()
-        begun = server.begin(call)
-        await call.say(header())
-        for piece in pieces():
-            await asyncio.sleep(0.25)
-            await call.say(piece)
-        assert (await begun).accepted
-        watching.cancel()
-
-    during(steps)
+@during
+async def test_a_file_that_comes_slowly_is_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path, patience=_patience(0.4))
+    watching = asyncio.create_task(server.service.watch())
+    call = Call()
+    begun = server.begin(call)
+    await call.say(header())
+    for piece in pieces():
+        await asyncio.sleep(0.25)
+        await call.say(piece)
+    assert (await begun).accepted
+    watching.cancel()
 
 
-def test_task_of_a_silent_node_fails_and_is_withdrawn(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path, patience=_patience(0.2))
-        watching = asyncio.create_task(server.service.watch())
-        delivering, attending = Call(), Call()
-        stream = asyncio.create_task(server.service.Attend(None, attending))
-        await attending.say(FromNode(joining=Wire(1, "ann").joining()))
-        begun = server.begin(delivering)
-        await delivering.say(header(), pieces()[0])
-        while not server.arrivals.qsize():
-            await asyncio.sleep(0.02)
-        assert "no sign of life for 0.2 s" in server.arrived()[0].problem
-        await delivering.say(pieces()[1])
-        assert "not in flight any more" in (await begun).reason
-        assert list(tmp_path.iterdir()) == []
-        while not any(message.withdrawal.task == TASK for message in attending.told):
-            await asyncio.sleep(0.02)
-        stream.cancel()
-        watching.cancel()
-
-    during(steps)
+@during
+async def test_task_of_a_silent_node_fails_and_is_withdrawn(tmp_path: Path) -> None:
+    server = Server(tmp_path, patience=_patience(0.2))
+    watching = asyncio.create_task(server.service.watch())
+    delivering, attending = Call(), Call()
+    stream = asyncio.create_task(server.service.Attend(None, attending))
+    await attending.say(FromNode(joining=Wire(1, "ann").joining()))
+    begun = server.begin(delivering)
+    await delivering.say(header(), pieces()[0])
+    while not server.arrivals.qsize():
+        await asyncio.sleep(0.02)
+    assert "no sign of life for 0.2 s" in server.arrived()[0].problem
+    await delivering.say(pieces()[1])
+    assert "not in flight any more" in (await begun).reason
+    assert list(tmp_path.iterdir()) == []
+    while not any(message.withdrawal.task == TASK for message in attending.told):
+        await asyncio.sleep(0.02)
+    stream.cancel()
+    watching.cancel()
 
 
-def test_a_server_that_was_frozen_waits_for_its_nodes_anew(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path, patience=_patience(1.0))
-        watching = asyncio.create_task(server.service.watch())
-        await asyncio.sleep(0.1)
-        time.sleep(2.0)  # nothing else goes on meanwhile, as in a process that is stopped
-        await asyncio.sleep(0.3)
-        assert server.arrived() == []
-        while not server.arrivals.qsize():  # but it does not wait for ever
-            await asyncio.sleep(0.02)
-        watching.cancel()
-
-    during(steps)
+@during
+async def test_a_server_that_was_frozen_waits_for_its_nodes_anew(tmp_path: Path) -> None:
+    server = Server(tmp_path, patience=_patience(1.0))
+    watching = asyncio.create_task(server.service.watch())
+    await asyncio.sleep(0.1)
+    time.sleep(2.0)  # nothing else goes on meanwhile, as in a process that is stopped
+    await asyncio.sleep(0.3)
+    assert server.arrived() == []
+    while not server.arrivals.qsize():  # but it does not wait for ever
+        await asyncio.sleep(0.02)
+    watching.cancel()
 
 
-def test_a_node_that_was_given_another_certificate_keeps_its_task(tmp_path: Path) -> None:
-    async def steps() -> None:
-        valid = [b"first"]
-        refusal = "it came with another certificate"
-        server = Server(tmp_path, admits=lambda _, certificate_pem: None if certificate_pem == valid[0] else refusal)
-        before, after = Call("ann", b"first"), Call("ann", b"second")
-        left = asyncio.create_task(server.service.Attend(None, before))
-        await before.say(FromNode(joining=Wire(1, "ann").joining()))
-        valid[0] = b"second"
-        came = asyncio.create_task(server.service.Attend(None, after))
-        await after.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
-        with pytest.raises(Aborted, match="another certificate"):
-            await left
-        call = Call("ann", b"second")
-        begun = server.begin(call)
-        await call.say(header(), *pieces())
-        assert (await begun).accepted
-        assert [arrived.problem for arrived in server.arrived()] == [""]
-        came.cancel()
-
-    during(steps)
+@during
+async def test_a_node_that_was_given_another_certificate_keeps_its_task(tmp_path: Path) -> None:
+    valid = [b"first"]
+    refusal = "it came with another certificate"
+    server = Server(tmp_path, admits=lambda _, certificate_pem: None if certificate_pem == valid[0] else refusal)
+    before, after = Call("ann", b"first"), Call("ann", b"second")
+    left = asyncio.create_task(server.service.Attend(None, before))
+    await before.say(FromNode(joining=Wire(1, "ann").joining()))
+    valid[0] = b"second"
+    came = asyncio.create_task(server.service.Attend(None, after))
+    await after.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
+    with pytest.raises(Aborted, match="another certificate"):
+        await left
+    call = Call("ann", b"second")
+    begun = server.begin(call)
+    await call.say(header(), *pieces())
+    assert (await begun).accepted
+    assert [arrived.problem for arrived in server.arrived()] == [""]
+    came.cancel()
 
 
-def test_a_node_that_is_revoked_loses_its_task_at_once(tmp_path: Path) -> None:
-    async def steps() -> None:
-        revoked: list[str] = []
-        server = Server(tmp_path, admits=lambda name, _: "it was revoked" if name in revoked else None)
-        call = Call("ann")
-        stream = asyncio.create_task(server.service.Attend(None, call))
-        await call.say(FromNode(joining=Wire(1, "ann").joining()))
-        revoked.append("ann")
-        await call.say(FromNode(accepted=TASK))
-        with pytest.raises(Aborted, match="it was revoked"):
-            await stream
-        assert [arrived.problem for arrived in server.arrived()] == ["it was revoked"]
-
-    during(steps)
+@during
+async def test_a_node_that_is_revoked_loses_its_task_at_once(tmp_path: Path) -> None:
+    revoked: list[str] = []
+    server = Server(tmp_path, admits=lambda name, _: "it was revoked" if name in revoked else None)
+    call = Call("ann")
+    stream = asyncio.create_task(server.service.Attend(None, call))
+    await call.say(FromNode(joining=Wire(1, "ann").joining()))
+    revoked.append("ann")
+    await call.say(FromNode(accepted=TASK))
+    with pytest.raises(Aborted, match="it was revoked"):
+        await stream
+    assert [arrived.problem for arrived in server.arrived()] == ["it was revoked"]
 
 
-def test_returning_node_learns_missing_and_withdrawn_tasks(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        over, earlier = TaskId(start=1, number=1), TaskId(start=9, number=2)
-        calls = [Call(), Call(), Call()]
-        streams = []
-        for call, held in zip(calls, ([], [TASK], [over, earlier]), strict=True):
-            streams.append(asyncio.create_task(server.service.Attend(None, call)))
-            await call.say(FromNode(joining=Wire(1, "ann").joining(held=held)))
-            await call.say(FromNode(heartbeat={}))
-        assigned = [
-            [message.assignment.task for message in call.told if message.HasField("assignment")] for call in calls
-        ]
-        withdrawn = [
-            [message.withdrawal.task for message in call.told if message.HasField("withdrawal")] for call in calls
-        ]
-        assert assigned == [[TASK], [], [TASK]]
-        assert withdrawn == [[], [], [over, earlier]]
-        assert [call.told[-1].farewell.reason for call in calls[:2]] == ["another connection came in your name"] * 2
-        assert not any(call.told[-1].farewell.is_final for call in calls[:2])
-        assert [stream.done() for stream in streams] == [True, True, False]
-        streams[-1].cancel()
-
-    during(steps)
+@during
+async def test_returning_node_learns_missing_and_withdrawn_tasks(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    over, earlier = TaskId(start=1, number=1), TaskId(start=9, number=2)
+    calls = [Call(), Call(), Call()]
+    streams = []
+    for call, held in zip(calls, ([], [TASK], [over, earlier]), strict=True):
+        streams.append(asyncio.create_task(server.service.Attend(None, call)))
+        await call.say(FromNode(joining=Wire(1, "ann").joining(held=held)))
+        await call.say(FromNode(heartbeat={}))
+    assigned = [[message.assignment.task for message in call.told if message.HasField("assignment")] for call in calls]
+    withdrawn = [[message.withdrawal.task for message in call.told if message.HasField("withdrawal")] for call in calls]
+    assert assigned == [[TASK], [], [TASK]]
+    assert withdrawn == [[], [], [over, earlier]]
+    assert [call.told[-1].farewell.reason for call in calls[:2]] == ["another connection came in your name"] * 2
+    assert not any(call.told[-1].farewell.is_final for call in calls[:2])
+    assert [stream.done() for stream in streams] == [True, True, False]
+    streams[-1].cancel()
 
 
-def test_payload_removed_during_a_request_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@during
+async def test_payload_removed_during_a_request_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def going(path: Path, offset: int) -> Iterator[Chunk]:
         path.unlink()
         yield from chunks(path, offset)
 
-    async def steps() -> None:
-        monkeypatch.setattr("fed.wire.calls.chunks", going)
-        server = Server(tmp_path)
-        (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
-        for _ in range(2):
-            with pytest.raises(Aborted, match="no such payload any more"):
-                await server.service.Download(Wanted(sha256="0" * 64), Call())
-        assert server.service.refusals.count == 0
-
-    during(steps)
+    monkeypatch.setattr("fed.wire.calls.chunks", going)
+    server = Server(tmp_path)
+    (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
+    for _ in range(2):
+        with pytest.raises(Aborted, match="no such payload any more"):
+            await server.service.Download(Wanted(sha256="0" * 64), Call())
+    assert server.service.refusals.count == 0
 
 
-def test_damaged_payload_is_retried_and_refused_the_third_time(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        broken = Part(chunk=Chunk(data=CONTENT[:CHUNK_BYTES], crc32=1))
-        receipts = []
-        for parts in ([pieces()[0], *pieces(OTHER)[1:]], [pieces()[0], broken]):
-            call = Call()
-            begun = server.begin(call)
-            await call.say(header(), *parts)
-            receipts.append(await begun)
+@during
+async def test_damaged_payload_is_retried_and_refused_the_third_time(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    broken = Part(chunk=Chunk(data=CONTENT[:CHUNK_BYTES], crc32=1))
+    receipts = []
+    for parts in ([pieces()[0], *pieces(OTHER)[1:]], [pieces()[0], broken]):
         call = Call()
         begun = server.begin(call)
-        await call.say(header(offset=CHUNK_BYTES), *pieces(OTHER)[1:])
+        await call.say(header(), *parts)
         receipts.append(await begun)
-        assert not any(receipt.accepted for receipt in receipts)
-        assert [receipt.received_bytes for receipt in receipts[:2]] == [0, CHUNK_BYTES]
-        assert "came damaged 3 times" in receipts[2].reason
-        assert "its answer was refused" in server.arrived()[0].problem
-        assert list(tmp_path.iterdir()) == []
+    call = Call()
+    begun = server.begin(call)
+    await call.say(header(offset=CHUNK_BYTES), *pieces(OTHER)[1:])
+    receipts.append(await begun)
+    assert not any(receipt.accepted for receipt in receipts)
+    assert [receipt.received_bytes for receipt in receipts[:2]] == [0, CHUNK_BYTES]
+    assert "came damaged 3 times" in receipts[2].reason
+    assert "its answer was refused" in server.arrived()[0].problem
+    assert list(tmp_path.iterdir()) == []
 
-    during(steps)
 
+@during
+async def test_each_message_is_held_to_the_roster(tmp_path: Path) -> None:
+    revoked: list[str] = []
+    server = Server(tmp_path, admits=lambda name, _: "it was revoked" if name in revoked else None)
+    (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
 
-def test_each_message_is_held_to_the_roster(tmp_path: Path) -> None:
-    async def steps() -> None:
-        revoked: list[str] = []
-        server = Server(tmp_path, admits=lambda name, _: "it was revoked" if name in revoked else None)
-        (tmp_path / f"{'0' * 64}.out").write_bytes(CONTENT)
+    class Fetching(Call):
+        async def write(self, message: Any) -> None:
+            await super().write(message)
+            revoked.append("ann")
 
-        class Fetching(Call):
-            async def write(self, message: Any) -> None:
-                await super().write(message)
-                revoked.append("ann")
-
-        fetching = Fetching("ann")
-        with pytest.raises(Aborted, match="it was revoked"):
-            await server.service.Download(Wanted(sha256="0" * 64), fetching)
-        assert len(fetching.told) == 1
-        revoked.clear()
-        call = Call("ann")
-        begun = server.begin(call)
-        await call.say(header(), *pieces()[:2])
-        revoked.append("ann")
-        await call.say(pieces()[2])
-        with pytest.raises(Aborted, match="it was revoked"):
-            await begun
-        assert server.arrived() == []
-        with pytest.raises(Aborted, match="it was revoked"):
-            await server.service.Deliver(None, Call("ann"))
-        with pytest.raises(Aborted, match="must show its certificate"):
-            await server.service.Deliver(None, Call())
-
-    during(steps)
+    fetching = Fetching("ann")
+    with pytest.raises(Aborted, match="it was revoked"):
+        await server.service.Download(Wanted(sha256="0" * 64), fetching)
+    assert len(fetching.told) == 1
+    revoked.clear()
+    call = Call("ann")
+    begun = server.begin(call)
+    await call.say(header(), *pieces()[:2])
+    revoked.append("ann")
+    await call.say(pieces()[2])
+    with pytest.raises(Aborted, match="it was revoked"):
+        await begun
+    assert server.arrived() == []
+    with pytest.raises(Aborted, match="it was revoked"):
+        await server.service.Deliver(None, Call("ann"))
+    with pytest.raises(Aborted, match="must show its certificate"):
+        await server.service.Deliver(None, Call())
 
 
 @pytest.mark.parametrize("offset", [0, CHUNK_BYTES // 2, 2 * CHUNK_BYTES, 2**63])
-def test_a_delivery_goes_on_from_where_the_server_is(tmp_path: Path, offset: int) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        for said, receives in ((header(), CHUNK_BYTES), (header(offset=offset), CHUNK_BYTES)):
-            call = Call()
-            begun = server.begin(call)
-            await call.say(said, pieces()[0], None)
-            assert (await begun).received_bytes == receives
+@during
+async def test_a_delivery_goes_on_from_where_the_server_is(tmp_path: Path, offset: int) -> None:
+    server = Server(tmp_path)
+    for said, receives in ((header(), CHUNK_BYTES), (header(offset=offset), CHUNK_BYTES)):
         call = Call()
         begun = server.begin(call)
-        await call.say(header(offset=CHUNK_BYTES), *pieces()[1:])
-        assert (await begun).accepted
-        (arrived,) = server.arrived()
-        assert arrived.path is not None
-        assert arrived.path.read_bytes() == CONTENT
-
-    during(steps)
-
-
-def test_what_was_begun_anew_takes_nothing_from_an_earlier_delivery(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        stale, new = Call(), Call()
-        late = server.begin(stale)
-        await stale.say(header(), *pieces()[:2])
-        begun = server.begin(new)
-        await new.say(header(OTHER, offset=5))
-        assert (await begun).received_bytes == 0
-        await stale.say(pieces()[2])
-        assert not (await late).accepted
-        assert server.arrived() == []
-
-    during(steps)
+        await call.say(said, pieces()[0], None)
+        assert (await begun).received_bytes == receives
+    call = Call()
+    begun = server.begin(call)
+    await call.say(header(offset=CHUNK_BYTES), *pieces()[1:])
+    assert (await begun).accepted
+    assert server.content() == CONTENT
 
 
-def test_nobody_answers_or_fails_anothers_task(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path, admits=lambda name, certificate_pem: None)
-        delivering, attending = Call("eve"), Call("eve")
-        begun = server.begin(delivering)
-        await delivering.say(header(), *pieces())
-        assert "not in flight for it" in (await begun).reason
-        stream = asyncio.create_task(server.service.Attend(None, attending))
-        await attending.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
-        await attending.say(FromNode(failed={"task": TASK, "reason": "made up"}), FromNode(accepted=TASK))
-        assert server.service.refusals.count == 3
-        assert server.arrived() == []
-        stream.cancel()
-
-    during(steps)
+@during
+async def test_what_was_begun_anew_takes_nothing_from_an_earlier_delivery(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    stale, new = Call(), Call()
+    late = server.begin(stale)
+    await stale.say(header(), *pieces()[:2])
+    begun = server.begin(new)
+    await new.say(header(OTHER, offset=5))
+    assert (await begun).received_bytes == 0
+    await stale.say(pieces()[2])
+    assert not (await late).accepted
+    assert server.arrived() == []
 
 
-def test_a_heartbeat_that_names_a_task_has_it_waited_for(tmp_path: Path) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path, patience=_patience(0.6))
-        watching = asyncio.create_task(server.service.watch())
-        call = Call()
-        stream = asyncio.create_task(server.service.Attend(None, call))
-        await call.say(FromNode(joining=Wire(1, "ann").joining()))
-        for _ in range(6):
-            await asyncio.sleep(0.2)
-            await call.say(FromNode(heartbeat={"held": [TASK]}))
-        assert server.arrived() == []
-        for _ in range(6):
-            await asyncio.sleep(0.2)
-            await call.say(FromNode(heartbeat={"held": [TaskId(start=9, number=TASK.number)]}))
-        assert "no sign of life" in server.arrived()[0].problem
-        stream.cancel()
-        watching.cancel()
+@during
+async def test_nobody_answers_or_fails_anothers_task(tmp_path: Path) -> None:
+    server = Server(tmp_path, admits=lambda name, certificate_pem: None)
+    delivering, attending = Call("eve"), Call("eve")
+    begun = server.begin(delivering)
+    await delivering.say(header(), *pieces())
+    assert "not in flight for it" in (await begun).reason
+    stream = asyncio.create_task(server.service.Attend(None, attending))
+    await attending.say(FromNode(joining=Wire(1, "ann").joining(held=[TASK])))
+    await attending.say(FromNode(failed={"task": TASK, "reason": "made up"}), FromNode(accepted=TASK))
+    assert server.service.refusals.count == 3
+    assert server.arrived() == []
+    stream.cancel()
 
-    during(steps)
+
+@during
+async def test_a_heartbeat_that_names_a_task_has_it_waited_for(tmp_path: Path) -> None:
+    server = Server(tmp_path, patience=_patience(0.6))
+    watching = asyncio.create_task(server.service.watch())
+    call = Call()
+    stream = asyncio.create_task(server.service.Attend(None, call))
+    await call.say(FromNode(joining=Wire(1, "ann").joining()))
+    for _ in range(6):
+        await asyncio.sleep(0.2)
+        await call.say(FromNode(heartbeat={"held": [TASK]}))
+    assert server.arrived() == []
+    for _ in range(6):
+        await asyncio.sleep(0.2)
+        await call.say(FromNode(heartbeat={"held": [TaskId(start=9, number=TASK.number)]}))
+    assert "no sign of life" in server.arrived()[0].problem
+    stream.cancel()
+    watching.cancel()
 
 
 @pytest.mark.parametrize("start", [0, 2])
-def test_a_task_of_another_start_is_another(tmp_path: Path, start: int) -> None:
-    async def steps() -> None:
-        server = Server(tmp_path)
-        said = header()
-        said.answer.task.start = start
-        for parts, tasks in (([said, *pieces()], 0), ([header(), *pieces()], 1), ([said, *pieces()], 1)):
-            call = Call()
-            begun = server.begin(call)
-            await call.say(*parts)
-            assert (await begun).accepted == (parts[0] is not said)
-            assert server.arrivals.qsize() == tasks
-        server.service.assign([("ann", Assignment(task=TASK))])
+@during
+async def test_a_task_of_another_start_is_another(tmp_path: Path, start: int) -> None:
+    server = Server(tmp_path)
+    said = header()
+    said.answer.task.start = start
+    for parts, tasks in (([said, *pieces()], 0), ([header(), *pieces()], 1), ([said, *pieces()], 1)):
         call = Call()
-        stream = asyncio.create_task(server.service.Attend(None, call))
-        other = TaskId(start=start, number=TASK.number)
-        await call.say(FromNode(joining=Wire(1, "ann").joining(held=[other])))
-        await call.say(FromNode(failed={"task": other, "reason": "made up"}))
-        assert server.arrivals.qsize() == 1
-        assert [message.assignment.task for message in call.told if message.HasField("assignment")] == [TASK]
-        stream.cancel()
-
-    during(steps)
+        begun = server.begin(call)
+        await call.say(*parts)
+        assert (await begun).accepted == (parts[0] is not said)
+        assert server.arrivals.qsize() == tasks
+    server.service.assign([("ann", Assignment(task=TASK))])
+    call = Call()
+    stream = asyncio.create_task(server.service.Attend(None, call))
+    other = TaskId(start=start, number=TASK.number)
+    await call.say(FromNode(joining=Wire(1, "ann").joining(held=[other])))
+    await call.say(FromNode(failed={"task": other, "reason": "made up"}))
+    assert server.arrivals.qsize() == 1
+    assert [message.assignment.task for message in call.told if message.HasField("assignment")] == [TASK]
+    stream.cancel()

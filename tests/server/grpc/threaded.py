@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fed.clients.data import FederatedData, Names, Pair
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.own_data import Described, described
-from fed.clients.node.training import NodeTask, NodeTraining, TaskDone
+from fed.clients.node.own_data import described
+from fed.clients.node.training import NodeTraining, TaskDone
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
-from fed.wire.protocol_pb2 import Plan
+from fed.wire.protocol_pb2 import Assignment, Examination, Joining, Plan, Scores
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
@@ -31,27 +31,28 @@ class ThreadedTraining:
         worked: what was done for them, trials among it.
     """
 
-    def __init__(self, client: int | str, pair: Pair, folder: Path) -> None:
-        self._client, self._pair, self._folder = client, pair, folder
+    def __init__(self, client: int | str, pair: Pair, names: Names, folder: Path) -> None:
+        self._client, self._pair, self._names, self._folder = client, pair, names, folder
         self.training: NodeTraining | None = None
+        self._plan = Plan()
         self.spec: Sequence[TensorMessage] = ()
-        self.orders: list[tuple[NodeTask, bytes]] = []
+        self.orders: list[tuple[Assignment, float | None, bytes]] = []
         self.answers: list[tuple[TaskDone, bytes]] = []
         self.worked: list[Train] = []
 
-    def describe(self) -> Described:
-        return described(self._pair, Names())
+    def describe(self) -> Joining:
+        return described(self._pair, self._names)
 
     def prepare(self, experiment: Experiment, plan: Plan) -> None:
-        if self.training is None:
-            self._prepared = experiment, plan
+        if self.training is None or self._plan.format != plan.format:
+            self._experiment, self._plan = experiment, plan
             self.training = self.made_anew()
             self.training._work = self._noting(self.training._work)
-            self.spec = [TensorMessage(dtype=dtype, numbers=numbers) for dtype, numbers in self.training.spec()]
+            self.spec = self.training.spec()
 
     def made_anew(self) -> NodeTraining:
         """As a process that has done nothing yet."""
-        return NodeTraining(self._client, self._pair, *self._prepared, self._folder)
+        return NodeTraining(self._client, self._pair, self._experiment, self._plan, self._folder)
 
     def _noting(self, work: Any) -> Any:
         def note(train: Train, tensors: Sequence[Tensor]) -> Any:
@@ -60,16 +61,16 @@ class ThreadedTraining:
 
         return note
 
-    def train(self, order: NodeTask) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
         assert self.training is not None
-        self.orders.append((order, order.path.read_bytes()))
-        done = self.training.train(order)
-        self.answers.append((done, order.path.read_bytes()))
+        self.orders.append((assignment, until_s, path.read_bytes()))
+        done = self.training.train(assignment, path, until_s)
+        self.answers.append((done, path.read_bytes()))
         return done
 
-    def score(self, payload: bytes, path: Path, kept_after: str | None, *discount: float) -> Any:
+    def score(self, examination: Examination, path: Path) -> Scores:
         assert self.training is not None
-        return self.training.score(payload, path, kept_after, *discount)
+        return self.training.score(examination, path)
 
     def forget_before(self, name: str) -> None: ...
 
@@ -86,7 +87,7 @@ class ThreadedNode:
     """
 
     def __init__(self, port: int, client: int | str, pair: Pair, folder: Path, allowed: Sequence[str] = ()) -> None:
-        self.training = ThreadedTraining(client, pair, folder / "kept")
+        self.training = ThreadedTraining(client, pair, Names(), folder / "kept")
         training: Any = self.training
         where = f"127.0.0.1:{port}", None, str(client), client
         self.node = EdgeNode(*where, training, folder / "files", allowed, PATIENCE)

@@ -1,7 +1,6 @@
 """Deadlines on real nodes: who cannot do all of a task in time does a part of it, as a simulated client would."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from fed.clients.data import load
-from fed.clients.node.training import NodeTask, TaskDone
+from fed.clients.node.training import TaskDone
 from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.server.deploy import serve
@@ -72,12 +71,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[TaskDone, bytes]:
     """What comes of one of a node's tasks with so many steps, in a process that has done nothing before."""
-    lease, content = node.training.orders[number]
-    lease = replace(lease, path=folder / "task", until_s=None, train=replace(lease.train, steps=(steps,)))
-    lease.path.write_bytes(content)
-    training = node.training.made_anew()
-    done = training.train(lease)
-    return done, lease.path.read_bytes()
+    assignment, _, content = node.training.orders[number]
+    path = folder / "task"
+    path.write_bytes(content)
+    of_steps = Assignment()
+    of_steps.CopyFrom(assignment)
+    of_steps.steps = steps
+    done = node.training.made_anew().train(of_steps, path)
+    return done, path.read_bytes()
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fednova", "scaffold"])
@@ -101,7 +102,7 @@ def test_an_answer_by_the_deadline_is_that_of_fewer_steps(
 def test_who_may_not_answer_with_a_part_is_late(tmp_path: Path) -> None:
     run, nodes = deployed(tmp_path, rounds={"count": 1, "deadline_s": DEADLINE_S, "partial_work": "drop"})
     assert [(line["replied"], line["late"]) for line in run.metrics] == [(0, CLIENTS)]
-    assert [lease.until_s for node in nodes for lease, _ in node.training.orders] == [None] * CLIENTS
+    assert [until_s for node in nodes for _, until_s, _ in node.training.orders] == [None] * CLIENTS
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -116,11 +117,11 @@ def test_who_is_quick_enough_does_all(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_at_once")
 def test_several_phases_go_together(tmp_path: Path) -> None:
     _, (node, *_) = deployed(tmp_path, rounds={"count": 1}, algorithm="ditto")
-    lease, content = node.training.orders[0]
-    in_no_time: NodeTask = replace(lease, path=tmp_path / "task", until_s=time.monotonic())
-    in_no_time.path.write_bytes(content)
-    node.training.made_anew().train(in_no_time)
-    assert in_no_time.path.read_bytes() == node.training.answers[0][1]
+    assignment, _, content = node.training.orders[0]
+    path = tmp_path / "task"
+    path.write_bytes(content)
+    node.training.made_anew().train(assignment, path, time.monotonic())
+    assert path.read_bytes() == node.training.answers[0][1]
 
 
 def test_a_task_sent_late_carries_its_remaining_time(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fed import errors
 from fed.clients.training.executor import Executor, InProcess, Item
 from fed.errors import Diverged, FedError, InvalidData, InvalidInput, RunFailed
 from fed.simulations.executors.pool import Workers
-from fed.simulations.executors.shared_memory import shared
+from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.executors.worker import current_settings
 from tests.simulations.executors import pure_work as work
 
@@ -171,7 +171,7 @@ def test_a_worker_computes_with_one_thread(pool: Workers) -> None:
 def test_workers_map_shared_memory_and_take_the_parents_settings() -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        with Workers(work.Adder(shared(torch.arange(1000.0))), 1, CAPACITY_BYTES) as workers:
+        with Workers(work.Adder(SharedTensor(torch.arange(1000.0))), 1, CAPACITY_BYTES) as workers:
             (past_the_page, dtype), total = run(workers, None, torch.ones(1000))
     finally:
         torch.set_default_dtype(torch.float32)
@@ -501,13 +501,14 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from fed.clients.training.executor import Item
-from fed.simulations.executors.shared_memory import shared
+from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.executors.pool import Workers
+from fed.simulations.executors.shared_memory import SharedTensor
 from tests.simulations.executors import pure_work as work
 import torch
 
 def main():
-    make = work.Adder(shared(torch.zeros(1000)), bytes({ballast}))
+    make = work.Adder(SharedTensor(torch.zeros(1000)), bytes({ballast}))
     with Workers({make}, 2, 1 << 16) as workers:
         print(*work.pids(), flush=True)
         file, never = Path(sys.argv[1]), Path(sys.argv[1]) / "never"

@@ -13,7 +13,7 @@ from fed.clients.training.executor import Item
 from fed.errors import InvalidInput, RunFailed
 from fed.simulations.executors import shared_memory
 from fed.simulations.executors.pool import Workers
-from fed.simulations.executors.shared_memory import SharedMemory, SharedTensor, shared
+from fed.simulations.executors.shared_memory import SharedMemory, SharedTensor
 from tests.simulations.executors import pure_work as work
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no such memory")
@@ -31,7 +31,7 @@ def test_a_spawned_process_sees_the_same(memfd: bool, monkeypatch: pytest.Monkey
     if not memfd:
         monkeypatch.delattr(os, "memfd_create", raising=False)
         monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    memory, tensor = SharedMemory(3_000_000), shared(torch.arange(5, 8, dtype=torch.uint8))
+    memory, tensor = SharedMemory(3_000_000), SharedTensor(torch.arange(5, 8, dtype=torch.uint8))
     process = multiprocessing.get_context("spawn").Process(target=write, args=(memory, tensor))
     process.start()
     process.join()
@@ -43,7 +43,7 @@ def test_a_spawned_process_sees_the_same(memfd: bool, monkeypatch: pytest.Monkey
 
 def test_writing_to_a_shared_tensor_stays_private() -> None:
     start = torch.arange(10_000)
-    tensor = shared(start)
+    tensor = SharedTensor(start)
     with Workers(work.Overwriter(tensor), 2, 1 << 20) as workers:
         tickets = [workers.submit(Item(None, (), "overwrites")) for _ in range(20)]
         seen: dict[int, int] = {}
@@ -57,7 +57,7 @@ def test_writing_to_a_shared_tensor_stays_private() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex128])
 def test_a_copy_is_equal_and_begins_at_a_page(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     tensor = torch.ones(shape).to(dtype)
-    copy = shared(tensor).tensor
+    copy = SharedTensor(tensor).tensor
     assert (copy.dtype, copy.shape) == (dtype, tensor.shape)
     assert torch.equal(copy, tensor)
     assert copy.data_ptr() % os.sysconf("SC_PAGE_SIZE") == 0
@@ -120,12 +120,12 @@ def test_memory_is_given_back() -> None:
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
         SharedMemory(10_000)
-        shared(torch.zeros(10))
+        SharedTensor(torch.zeros(10))
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_it_goes_to_spawned_processes_alone() -> None:
-    for memory in (SharedMemory(1), shared(torch.zeros(1))):
+    for memory in (SharedMemory(1), SharedTensor(torch.zeros(1))):
         with pytest.raises(RuntimeError, match="through inheritance"):
             pickle.dumps(memory)
 
