@@ -20,7 +20,7 @@ from fed.server.coordinator import Coordinator
 from fed.server.rounds.sampling import CohortDraw, Sampling
 from fed.storage.checkpoints import Tree
 
-__all__ = ["STAY_LONGER", "Rounds", "Synchronous", "await_clients", "fail_if_stalled"]
+__all__ = ["STAY_LONGER", "Rounds", "Synchronous", "WithoutCohorts", "await_clients", "fail_if_stalled"]
 
 _log = logging.getLogger(__name__)
 STAY_LONGER = (
