@@ -187,8 +187,9 @@ def client(
 
 
 def _say_what_would_leave(training: Any, name: str) -> None:
-    samples, signature = training.describe()
+    joining = training.describe()
     training.close()
+    samples, signature = joining.samples, joining.signature
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
     typer.echo(
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} samples of "
