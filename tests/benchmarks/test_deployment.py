@@ -24,6 +24,7 @@ def measured(output: Path, *options: str, environment: Mapping[str, str] | None 
     return results
 
 
+@pytest.mark.long
 def test_rounds_over_grpc_are_timed_and_none_fails(tmp_path: Path) -> None:
     found = measured(tmp_path / "deployment.json", "--parts", "empty", "--rounds", "5", "--nodes", "2")["empty"]
     assert (found["rounds"], found["nodes"], found["failed"]) == (5, 2, 0)

@@ -102,6 +102,7 @@ def test_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, t
     _hold_to_simulation(deployment, tmp_path)
 
 
+@pytest.mark.long
 def test_server_logs_waiting_joining_leaving_and_beginning(deployed: _Start) -> None:
     deployment = deployed(rounds={"count": 2})
     server, first = deployment.server(), deployment.client(0)
@@ -122,6 +123,7 @@ def test_server_logs_waiting_joining_leaving_and_beginning(deployed: _Start) -> 
         assert re.search(rf"{connected}{answered}the run is over; 2 tasks were done\n", node.said), node.said
 
 
+@pytest.mark.long
 def test_run_and_node_folders_belong_to_one_process(deployed: _Start, tmp_path: Path) -> None:
     deployment = deployed(epochs=20)
     server, (_, frozen) = deployment.server(), deployment.all_clients()
@@ -136,6 +138,7 @@ def test_run_and_node_folders_belong_to_one_process(deployed: _Start, tmp_path: 
     _hold_to_simulation(deployment, tmp_path)
 
 
+@pytest.mark.long
 def test_client_that_lost_its_state_resumes_and_both_report(deployed: _Start) -> None:
     patience = {"lease_s": 600.0}
     deployment = deployed(epochs=20, rounds={"count": 3}, algorithm="scaffold", options={"patience": patience})
