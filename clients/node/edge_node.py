@@ -5,17 +5,18 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import grpc
 
 from fed.clients.data import ClientId
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import STATE_LOST, TaskDone
-from fed.clients.node.training_process import TrainingProcess
+from fed.clients.node.training import STATE_LOST
+from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed
 from fed.wire.dialling import Dialler, DialPatience, Outbox
 from fed.wire.messages import one_line
@@ -58,11 +59,8 @@ class _Held:
         return name_of(self.assignment.task)
 
 
-class _Asked(NamedTuple):
-    """An examination, and where its scores go, as long as that connection lasts."""
-
-    examination: Examination
-    outbox: Outbox[FromNode]
+_Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
+"""What the server has asked for, and what to do with an error of it."""
 
 
 @dataclass
@@ -93,7 +91,7 @@ class EdgeNode:
 
     def __post_init__(self) -> None:
         self._held: dict[str, _Held] = {}
-        self._work: queue.Queue[_Held | Plan | _Asked] = queue.Queue()
+        self._work: queue.Queue[_Work] = queue.Queue()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._dialler: Dialler[FromNode, ToNode] = Dialler(self.server, self.credentials, self.patience, self)
         self._transfers = Transfers(self.patience, self._dialler.connected)
@@ -174,7 +172,8 @@ class EdgeNode:
             with self._lock:
                 self._held.pop(name_of(message.withdrawal.task), None)
         elif message.HasField("examination"):
-            self._work.put(_Asked(message.examination, self._outbox))
+            asked = message.examination, self._outbox
+            self._work.put((partial(self._score, *asked), partial(self._say_unscored, *asked)))
         elif message.HasField("farewell"):
             reason = one_line(message.farewell.reason)
             if message.farewell.is_final:
@@ -194,7 +193,8 @@ class EdgeNode:
         _log.info("connected to %s, as %r", self.server, self.client)
         self._dialler.connected.set()
         if is_new:
-            self._work.put(plan)  # the thread that trains prepares: take() must not take long
+            # the thread that trains prepares: take() must not take long
+            self._work.put((partial(self._prepare, plan), self._end_with))
 
     def _prepare(self, plan: Plan) -> None:
         assert self._described is not None
@@ -210,50 +210,43 @@ class EdgeNode:
         due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
         with self._lock:
             if name not in self._held:  # after a reconnection a server tells its tasks again
-                self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
-                self._work.put(self._held[name])
+                held = self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
+                self._work.put((partial(self._do, held), lambda error: self._give_up(held, self._sentence(error))))
         self._outbox.put(FromNode(accepted=assignment.task))
 
     def _work_on(self) -> None:
         """Tasks, one after another."""
         while not self._transfers.over.is_set():
-            item = self._work.get()
+            work, take_error = self._work.get()
             try:
-                if isinstance(item, Plan):
-                    self._prepare(item)
-                elif isinstance(item, _Asked):
-                    self._score(item)
-                else:
-                    self._do(item)
-            except (FedError, OSError) as error:
-                if isinstance(item, Plan) and isinstance(error, InvalidInput):
-                    self._dialler.problem = type(error)(one_line(str(error).replace("\n", "; ")))
-                else:
-                    self._report_failure(item, _sentence(error, self.folder))
+                work()
             except Exception as error:  # whatever it is, the next task may go well
-                _log.exception("a task failed")
-                self._report_failure(item, f"{type(error).__name__}: {error}")
+                if not isinstance(error, FedError | OSError):
+                    _log.exception("a task failed")
+                take_error(error)
 
-    def _report_failure(self, item: "_Held | Plan | _Asked", reason: str) -> None:
-        if isinstance(item, _Held):
-            self._give_up(item, reason)
-        elif isinstance(item, Plan):
-            self._dialler.problem = RunFailed(one_line(reason.replace("\n", "; ")))
+    def _end_with(self, error: Exception) -> None:
+        """End, for this plan cannot be followed."""
+        words = one_line(self._sentence(error).replace("\n", "; "))
+        self._dialler.problem = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
 
     def _do(self, held: _Held) -> None:
         """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
-        done = self._train(held)
-        if done is not None and done.died and not self._transfers.over.is_set():
-            _log.warning("%s; task %d begins anew", done.problem, held.assignment.task.number)
+        try:
+            done = self._train(held)
+        except TrainingProcessDied as error:
+            if self._transfers.over.is_set():
+                return
+            _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # from a new file: half an answer may be in it
-        if done is not None and done.problem:
-            self._give_up(held, done.problem, diverged=done.diverged)
-        elif done is not None and done.answer is not None:
-            if done.answer.began_anew:
+        if isinstance(done, Failed):
+            self._give_up(held, done.reason, diverged=done.diverged)
+        elif done is not None:
+            if done.began_anew:
                 _log.warning("task %d: %s", held.assignment.task.number, STATE_LOST)
-            self._deliver(held, done.answer)
+            self._deliver(held, done)
 
-    def _train(self, held: _Held) -> TaskDone | None:
+    def _train(self, held: _Held) -> Answer | Failed | None:
         """Train; None if the task has been withdrawn."""
         assignment = held.assignment
         began_s = time.monotonic()
@@ -264,24 +257,19 @@ class EdgeNode:
         until_s = None
         if assignment.HasField("deadline_s") and assignment.takes_parts:  # the way back may be as long as the way here
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
-        if assignment.durable_after.start:
-            self.training.forget_before(name_of(assignment.durable_after))
         return self.training.train(assignment, held.path, until_s)
 
-    def _score(self, asked: _Asked) -> None:
-        examination, outbox = asked
-        path = self.folder / f"{self._mark}-scores-{examination.id}"
-        scores = Scores(id=examination.id, problem="it was asked for no longer")
+    def _score(self, examination: Examination, outbox: Outbox[FromNode]) -> None:
+        """Send scores to where they were asked for, as long as that connection lasts."""
+        path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec[:2]
         try:
-            spec = self.training.spec[:2]
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
-                scores = self.training.score(examination, path)
-        except (FedError, RuntimeError, OSError) as error:
-            problem = str(error) if isinstance(error, RuntimeError) else _sentence(error, self.folder)
-            scores = Scores(id=examination.id, problem=problem)
+                outbox.put(FromNode(scores=self.training.score(examination, path)))
         finally:
             path.unlink(missing_ok=True)
-        outbox.put(FromNode(scores=scores))
+
+    def _say_unscored(self, examination: Examination, outbox: Outbox[FromNode], error: Exception) -> None:
+        outbox.put(FromNode(scores=Scores(id=examination.id, problem=self._sentence(error))))
 
     def _spec_of(self, payload: Payload) -> list[TensorMessage]:
         """Tensors that a task must have, as far as they are known: a broadcast may have one number for each client."""
@@ -324,10 +312,9 @@ class EdgeNode:
         with self._lock:
             return self._held.get(held.name) is held
 
-
-def _sentence(error: FedError | OSError, folder: Path) -> str:
-    if isinstance(error, FedError):
-        return str(error)
-    if isinstance(error, FileNotFoundError):
-        return f"a file of the node's is gone from {folder}: leave what is there to the node"
-    return f"the node cannot write to {folder} ({error.strerror or error}): make room there"
+    def _sentence(self, error: Exception) -> str:
+        if isinstance(error, FileNotFoundError):
+            return f"a file of the node's is gone from {self.folder}: leave what is there to the node"
+        if isinstance(error, OSError):
+            return f"the node cannot write to {self.folder} ({error.strerror or error}): make room there"
+        return str(error) if isinstance(error, FedError) else f"{type(error).__name__}: {error}"

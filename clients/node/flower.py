@@ -20,7 +20,7 @@ import torch
 
 from fed.clients.data import ClientId, Names, Pair, load
 from fed.clients.node.own_data import described, samples_of
-from fed.clients.node.training import STATE_LOST, NodeTraining, forget_before
+from fed.clients.node.training import STATE_LOST, NodeTraining
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
@@ -88,7 +88,8 @@ class FlowerNode:
     def describe(self, request: Request, data: bytes) -> tuple[Response, None]:
         """Say who this is, and what data it has."""
         found = described(self._pair, self._names)
-        if "folder" not in self._config and self._made_ready(Plan(signature=found.signature), Path()).keeps_states:
+        plan = Plan(signature=found.signature)
+        if "folder" not in self._config and self._training(plan, Path()).keeps_states:
             raise InvalidInput(
                 f"clients of {self._experiment.algorithm.kind} keep something between tasks: say where with "
                 "--node-config 'folder=\"/var/lib/fed\"'"
@@ -98,35 +99,30 @@ class FlowerNode:
 
     def train(self, request: Request, data: bytes) -> tuple[Response, bytes | None]:
         """Do a task."""
-        assignment, (training, folder) = request.assignment, self._training(request.plan)
-        if assignment.durable_after.start:
-            forget_before(folder, name_of(assignment.durable_after))
+        assignment, training = request.assignment, self._training(request.plan, self._folder_of(request.plan))
         with _spooled(assignment.payload, data) as path:
             done = training.train(assignment, path)
-            if done.answer is None:
-                failed = Failed(task=assignment.task, reason=done.problem, diverged=done.diverged)
-                return Response(failed=failed), None
-            if done.answer.began_anew:
+            if isinstance(done, Failed):
+                return Response(failed=done), None
+            if done.began_anew:
                 _log.warning("task %s: %s", name_of(assignment.task), STATE_LOST)
-            return Response(answer=done.answer), path.read_bytes()
+            return Response(answer=done), path.read_bytes()
 
     def score(self, request: Request, data: bytes) -> tuple[Response, None]:
         """Score a model on what the node holds out."""
-        examination, (training, _) = request.examination, self._training(request.plan)
+        examination, training = request.examination, self._training(request.plan, self._folder_of(request.plan))
         with _spooled(examination.payload, data) as path:
             return Response(scores=training.score(examination, path)), None
 
-    def _training(self, plan: Plan) -> tuple[NodeTraining, Path]:
-        """Made ready for the experiment, and the folder where the client's states are."""
+    def _training(self, plan: Plan, folder: Path) -> NodeTraining:
+        return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
+
+    def _folder_of(self, plan: Plan) -> Path:
+        """Folder of the client's states in a run."""
         if not plan.run.isalnum():  # it becomes part of a path
             raise InvalidInput(f"a run's name must be letters and digits, got {plan.run[:40]!r}")
         base = Path(str(self._config.get("folder", tempfile.gettempdir()))).expanduser()
-        folder = base / plan.run / str(self.client)
-        return self._made_ready(plan, folder), folder
-
-    def _made_ready(self, plan: Plan, folder: Path) -> NodeTraining:
-        """Make ready for a model of such data."""
-        return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
+        return base / plan.run / str(self.client)
 
     def _own(self) -> tuple[ClientId, Pair, Names]:
         """The node's id, its samples, and what they are called."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -25,10 +24,10 @@ from fed.storage.checkpoints import Checkpoints
 from fed.wire.format import Format
 from fed.wire.payloads import read, tensor_messages, written
 from fed.wire.protocol import name_of
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Plan, Scores
+from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Scores
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
-__all__ = ["STATE_LOST", "NodeTraining", "TaskDone", "forget_before"]
+__all__ = ["STATE_LOST", "NodeTraining"]
 
 STATE_LOST = (
     "what this node kept between tasks is gone from its folder, or damaged; it goes on from what it had at first, and "
@@ -37,15 +36,6 @@ STATE_LOST = (
 """What a node logs then."""
 
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
-
-
-class TaskDone(NamedTuple):
-    """Result of a task: the header of its answer, whose tensors are in a file, or the reason why there is none."""
-
-    answer: Answer | None = None
-    problem: str = ""
-    diverged: bool = False
-    died: bool = False
 
 
 class NodeTraining:
@@ -83,7 +73,7 @@ class NodeTraining:
         """The types and lengths of a task's tensors: the model's vector, its integers, then broadcasts at first."""
         return tensor_messages(self._message.downlink)
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         """Do a task; the answer's tensors take the place of those that came with it.
 
         Args:
@@ -91,6 +81,8 @@ class NodeTraining:
             path: of the file with its payload.
             until_s: when it must be done, if need be with fewer steps, by :func:`time.monotonic`; None: no matter.
         """
+        if assignment.durable_after.start:
+            _forget_before(self._folder, name_of(assignment.durable_after))
         vector_V, integers_I, *broadcast = read(path, assignment.payload)
         states, are_lost = self._states(assignment)
         given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
@@ -111,13 +103,13 @@ class NodeTraining:
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         if trained.diverged is not None:
-            return TaskDone(problem=trained.diverged[1], diverged=True)
+            return Failed(task=assignment.task, reason=trained.diverged[1], diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         self._keep(name_of(assignment.task), states.of(self._client, (vector_V, integers_I)), tensors[count:])
         payload = written(path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
-        answer = Answer(
+        return Answer(
             task=assignment.task,
             payload=payload,
             weight=trained.weights[0],
@@ -125,7 +117,6 @@ class NodeTraining:
             train_loss=trained.train_losses[0],
             began_anew=are_lost and bool(states.names),
         )
-        return TaskDone(answer)
 
     def score(self, examination: Examination, path: Path) -> Scores:
         """Score a model, or the client's own, on what the client holds out.
@@ -196,7 +187,7 @@ class NodeTraining:
         return states, newest is None
 
 
-def forget_before(folder: Path, name: str) -> None:
+def _forget_before(folder: Path, name: str) -> None:
     """Remove what a client kept in a folder after tasks before this one."""
     oldest = folder / name
     if oldest.is_dir():

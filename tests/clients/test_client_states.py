@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fed.clients.node.training import forget_before
+from fed.wire.protocol_pb2 import TaskId
 from tests.clients.node.test_training import Node
 
 
@@ -50,7 +50,7 @@ def test_client_states_follow_task_order_not_the_clock(tmp_path: Path) -> None:
     node.train(3, 2)
     node.train(4, 3)
     assert names() == ["1-1", "1-2", "1-3", "1-4"]
-    forget_before(node.kept, "9-9")
-    assert names() == ["1-1", "1-2", "1-3", "1-4"]
-    forget_before(node.kept, "1-3")
-    assert names() == ["1-3", "1-4"]
+    node.train(5, 4, durable_after=TaskId(start=9, number=9))
+    assert names() == ["1-1", "1-2", "1-3", "1-4", "1-5"]
+    node.train(6, 5, durable_after=TaskId(start=1, number=3))
+    assert names() == ["1-3", "1-4", "1-5", "1-6"]

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import samples_of
-from fed.clients.node.training import TaskDone, forget_before
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
@@ -37,7 +36,7 @@ from fed.wire.dialling import DialPatience
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import read, split, written
-from fed.wire.protocol_pb2 import Assignment, Plan, Response, Signature
+from fed.wire.protocol_pb2 import Answer, Assignment, Failed, Plan, Response, Signature
 from tests.flower_stand_ins import Federation, Message, partitions
 from tests.server.grpc.threaded import ThreadedTraining
 
@@ -262,16 +261,13 @@ class _Training(ThreadedTraining):
         super().__init__(client, *samples_of(description), folder)
         self._gate = gate
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         if self._gate is not None:
             assert self._gate.wait(BOUND_S)
         done = super().train(assignment, path, until_s)
-        if self.forgery is not None and done.answer is not None:
-            done.answer.payload.CopyFrom(written(path, self.forgery(read(path, done.answer.payload))))
+        if self.forgery is not None and isinstance(done, Answer):
+            done.payload.CopyFrom(written(path, self.forgery(read(path, done.payload))))
         return done
-
-    def forget_before(self, name: str) -> None:
-        forget_before(self._folder, name)
 
 
 class OverFlower(_Real):

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from fed.clients.node.edge_node import EdgeNode
-from fed.clients.node.training import TaskDone
+from fed.clients.node.training_process import TrainingProcessDied
 from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
@@ -26,6 +26,7 @@ from fed.wire.protocol_pb2 import (
     Assignment,
     Chunk,
     Examination,
+    Failed,
     Farewell,
     FromNode,
     Heartbeat,
@@ -56,13 +57,13 @@ class Trained(Training):
         self.begun = threading.Event()
         self.problem = ""
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         self.trained.append(assignment)
         self.begun.set()
         assert self.goes_on.wait(BOUND_S)
         if self.problem:
-            return TaskDone(problem=self.problem)
-        return TaskDone(answer(assignment))
+            return Failed(task=assignment.task, reason=self.problem)
+        return answer(assignment)
 
 
 def answer(to: Assignment, content: Payload | None = None) -> Answer:
@@ -233,7 +234,7 @@ def test_failed_task_in_delivery_is_not_reported_as_held(tmp_path: Path) -> None
 
 def test_an_answer_whose_file_is_gone_has_failed(tmp_path: Path) -> None:
     class Forgetful(Trained):
-        def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
             path.unlink()
             return super().train(assignment, path)
 
@@ -300,10 +301,10 @@ class Large(Trained):
 
     spec: Sequence[TensorMessage] = (TensorMessage(dtype="float32", numbers=100_000), TensorMessage(dtype="int64"))
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         assert path.read_bytes() == LARGE
         super().train(assignment, path)
-        return TaskDone(answer(assignment, large()))
+        return answer(assignment, large())
 
 
 def large() -> Payload:
@@ -345,12 +346,9 @@ def test_transfers_go_on_where_they_broke_off(tmp_path: Path) -> None:
 
 
 def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
-    forgotten, scored = [], list[Examination]()
+    scored = list[Examination]()
 
     class Keeping(Trained):
-        def forget_before(self, name: str) -> None:
-            forgotten.append(name)
-
         def score(self, examination: Examination, path: Path) -> Scores:
             scored.append(examination)
             return Scores(id=examination.id, samples=3, loss=0.5)
@@ -377,7 +375,7 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
     plain, changed = training.trained
     assert (plain.task, plain.lr, plain.HasField("steps")) == (TASK, 0.0, False)
     assert (changed.kept_after, changed.kept_discount, changed.lr, changed.steps) == (kept, 0.5, 0.25, 5)
-    assert forgotten == ["8-2"]
+    assert changed.durable_after == durable
     assert [(one.kept_after == kept, one.kept_discount) for one in scored] == [(False, 0.0), (True, 0.0), (True, 0.25)]
     assert [(one.id, one.samples, one.loss, one.HasField("metric")) for one in found] == [
         (0, 3, 0.5, False),
@@ -432,11 +430,11 @@ def test_a_server_that_says_nothing_is_dialled_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("deaths", "reason"), [(1, ""), (2, "the training process has died")])
 def test_a_training_process_may_die_of_a_task_once(tmp_path: Path, deaths: int, reason: str) -> None:
     class Dying(Trained):
-        def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+        def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
             done = super().train(assignment, path)
             if len(self.trained) <= deaths:
                 path.write_bytes(b"half")
-                return TaskDone(problem="the training process has died", died=True)
+                raise TrainingProcessDied("the training process has died")
             assert path.read_bytes() == MODEL
             return done
 

@@ -18,16 +18,18 @@ import torch
 
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.plans import as_experiment
-from fed.clients.node.training import NodeTraining, TaskDone
+from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.wire.dialling import DialPatience
 from fed.wire.payloads import Incoming
 from fed.wire.protocol import PROTOCOL
 from fed.wire.protocol_pb2 import (
+    Answer,
     Assignment,
     Chunk,
     Examination,
+    Failed,
     Farewell,
     FromNode,
     Joining,
@@ -63,14 +65,12 @@ class Training:
     def prepare(self, experiment: Experiment, signature: bytes) -> None:
         self.prepared.append(experiment)
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         self.trained.append(assignment)
-        return TaskDone(problem="trained")
+        return Failed(task=assignment.task, reason="trained")
 
     def score(self, examination: Examination, path: Path) -> Scores:
         return Scores(id=examination.id, samples=1, loss=0.5)
-
-    def forget_before(self, name: str) -> None: ...
 
 
 class Server(CoordinationServicer):

@@ -37,8 +37,8 @@ class Node:
         keys: Any = {"payload": payload, "broadcast_count": broadcast, "kept_after": _task(kept_after)}
         assignment = Assignment(task=_task(number), **{"round": 1, "population": 1, **keys, **changed})
         done = self._training.train(assignment, self._file)
-        assert done.answer is not None
-        return done.answer, read(self._file, done.answer.payload)[0].tolist()
+        assert isinstance(done, Answer)
+        return done, read(self._file, done.payload)[0].tolist()
 
     def score(self, kept_after: int | None, **changed: Any) -> int:
         payload = written(self._file, self._tensors[:2])

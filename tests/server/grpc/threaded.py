@@ -10,11 +10,11 @@ from torch import Tensor
 from fed.clients.data import FederatedData, Names, Pair
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import described
-from fed.clients.node.training import NodeTraining, TaskDone
+from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
-from fed.wire.protocol_pb2 import Assignment, Examination, Joining, Plan, Scores
+from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
@@ -37,7 +37,7 @@ class ThreadedTraining:
         self._plan = Plan()
         self.spec: Sequence[TensorMessage] = ()
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
-        self.answers: list[tuple[TaskDone, bytes]] = []
+        self.answers: list[tuple[Answer | Failed, bytes]] = []
         self.worked: list[Train] = []
 
     def describe(self) -> Joining:
@@ -61,7 +61,7 @@ class ThreadedTraining:
 
         return note
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> TaskDone:
+    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         assert self.training is not None
         self.orders.append((assignment, until_s, path.read_bytes()))
         done = self.training.train(assignment, path, until_s)
@@ -71,8 +71,6 @@ class ThreadedTraining:
     def score(self, examination: Examination, path: Path) -> Scores:
         assert self.training is not None
         return self.training.score(examination, path)
-
-    def forget_before(self, name: str) -> None: ...
 
 
 class ThreadedNode:

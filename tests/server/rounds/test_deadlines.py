@@ -8,14 +8,13 @@ import pytest
 from torch import Tensor, nn
 
 from fed.clients.data import load
-from fed.clients.node.training import TaskDone
 from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.server.deploy import serve
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.storage.run_folder import Run
-from fed.wire.protocol_pb2 import Assignment, Payload, TaskId
+from fed.wire.protocol_pb2 import Answer, Assignment, Failed, Payload, TaskId
 from tests.server.grpc.hostile_wire import Wire
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
@@ -69,7 +68,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Slow, "pause_s", 0.0)
 
 
-def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[TaskDone, bytes]:
+def _with_steps(node: ThreadedNode, number: int, steps: int, folder: Path) -> tuple[Answer | Failed, bytes]:
     """What comes of one of a node's tasks with so many steps, in a process that has done nothing before."""
     assignment, _, content = node.training.orders[number]
     path = folder / "task"
