@@ -88,8 +88,13 @@ class Preparation:
         Args:
             population: the number of clients.
             clients: the number of clients that report in a round.
+
+        Raises:
+            InvalidExperiment: if a codec breaks its contract.
         """
-        return format_of(self.algorithm, self.layout.shared, population, self.codecs, clients)
+        message = format_of(self.algorithm, self.layout.shared, population, self.codecs, clients)
+        message.check_codecs()
+        return message
 
     def recipe(self, data: FederatedData, message: Format | None, *, is_batched: bool) -> Recipe:
         """Everything that a process needs to do its part of the work.

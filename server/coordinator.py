@@ -179,17 +179,20 @@ class Coordinator:
         accumulator.failed += 0 if are_late else len(self.open)
         self.open.clear()
 
-    def step(self, accumulator: UpdateAccumulator, number: int, share: float | None = None) -> RoundStats:
+    def step(
+        self, accumulator: UpdateAccumulator, number: int, share: float | None = None, quorum: int = 1
+    ) -> RoundStats:
         """Move the model by the updates collected, and tell the fleet which of them counted.
 
         Args:
             accumulator: of the updates.
             number: of the round, from 1; no task of an earlier round is sent any more.
             share: of all clients, where the mean over all is wanted: updates of clients that have not answered are 0.
+            quorum: the number of updates without which the model stays as it was.
         """
         self.losses |= accumulator.loss_of
         counted: dict[int, float] = {}
-        if accumulator.replied and self._suffice(accumulator.replied, number):
+        if accumulator.replied and self._suffice(accumulator.replied, quorum, number):
             self._apply(accumulator, number, share)
             self.version += 1
             counted = accumulator.counted
@@ -231,7 +234,15 @@ class Coordinator:
         asked[client] = asked.get(client, -1) + 1
         return asked[client]
 
-    def _suffice(self, replies: int, number: int) -> bool:
+    def _suffice(self, replies: int, quorum: int, number: int) -> bool:
+        if replies < quorum:
+            _log.warning(
+                "round %d: the model stays as it was: %d of a quorum of %d have replied, and nobody else can be asked",
+                number,
+                replies,
+                quorum,
+            )
+            return False
         try:
             self.aggregator.check(replies)
         except InvalidExperiment as error:

@@ -94,19 +94,19 @@ class GroupTraining:
         tensors: Sequence[Tensor] = (group.params_KV, group.integers_KI)
         if aggregator is not None and sent.task.wants != "models":
             update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, group)
-            if not is_update:
-                diverged = diverged or self._overflown(sent.task, update_KM)
-            params_KV = group.params_KV if is_update else None
-            tensors = self._outgoing(sent, update_KM, params_KV, weights, group.integers_KI)
+            tensors = self._outgoing(sent, update_KM, group.params_KV if is_update else None)
+            diverged = diverged or self._overflown(sent.task, update_KM, tensors, is_update=is_update)
+            if sent.task.wants == "mean":
+                tensors = (_mean(tensors[0], weights), _largest(group.integers_KI, sent.integers))
+            else:
+                tensors = (*tensors, group.integers_KI)
         trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), weights, diverged)
         if diverged:
             return trained, ()
         state = client_state(algorithm, own or ())
         return trained, (*tensors, *(state[name] for name in sent.task.state_names))
 
-    def _outgoing(
-        self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None, weights: Sequence[float], integers_KI: Tensor
-    ) -> Sequence[Tensor]:
+    def _outgoing(self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None) -> Sequence[Tensor]:
         """Encode reported updates for the wire; in simulation decode them as the coordinator would.
 
         Attackers of a simulation, who look at the others' updates, act between report and encoding, in the fleet.
@@ -114,19 +114,15 @@ class GroupTraining:
         task, message = sent.task, self._recipe.format
         assert message is not None
         if task.wants == "reported":
-            return update_KM, integers_KI
+            return (update_KM,)
         draw = task.draw(self._recipe.streams)
         if message.sends_models and params_KV is None:  # the algorithm has changed this update
             params_KV = (sent.start.double() + update_KM).to(message.dtype)
             # as the coordinator finds it, from a model in the type on the wire
             update_KM = params_KV.double() - sent.start
-        if task.wants == "payload":
-            is_model = message.sends_models and params_KV is not None
-            return *((params_KV,) if is_model else message.encode(update_KM, draw)), integers_KI
-        update_KM = message.received(update_KM, draw)
-        if task.wants == "mean":
-            return _mean(update_KM, weights), _largest(integers_KI, sent.integers)
-        return update_KM, integers_KI
+        if task.wants != "payload":
+            return (message.received(update_KM, draw),)
+        return (params_KV,) if message.sends_models and params_KV is not None else message.encode(update_KM, draw)
 
     def _begin(self, sent: _Sent) -> Tensor:
         """States in which local steps begin: the task's model, or what the algorithm makes of it for each client."""
@@ -193,15 +189,29 @@ class GroupTraining:
         )
         return update_KM, tuple(weights_K.tolist()), state, is_update
 
-    def _overflown(self, task: Train, update_KM: Tensor) -> tuple[ClientId, str] | None:
-        """The first client whose report is not finite on the wire, as where a power of its loss overflows; or none."""
-        assert self._recipe.format is not None
-        sent_KM = update_KM.to(self._recipe.format.dtype)
-        if math.isfinite(sent_KM.sum(dtype=torch.float64)):
-            return None
-        finite = torch.isfinite(sent_KM).all(1).tolist()
-        places = [place for place, is_finite in enumerate(finite) if not is_finite]
-        return (task.clients[places[0]], "what it reports is not finite") if places else None
+    def _overflown(
+        self, task: Train, update_KM: Tensor, sent: Sequence[Tensor], *, is_update: bool
+    ) -> tuple[ClientId, str] | None:
+        """The first client whose message is not finite on the wire, as where a power of its loss overflows; or none.
+
+        Args:
+            task: the group's.
+            update_KM: what the clients report.
+            sent: what becomes of it on the wire, [K, ·] each.
+            is_update: what they report is the update as it is, whose finiteness training has checked.
+        """
+        message = self._recipe.format
+        assert message is not None
+        stages = [] if is_update else [("what it reports", [update_KM.to(message.dtype)])]
+        if message.codecs:
+            stages.append(("what the codecs of uplink make of its update", [*filter(torch.is_floating_point, sent)]))
+        for name, tensors in stages:
+            if all(math.isfinite(tensor.sum(dtype=torch.float64)) for tensor in tensors):
+                continue
+            finite_K = torch.stack([torch.isfinite(tensor).all(1) for tensor in tensors]).all(0)
+            if not bool(finite_K.all()):
+                return task.clients[finite_K.tolist().index(False)], f"{name} is not finite"
+        return None
 
     def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
         """Measurements of the task's model that the algorithm asks for, on each client's own data."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fed.compression.codec import Codec, Draw, TensorSpec
-from fed.errors import InvalidPayload
+from fed.errors import InvalidExperiment, InvalidPayload
+from fed.randomness import Streams
 
 if TYPE_CHECKING:
     from fed.wire.protocol_pb2 import Format as FormatHeader
@@ -101,6 +102,36 @@ class Format:
                 f"many as there are clients, got {lists}: do both run the same version of fed?"
             )
         return replace(own, parts=tuple(header.parts), broadcast=tuple(header.broadcast))
+
+    def check_codecs(self) -> None:
+        """Encode and decode a message of zeros, so that a codec that breaks its contract is named before the run.
+
+        Raises:
+            InvalidExperiment: if a codec fails, or gives tensors of other types or lengths than it says.
+        """
+        if not self.codecs or self.parameters not in self.parts:
+            return
+        draw = Draw(Streams(0), [1], [0])
+        specs = [TensorSpec(self.dtype, self.parameters)]
+        rows_1M = torch.zeros(1, self.parameters, dtype=self.dtype)
+        for codec in self.codecs:
+            values, specs = specs[0], [*codec.payload(specs[0])]
+            name, said = type(codec).__name__, [[1, spec.numbers] for spec in specs]
+            try:
+                payload = codec.encode(rows_1M, draw)
+                made = [[*tensor.shape] for tensor in payload]
+                decoded = [*codec.decode(payload, values.numbers, draw).shape] if made == said else None
+            except Exception as error:
+                raise InvalidExperiment(
+                    f"uplink's {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
+                    f"{error}: correct {name}"
+                ) from error
+            if decoded != [1, values.numbers]:
+                raise InvalidExperiment(
+                    f"uplink's {name} must encode {values.numbers} values to shapes {said}, as its payload says, and "
+                    f"decode them to [1, {values.numbers}], got {made} and {decoded}: correct {name}"
+                )
+            rows_1M = payload[0].to(specs[0].dtype)
 
     @property
     def numbers(self) -> int:

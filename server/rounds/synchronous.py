@@ -128,8 +128,8 @@ class Synchronous(Rounds):
         over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
             system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
         deadline_s: how long after its beginning a round ends with the replies that are there; never unless given.
-        quorum: the share of the cohort without whose replies no round ends, deadline or not; for clients that fail
-            others are asked.
+        quorum: the share of the cohort without whose replies the model does not move, deadline or not; for clients that
+            fail others are asked. A round that for a day can ask nobody else ends, and the model stays as it was.
         partial_work: whether a client that cannot finish by the deadline, or is cut off, answers with the steps that it
             has taken, or not at all.
         backup_after_s: how long after its beginning a round asks another client in place of each that has not answered;
@@ -192,10 +192,11 @@ class Synchronous(Rounds):
         if enough is None or accumulator.replied < enough:
             missing = None if enough is None else enough - accumulator.replied
             coordinator.collect(accumulator, until=until, enough=missing)
-        self._reach_quorum(coordinator, accumulator, number, math.ceil(self.quorum * min(cohort, len(chosen))))
+        quorum = math.ceil(self.quorum * min(cohort, len(chosen)))
+        self._reach_quorum(coordinator, accumulator, number, quorum)
         # in a round without a limit nothing is late
         coordinator.cancel(accumulator, are_late=enough is not None or self.deadline_s is not None)
-        return coordinator.step(accumulator, number)
+        return coordinator.step(accumulator, number, quorum=quorum)
 
     def _ask(
         self,
@@ -219,7 +220,11 @@ class Synchronous(Rounds):
         )
 
     def _reach_quorum(self, coordinator: Coordinator, accumulator: UpdateAccumulator, number: int, quorum: int) -> None:
-        """Wait past the deadline until the quorum has answered; dispatch to others where too few are left."""
+        """Wait past the deadline until the quorum has answered; dispatch to others where too few are left.
+
+        The wait ends below the quorum where for a day nobody can be asked: clients have left, or keep states and await
+        the verdict on what they have sent.
+        """
         begins_s = coordinator.fleet.clock
         while accumulator.replied < quorum:
             fail_if_stalled(coordinator, number, begins_s)
@@ -227,7 +232,9 @@ class Synchronous(Rounds):
             _log.info("round %d waits for its quorum: %d of %d have replied", number, accumulator.replied, quorum)
             lacking = missing - len(coordinator.open)
             if lacking > 0:
-                await_clients(coordinator, number, lacking)
+                _wait_a_day(coordinator, number, lacking)
+                if not coordinator.fleet.available() and not coordinator.open:
+                    return
                 clients = self.draw(coordinator, number, lacking, accumulator.selected)
                 cohort, takes_parts = self.cohort_of(len(coordinator.fleet.registered())), self.partial_work == "accept"
                 coordinator.dispatch(accumulator, number, clients, cohort=cohort, takes_parts=takes_parts)
@@ -265,6 +272,15 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
     Raises:
         RunFailed: if no client ever will.
     """
+    _wait_a_day(coordinator, number, count)
+    fleet = coordinator.fleet
+    while not fleet.available() and not coordinator.open:
+        if not fleet.wait():
+            raise RunFailed(f"round {number} needs a client, and none will ever be there again: {STAY_LONGER}")
+
+
+def _wait_a_day(coordinator: Coordinator, number: int, count: int) -> None:
+    """Wait for clients for at most a day, or until an answer has arrived."""
     fleet = coordinator.fleet
     limit_s, is_said = fleet.clock + _DAY_S, False
     while (there := len(fleet.available())) < count and fleet.clock < limit_s:
@@ -273,6 +289,3 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
             is_said = True
         if not fleet.wait(limit_s):
             break
-    while not fleet.available() and not coordinator.open:
-        if not fleet.wait():
-            raise RunFailed(f"round {number} needs a client, and none will ever be there again: {STAY_LONGER}")

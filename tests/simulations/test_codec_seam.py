@@ -21,6 +21,7 @@ from fed.clients.training.work_items import Trained
 from fed.clients.training.worker import Work
 from fed.compression.codec import Codec, Draw, TensorSpec
 from fed.config import registry
+from fed.errors import Diverged
 from fed.randomness import Streams
 from fed.server.deploy import serve
 from fed.server.flower.app import server_app, write_app
@@ -51,6 +52,17 @@ class EverySecond(Codec):
         rows_KM = payload[0].new_zeros(len(payload[0]), numbers)
         rows_KM[:, ::2] = payload[0]
         return rows_KM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overflowing(EverySecond):
+    """Puts numbers beyond the largest of float16 on the wire."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(torch.float16, (values.numbers + 1) // 2),)
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return (rows_KM[:, ::2] * 1e9,)
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +225,13 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     assert [line["bytes_up"] for line in metrics] == [CLIENTS * bytes_of(algorithm)] * ROUNDS
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "median"])
+def test_a_payload_beyond_its_type_is_not_averaged(algorithm: str) -> None:
+    given = experiment(algorithm, uplink=[f"python:{__name__}:Overflowing"])
+    with pytest.raises(Diverged, match=r"round 1, client 0: what the codecs of uplink make .* is not finite"):
+        fed.simulate(given)
 
 
 def test_edges_send_sums_that_nothing_encodes() -> None:

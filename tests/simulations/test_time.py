@@ -197,6 +197,19 @@ def test_a_quorum_is_one_of_those_who_can_be_asked(tmp_path: Path) -> None:
     assert lines(finished, "selected", "replied", "virtual_s") == [(3, 3, 86401.0)]
 
 
+def test_a_quorum_that_clients_with_states_cannot_fill_ends(tmp_path: Path) -> None:
+    """Of five, two leave for good at 0.5 s; three wait for the verdict, and are the cohort of the next round."""
+    path = tmp_path / "spells.csv"
+    spells = [f"{client},0,{0.5 if client < 2 else 1e6}" for client in range(5)]
+    path.write_text("\n".join(["client,begins_s,ends_s", *spells]) + "\n")
+    section = {**SECOND_A_SAMPLE, "availability": {"kind": "trace", "path": str(path)}}
+    finished = run({"count": 2, "cohort": 5, "quorum": 0.8}, section, samples=(1,) * 5, algorithm="scaffold")
+    assert lines(finished, "selected", "replied", "failed") == [(5, 3, 2), (3, 3, 0)]
+    still = run({"count": 1, "cohort": 5, "quorum": 0.8}, section, samples=(1,) * 5, algorithm="scaffold")
+    assert not point(still).any()
+    assert point(finished).any()
+
+
 class Watched(SimulatedFleet):
     """Keeps what is sent."""
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fed.compression.codec import Codec, Draw, TensorSpec
-from fed.errors import InvalidPayload
+from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel
@@ -194,9 +194,57 @@ def test_bytes_of_a_task_are_those_of_its_tensors(message: Format, broadcast: li
             assert [(part.dtype, part.numel()) for part in model.tensors] == [*message.downlink]
 
 
-# In a plan.
-
 MESSAGE = Format(torch.float32, (21, 21, 1), buffers=6, integers=1, parameters=21, broadcast=(21, 2))
+
+
+class Short(Halves):
+    """Encodes a value less than it says."""
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return rows_KM[:, 2::2], rows_KM[:, :1]
+
+
+class Single(Halves):
+    """Forgets a tensor of its payload."""
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return (rows_KM[:, ::2],)
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        return payload[0].new_zeros(len(payload[0]), numbers)
+
+
+class Shortened(Halves):
+    """Decodes the even places alone."""
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        return payload[0]
+
+
+class Broken(Halves):
+    """Divides by the norm."""
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return (rows_KM / (1 / float(rows_KM.norm())),)
+
+
+@pytest.mark.parametrize(
+    ("codec", "reason"),
+    [
+        (Short(), r"\[\[1, 11\], \[1, 1\]\], as its payload says, .*, got \[\[1, 10\], \[1, 1\]\] and None"),
+        (Single(), r"got \[\[1, 11\]\] and None"),
+        (Shortened(), r"got \[\[1, 11\], \[1, 1\]\] and \[1, 11\]"),
+        (Broken(), "got ZeroDivisionError: float division by zero"),
+    ],
+)
+def test_a_codec_that_breaks_its_contract_is_named(codec: Codec, reason: str) -> None:
+    replace(MESSAGE, codecs=(Halves(), Sixteenths())).check_codecs()
+    message = replace(MESSAGE, codecs=(codec, Sixteenths()))
+    with pytest.raises(InvalidExperiment, match=f"uplink's {type(codec).__name__} .*{reason}"):
+        message.check_codecs()
+
+
+# In a plan.
 
 
 @pytest.mark.parametrize("codecs", [(), (Halves(), Sixteenths())], ids=["plain", "coded"])
