@@ -9,30 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, chop_cells
 
 from fed.quantities import bytes_text
-from fed.reports.plot_style import (
-    COLOURS,
-    INK,
-    WIDTH_INCH,
-    Style,
-    blank,
-    legend,
-    legend_columns,
-    see_through,
-    short_labels,
-    styles,
-    svg_of,
-    tidy,
-)
+from fed.reports.plot_style import COLOURS, INK, WIDTH_EM, WIDTH_INCH, Style, blank, see_through, styles, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["Curve", "Partition", "against_time", "by_round", "curve_of", "curves", "partition"]
+__all__ = ["Curve", "Partition", "against_time", "by_round", "curve_of", "curves", "partition", "short_labels"]
 
+_LABEL_WIDTH = 32
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 
 
@@ -69,15 +58,13 @@ class Curve:
     deviation: NDArray[np.float64]
 
 
-def curve_of(
-    metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: str, within: str | None = None
-) -> Curve | None:
+def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: str) -> Curve | None:
     """The curve of one variant's runs.
 
     Args:
         metrics_of_runs: of each run a line a round.
-        measure: the key to draw.
-        within: a key that holds a deviation within a run; the curve has its mean over runs in place of that over seeds.
+        measure: the key to draw. Where lines hold the deviation of ``X_mean`` as ``X_std``, the curve has its mean over
+            runs in place of the deviation over runs.
 
     Returns:
         None where no round was measured by all runs.
@@ -89,8 +76,9 @@ def curve_of(
     values = np.array([[run[number][measure] for number in rounds] for run in measured], np.float64)
     sent = np.array([[_sent_through(number, run) for number in rounds] for run in metrics_of_runs], np.float64)
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
-    if within is not None:
-        deviation = np.mean([[run[number][within] or 0.0 for number in rounds] for run in measured], axis=0)
+    within = f"{measure.removesuffix('_mean')}_std"
+    if any(within in line for run in measured for line in run.values()):
+        deviation = np.mean([[run[number].get(within) or 0.0 for number in rounds] for run in measured], axis=0)
     time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
     return Curve(np.array(rounds, np.float64), sent.mean(axis=0), time_s.mean(axis=0), values.mean(axis=0), deviation)
 
@@ -155,15 +143,34 @@ def against_time(
 def _with_names(names: Sequence[str], height_inch: float, draw: "Callable[[Figure], list[Line2D]]") -> str:
     """A picture of lines, named beneath it where there are more than one."""
     labels = short_labels(names)
-    columns = min(len(names), legend_columns(labels))
+    # The widest label, beside its line and the space between columns.
+    columns = max(1, min(4, len(names), int(WIDTH_EM / (0.62 * max(map(cell_len, labels)) + 3.2 + 0.8 + 1.8))))
     rows = -(-len(names) // columns) if len(names) > 1 else 0
     with blank(WIDTH_INCH, height_inch + 0.2 * rows) as figure:
         handles = draw(figure)
-        for axes in figure.axes:
-            tidy(axes)
         if rows:
-            legend(figure, labels, handles, columns)
+            beneath: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1.8}
+            figure.legend(handles, labels, frameon=False, handlelength=3.2, **beneath)
         return svg_of(figure)
+
+
+def short_labels(names: Sequence[str]) -> list[str]:
+    """Names of at most 32 cells, shortened by an ellipsis; those that then are alike are numbered.
+
+    Example:
+        >>> short_labels(["FedAvg", "local.lr=0.1, local.batch_size=16, local.epochs=1"])
+        ['FedAvg', 'local.lr=0.1, local.batch_size=…']
+        >>> short_labels(["local.lr=0.1, local.batch_size=16, " + end for end in ("a", "b")])
+        ['1: local.lr=0.1, local.batch_si…', '2: local.lr=0.1, local.batch_si…']
+    """
+    labels = [_within(name, _LABEL_WIDTH) for name in names]
+    if len(set(labels)) < len(labels):
+        labels = [_within(f"{number}: {name}", _LABEL_WIDTH) for number, name in enumerate(names, 1)]
+    return labels
+
+
+def _within(name: str, most: int) -> str:
+    return name if cell_len(name) <= most else chop_cells(name, most - 1)[0] + "…"
 
 
 def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
@@ -179,7 +186,6 @@ def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
             axes.legend(handles, list(lines), frameon=False, handlelength=3.2)
             axes.set_ylabel(label)
             _rounds_axis(axes)
-            tidy(axes)
         return svg_of(figure)
 
 
@@ -212,9 +218,7 @@ def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) 
 
 
 def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style) -> "Line2D":
-    dashes = {"dashes": style.dashes} if style.dashes else {}
-    marker = "o" if len(x) == 1 else ""
-    (line,) = axes.plot(x, curve.mean, color=style.colour, linewidth=1.7, marker=marker, **dashes)  # type: ignore[arg-type]
+    (line,) = axes.plot(x, curve.mean, linewidth=1.7, marker="o" if len(x) == 1 else "", **style.line)
     if curve.deviation.any():
         low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
         axes.fill_between(x, low, high, color=style.colour, alpha=0.14, linewidth=0)
@@ -230,8 +234,7 @@ def _against_bytes(axes: "Axes", lines: Mapping[str, Curve], look: Mapping[str, 
         if curve.size_bytes[-1] > 0:
             _line(axes, curve.size_bytes, curve, look[name])
         else:
-            dashes: dict[str, Any] = {"dashes": look[name].dashes} if look[name].dashes else {}
-            axes.axhline(curve.mean[-1], color=look[name].colour, linewidth=1.1, **dashes)
+            axes.axhline(curve.mean[-1], linewidth=1.1, **look[name].line)
     if totals and _lie_apart(totals):
         _logarithmic(axes)
         axes.set_xlim(min(sent) * 0.9, max(sent) * 1.1)
@@ -252,8 +255,6 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
         panels = figure.subplots(
             1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
         )
-        for axes in panels[:, 0]:
-            tidy(axes)
         totals, last = panels[0, 0], panels[-1, 0]
         if clients <= 200:
             totals.bar(np.arange(clients), counts_KC.sum(axis=1), width=0.8, color=INK, alpha=0.5)
@@ -275,8 +276,8 @@ def _cells(figure: "Figure", axes: "Axes", counts_KC: NDArray[np.int64]) -> None
     client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_KC.shape)
     # Beyond a thousand cells or so a picture within the picture is the smaller one.
     colours = {"cmap": see_through(COLOURS[0]), "vmin": 0, "rasterized": counts_KC.size > 1500}
-    mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
     axes.grid(visible=False)
+    mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
     axes.set_ylabel("class")
     _ticks(axes.yaxis, range(counts_KC.shape[1]), 12)
     scale = figure.colorbar(mesh, ax=figure.axes, pad=0.01, aspect=30, ticks=MaxNLocator(6, integer=True))

@@ -6,33 +6,26 @@ Drawn with matplotlib's figures alone, never pyplot, which keeps global state.
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len, chop_cells
-
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 __all__ = [
     "COLOURS",
     "INK",
+    "WIDTH_EM",
     "WIDTH_INCH",
     "Style",
     "blank",
     "for_file",
     "for_page",
-    "legend",
-    "legend_columns",
     "see_through",
-    "short_labels",
     "styles",
     "svg_of",
-    "tidy",
 ]
 
 INK = "#0b0c0d"
@@ -41,18 +34,24 @@ INK = "#0b0c0d"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _DASHES = ((), (5, 1.6), (1.4, 1.4), (7, 1.6, 1.4, 1.6), (9, 2, 2.5, 2))
 WIDTH_INCH = 9.6
-_EM = 9
-"""Points: the size of the letters."""
-_LABEL_WIDTH = 32
+_EM_POINTS = 9
+WIDTH_EM = WIDTH_INCH * 72 / _EM_POINTS
+"""A figure's width in em, the size of its letters."""
 _BASELINES = {"centralized": (6, 2), "local": (1.5, 2)}
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _SETTINGS = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's own font
     "svg.hashsalt": "fed",  # the same picture has the same bytes
     "text.parse_math": False,  # a name may hold dollar signs
-    "font.size": _EM,
+    "font.size": _EM_POINTS,
     "axes.facecolor": "none",
-    **{f"{part}.color": INK for part in ("text", "xtick", "ytick")},
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.12,
+    "grid.linewidth": 0.6,
+    **{f"{part}.color": INK for part in ("text", "xtick", "ytick", "grid")},
     **{f"axes.{part}": INK for part in ("edgecolor", "labelcolor")},
 }
 
@@ -63,6 +62,11 @@ class Style:
 
     colour: str
     dashes: tuple[float, ...]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Colour and pattern as matplotlib's lines take them."""
+        return {"color": self.colour, "linestyle": (0, self.dashes) if self.dashes else "solid"}
 
 
 def styles(algorithms: Mapping[str, str]) -> dict[str, Style]:
@@ -99,70 +103,6 @@ def svg_of(figure: "Figure", **options: Any) -> str:
     figure.savefig(svg, format="svg", metadata=_NO_METADATA, **options)
     text = svg.getvalue()
     return text[text.index("<svg") :]  # XML's declaration has no place within HTML
-
-
-def tidy(axes: "Axes") -> None:
-    """Remove axes and ticks that carry no information."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color=INK, alpha=0.12, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def legend(figure: "Figure", labels: Sequence[str], handles: Sequence["Line2D"], columns: int) -> None:
-    """Name lines beneath the panels.
-
-    Args:
-        figure: the figure to draw on.
-        labels: the names.
-        handles: the lines, in the same order.
-        columns: the number of columns.
-    """
-    # Labels set as such would hide a name that begins with an underscore.
-    names = figure.legend(
-        handles,
-        [str(index) for index in range(len(labels))],
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        handlelength=3.2,
-        columnspacing=1.8,
-    )
-    for text, label in zip(names.get_texts(), labels, strict=True):
-        text.set_text(label)
-
-
-def legend_columns(labels: Sequence[str]) -> int:
-    """Number of columns, at most 4, that fit the figure's width, given the widest label."""
-    widest = max((cell_len(label) for label in labels), default=1)
-    return max(1, min(4, int(WIDTH_INCH * 72 / (_EM * (0.62 * widest + 3.2 + 0.8 + 1.8)))))
-
-
-def short_labels(names: Sequence[str]) -> list[str]:
-    """Names of at most 32 cells, shortened by an ellipsis, no two alike.
-
-    Names that differ only in their ends are shortened in the middle; those that then are still alike are numbered.
-
-    Example:
-        >>> short_labels(["FedAvg", "local.lr=0.1, local.batch_size=16, local.epochs=1"])
-        ['FedAvg', 'local.lr=0.1, local.batch_size=…']
-        >>> short_labels(["trial 1: " + "x" * 40 + "1", "trial 1: " + "x" * 40 + "2"])
-        ['trial 1: xxxxxx…xxxxxxxxxxxxxxx1', 'trial 1: xxxxxx…xxxxxxxxxxxxxxx2']
-    """
-    labels = [_within(name, _LABEL_WIDTH) for name in names]
-    if len(set(labels)) < len(labels):
-        labels = [_without_middle(name, _LABEL_WIDTH) for name in names]
-    if len(set(labels)) < len(labels):
-        labels = [f"{number}: {_within(name, _LABEL_WIDTH - 5)}" for number, name in enumerate(names, 1)]
-    return labels
-
-
-def _within(name: str, most: int) -> str:
-    return name if cell_len(name) <= most else chop_cells(name, most - 1)[0] + "…"
-
-
-def _without_middle(name: str, most: int) -> str:
-    end = chop_cells(name[::-1], most // 2)[0][::-1]
-    return name if cell_len(name) <= most else f"{chop_cells(name, most - 1 - cell_len(end))[0]}…{end}"
 
 
 def see_through(colour: str) -> Any:

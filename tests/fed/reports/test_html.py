@@ -21,7 +21,7 @@ from fed.errors import InvalidData
 from fed.reports import charts
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report
-from fed.reports.plot_style import INK, short_labels, styles
+from fed.reports.plot_style import INK, styles
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
 from tests.simulations.users_parts import on_demand, small
@@ -297,8 +297,8 @@ def test_table_shows_late_and_failed_shares_and_staleness() -> None:
 
 
 def test_curve_within_runs_has_the_spread_over_clients() -> None:
-    runs = [[line(1, 0.2, own=0.5, spread=0.1)], [line(1, 0.4, own=0.7, spread=0.3)]]
-    curve = charts.curve_of(runs, "own", within="spread")
+    runs = [[line(1, 0.2, own_mean=0.5, own_std=0.1)], [line(1, 0.4, own_mean=0.7, own_std=0.3)]]
+    curve = charts.curve_of(runs, "own_mean")
     assert curve is not None
     np.testing.assert_allclose([curve.mean[0], curve.deviation[0]], [0.6, 0.2], rtol=1e-15)
     assert charts.curve_of(runs, "absent") is None
@@ -321,7 +321,7 @@ def test_styles_tell_35_variants_and_both_baselines_apart() -> None:
     ],
 )
 def test_legend_fits_the_figure_and_tells_its_lines_apart(names: list[str]) -> None:
-    labels = short_labels(names)
+    labels = charts.short_labels(names)
     assert len(set(labels)) == len(names)
     assert all(len(label) <= 32 for label in labels)
     curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(5)))
