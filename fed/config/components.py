@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -94,7 +94,7 @@ class Family(Generic[_Section]):
     name: str
     base: type[_Section]
     builtin: Mapping[str, str] = field(hash=False)
-    given: frozenset[str] = frozenset()
+    given: tuple[str, ...] = ()
     default: str | None = None
 
     def section(self, kind: str) -> type[_Section]:
@@ -142,9 +142,9 @@ class Family(Generic[_Section]):
         holder.family = self
         return holder(kind=f"{_OBJECT}{made!r}")
 
-    def make(self, kind: str, **keys: object) -> _Section:
-        """The section of a kind with these keys."""
-        return self.validate({"kind": kind, **keys})
+    def make(self, kind: str | None = None, **keys: object) -> _Section:
+        """The section of a kind, or of the default kind, with these keys."""
+        return self.validate(keys if kind is None else {"kind": kind, **keys})
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         dump = core_schema.plain_serializer_function_ser_schema(
@@ -248,7 +248,7 @@ def _named(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: parameter for name, parameter in _parameters(target).items() if parameter.kind not in variable}
 
 
-def _fields(target: Callable[..., Any], given: frozenset[str] = frozenset()) -> dict[str, tuple[Any, Any]]:
+def _fields(target: Callable[..., Any], given: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
     """Each parameter but those given as (annotation, default), in the form that pydantic's ``create_model`` takes."""
     keys = {name: parameter for name, parameter in _named(target).items() if name not in given}
     annotations = _annotations(target, keys)

@@ -15,26 +15,13 @@ from pydantic import (
     model_validator,
 )
 
+from fed.config import registry
 from fed.config.compatibility import Feature, check_combination, lacks
 from fed.config.components import Component
 from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
-from fed.config.registry import (
-    ADVERSARIES,
-    ALGORITHMS,
-    CODECS,
-    DATA,
-    DEVICES,
-    EVALUATIONS,
-    HIERARCHIES,
-    MODELS,
-    ROUNDS,
-    SCHEDULES,
-    TOPOLOGIES,
-    AdversariesSection,
-    DataSection,
-)
+from fed.config.registry import AdversariesSection, DataSection
 from fed.config.validation import Section
 
 __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "with_overrides"]
@@ -47,7 +34,7 @@ class Local(Section):
     """The rule of a step. Its state (momentum, moments) begins anew with every task."""
     lr: Annotated[float, Field(gt=0, le=1e38)] = 0.1  # float32 ends at 3.4e38
     """Step size η."""
-    schedule: Annotated[Component, SCHEDULES] = Field(default_factory=lambda: SCHEDULES.validate({}))
+    schedule: Annotated[Component, registry.SCHEDULES] = Field(default_factory=registry.SCHEDULES.make)
     """How η goes over the rounds."""
     scaling: Literal["none", "linear", "square_root"] = "none"
     """How η grows with the cohort: as cohort / base_cohort, or as the root of that."""
@@ -138,11 +125,12 @@ class Checkpointing(Section):
 
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
-    return None if lacks(values["algorithm"].make(), Feature.NEIGHBOURS) else TOPOLOGIES.validate({})
+    return None if lacks(values["algorithm"].make(), Feature.NEIGHBOURS) else registry.TOPOLOGIES.make()
 
 
 def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
-    return EVALUATIONS.make("clients" if lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL) else "coordinator")
+    are_theirs = lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL)
+    return registry.EVALUATIONS.make("clients" if are_theirs else "coordinator")
 
 
 def _default(key: str) -> Any:
@@ -170,27 +158,27 @@ class Experiment(Document):
     """What reports and folders call this run."""
     seed: NonNegativeInt = 0
     """Every random draw is a function of this."""
-    data: Annotated[DataSection, DATA] | None = Field(default_factory=lambda: DATA.validate({}))
+    data: Annotated[DataSection, registry.DATA] | None = Field(default_factory=registry.DATA.make)
     """What is learned from, and how clients share it; null where data are given in Python."""
-    model: Annotated[Component, MODELS] | None = Field(default_factory=lambda: MODELS.validate({}))
+    model: Annotated[Component, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
     """What is trained; null where a model is given in Python."""
     local: Local = Local()
     """A client's work in a round."""
-    algorithm: Annotated[Component, ALGORITHMS] = Field(default_factory=lambda: ALGORITHMS.validate({}))
+    algorithm: Annotated[Component, registry.ALGORITHMS] = Field(default_factory=registry.ALGORITHMS.make)
     """How clients' work becomes one model."""
-    topology: Annotated[Component, TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
+    topology: Annotated[Component, registry.TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
-    rounds: Annotated[Component, ROUNDS] = Field(default_factory=lambda: ROUNDS.validate({}))
+    rounds: Annotated[Component, registry.ROUNDS] = Field(default_factory=registry.ROUNDS.make)
     """Who trains when, and how often."""
-    uplink: Annotated[tuple[Annotated[Component, CODECS], ...], Field(strict=False)] = ()
+    uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = ()
     """The chain of codecs that encodes clients' updates, first to last; none unless given."""
-    hierarchy: Annotated[Component, HIERARCHIES] | None = None
+    hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
-    devices: Annotated[Component, DEVICES] = Field(default_factory=lambda: DEVICES.validate({}))
+    devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)
     """What simulated clients run on: how fast they are, when they are there, how often they fail."""
-    evaluation: Annotated[Component, EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
+    evaluation: Annotated[Component, registry.EVALUATIONS] = Field(default_factory=_clients_where_models_are_theirs)
     """Who scores models: the coordinator on a test set, unless given or the algorithm is for clients' own models."""
-    adversaries: Annotated[AdversariesSection, ADVERSARIES] | None = None
+    adversaries: Annotated[AdversariesSection, registry.ADVERSARIES] | None = None
     """Simulated clients that attack, and how; null for none."""
     checkpoints: Checkpointing = Checkpointing()
     """State from which an interrupted run resumes."""

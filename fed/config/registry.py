@@ -34,6 +34,11 @@ def _in(module: str, *same: str, **others: str) -> dict[str, str]:
     return {kind: f"fed.{module}:{name}" for kind, name in {**dict(zip(same, same, strict=True)), **others}.items()}
 
 
+def _pages(*names: str) -> dict[str, str]:
+    """Places of the algorithms whose kind and module are their class's name in small letters."""
+    return {name.lower(): f"fed.aggregators.{name.lower()}:{name}" for name in names}
+
+
 class PartitionSection(Component):
     """Partition: deals samples to clients."""
 
@@ -47,7 +52,7 @@ PARTITIONS = Family(
     _in("clients.data.partitions", "iid", "dirichlet", "shards", "quantity")
     | _in("clients.data.partitions", range="by_range", hash="by_hash")
     | _in("clients.data.partitions", "rank", "file", "natural"),
-    given=frozenset({"samples", "clients", "generator"}),
+    given=("samples", "clients", "generator"),
 )
 
 
@@ -96,7 +101,7 @@ DATA = Family(
         "npz": "fed.clients.data.sources.tables:npz",
         "csv": "fed.clients.data.sources.tables:csv",
     },
-    given=frozenset({"streams"}),
+    given=("streams",),
     default="digits",
 )
 
@@ -104,7 +109,7 @@ MODELS = Family(
     "model",
     Component,
     _in("clients.models", "logistic", "mlp", "cnn", "char_gru", "char_transformer"),
-    given=frozenset({"input_shape", "classes"}),
+    given=("input_shape", "classes"),
     default="mlp",
 )
 
@@ -112,30 +117,12 @@ ALGORITHMS = Family(
     "algorithm",
     Component,
     {
-        "fedavg": "fed.aggregators.fedavg:FedAvg",
-        "fedprox": "fed.aggregators.fedprox:FedProx",
-        "fedavgm": "fed.aggregators.fedavgm:FedAvgM",
-        "bmuf": "fed.aggregators.bmuf:BMUF",
-        "moon": "fed.aggregators.moon:MOON",
-        "slowmo": "fed.aggregators.slowmo:SlowMo",
-        "diloco": "fed.aggregators.diloco:DiLoCo",
+        **_pages("FedAvg", "FedProx", "FedAvgM", "BMUF", "MOON", "SlowMo", "DiLoCo", "EASGD", "EAMSGD", "Scaffold"),
+        **_pages("FedNova", "FedDyn", "MimeLite", "QFedAvg", "AFL", "FedAdagrad", "FedAdam", "FedYogi", "FedBN"),
+        **_pages("FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
+        "local": "fed.aggregators.local:LocalOnly",
         "local_sgd": "fed.aggregators.local_sgd:LocalSGD",
         "post_local_sgd": "fed.aggregators.post_local_sgd:PostLocalSGD",
-        "easgd": "fed.aggregators.easgd:EASGD",
-        "eamsgd": "fed.aggregators.eamsgd:EAMSGD",
-        "scaffold": "fed.aggregators.scaffold:Scaffold",
-        "fednova": "fed.aggregators.fednova:FedNova",
-        "feddyn": "fed.aggregators.feddyn:FedDyn",
-        "mimelite": "fed.aggregators.mimelite:MimeLite",
-        "qfedavg": "fed.aggregators.qfedavg:QFedAvg",
-        "afl": "fed.aggregators.afl:AFL",
-        "fedadagrad": "fed.aggregators.fedadagrad:FedAdagrad",
-        "fedadam": "fed.aggregators.fedadam:FedAdam",
-        "fedyogi": "fed.aggregators.fedyogi:FedYogi",
-        "fedbn": "fed.aggregators.fedbn:FedBN",
-        "fedper": "fed.aggregators.fedper:FedPer",
-        "fedrep": "fed.aggregators.fedrep:FedRep",
-        "ditto": "fed.aggregators.ditto:Ditto",
         "median": "fed.aggregators.robust.algorithms:FedMedian",
         "trimmed_mean": "fed.aggregators.robust.algorithms:FedTrimmedMean",
         "krum": "fed.aggregators.robust.algorithms:FedKrum",
@@ -144,19 +131,12 @@ ALGORITHMS = Family(
         "geometric_median": "fed.aggregators.robust.algorithms:FedGeometricMedian",
         "centered_clipping": "fed.aggregators.robust.algorithms:FedCenteredClipping",
         "norm_bound": "fed.aggregators.robust.algorithms:FedNormBound",
-        "dpsgd": "fed.aggregators.dpsgd:DPSGD",
-        "local": "fed.aggregators.local:LocalOnly",
-        "centralized": "fed.aggregators.centralized:Centralized",
     },
     default="fedavg",
 )
 
 TOPOLOGIES = Family(
-    "topology",
-    Component,
-    _in("topology", "ring", "complete", "exponential"),
-    given=frozenset({"peers"}),
-    default="ring",
+    "topology", Component, _in("topology", "ring", "complete", "exponential"), given=("peers",), default="ring"
 )
 
 
@@ -185,14 +165,8 @@ class AdversariesSection(Component):
 ADVERSARIES = Family(
     "adversaries",
     AdversariesSection,
-    {
-        "sign_flip": "fed.simulations.attacks:SignFlip",
-        "label_flip": "fed.simulations.attacks:LabelFlip",
-        "gaussian": "fed.simulations.attacks:Gaussian",
-        "alie": "fed.simulations.attacks:ALIE",
-        "ipm": "fed.simulations.attacks:IPM",
-        "mimic": "fed.simulations.attacks:Mimic",
-    },
+    _in("simulations.attacks", sign_flip="SignFlip", label_flip="LabelFlip", gaussian="Gaussian")
+    | _in("simulations.attacks", alie="ALIE", ipm="IPM", mimic="Mimic"),
 )
 
 SCHEDULES = Family(

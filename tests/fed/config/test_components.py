@@ -71,7 +71,7 @@ class Sized(Component):
 def family() -> Family[Any]:
     """Sizes, one of which is given."""
     builtin = {name: f"{__name__}:{name}" for name in ("scaled", "spread", "Between", "Whatever")}
-    return Family("size", Sized, builtin, given=frozenset({"size", "stream"}), default="scaled")
+    return Family("size", Sized, builtin, given=("size", "stream"), default="scaled")
 
 
 def lines(family: Family[Any], value: Any) -> list[str]:
