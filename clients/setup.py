@@ -23,7 +23,7 @@ from fed.clients.checks import (
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
 from fed.clients.evaluation import Metric, accuracy
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
@@ -120,20 +120,20 @@ class Preparation:
             format=message,
         )
 
-    def given(self) -> Given:
+    def first_context(self) -> LocalContext:
         """Context of a client's first task beside the model, and the algorithm's first client state."""
         if not isinstance(self.algorithm, Aggregator):
-            return Given()
+            return LocalContext()
         shared = self.layout.shared
         vector_V, _ = shared.pack(self.module)
         state = self.algorithm.init(vector_V[: shared.parameters].double())
         broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
-        return Given(first_client_state(self.algorithm, shared, vector_V), broadcast)
+        return LocalContext(first_client_state(self.algorithm, shared, vector_V), broadcast)
 
     def client_states(self) -> ClientStates:
         """Client states before the first round."""
         keeps_models = any(phase.is_personal for phase in self.phases)
-        state = self.given().client_state
+        state = self.first_context().client_state
         return ClientStates(self.data.clients, self.layout, self.layout.pack(self.module), state, keeps_models)
 
     def _first_module(

@@ -23,7 +23,7 @@ from fed.clients.data import Pair
 from fed.clients.evaluation import BatchedEvaluator, evaluate
 from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Execution, Local
@@ -72,7 +72,7 @@ class LocalTraining:
         local: the experiment's section of that name.
         phases: what local training consists of.
         private: the names of what the model does not share.
-        given: what comes with a client's first task beside the model, and what it keeps before it.
+        context: what comes with a client's first task beside the model, and what it keeps before it.
         samples: some client's.
         may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
         device: where clients will train.
@@ -83,7 +83,7 @@ class LocalTraining:
     local: Local
     phases: Sequence[Phase]
     private: Collection[str]
-    given: Given
+    context: LocalContext
     samples: Pair
     may_ignore: bool
     device: torch.device
@@ -210,13 +210,17 @@ def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
     parts = replace(phase, epochs=None), device, training.private
     try:
         with _memory(device) as used_bytes:
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.given)
+            batched = _probed(
+                BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.context
+            )
         if local.precision != "float32":  # whose rounding may be as large as what is looked for
             probe = probe.model_copy(update={"precision": "float32"})
-            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.given)
+            batched = _probed(
+                BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.context
+            )
     except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
         return _plainly(error), 0
-    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.given)
+    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.context)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
     if _is_no_mean(training):
@@ -283,17 +287,19 @@ def _is_no_mean(training: LocalTraining) -> bool:
     return False
 
 
-def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:
+def _probed(trainer: BatchedTrainer, state: _State, pairs: list[Pair], context: LocalContext) -> tuple[Tensor, Tensor]:
     """Movement [K, V] of some clients in one group, and their losses [K]."""
     orders = [partial(np.random.default_rng, number) for number in range(len(pairs))]
-    kept = each_part(given.client_state, lambda part: part.expand(len(pairs), -1))
-    trained = trainer.train(*state, pairs, orders, given._replace(client_state=kept))
+    kept = each_part(context.client_state, lambda part: part.expand(len(pairs), -1))
+    trained = trainer.train(*state, pairs, orders, context._replace(client_state=kept))
     return trained.params_KV - state[0], torch.tensor(trained.train_losses)
 
 
-def _probed_one_by_one(trainer: Trainer, state: _State, pairs: list[Pair], given: Given) -> tuple[Tensor, Tensor]:
+def _probed_one_by_one(
+    trainer: Trainer, state: _State, pairs: list[Pair], context: LocalContext
+) -> tuple[Tensor, Tensor]:
     trained = [
-        trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, given=given)
+        trainer.train(*state, pair, order=np.random.default_rng(number), seed=0, context=context)
         for number, pair in enumerate(pairs)
     ]
     moved_KV = torch.stack([one.vector_V for one in trained]) - state[0]

@@ -119,7 +119,7 @@ class Simulation:
         first = self.layout.shared.pack(self.recipe.module)
         if self.has_peers:
             return Train(tuple(clients), 1, "models"), first
-        broadcast = self.prepared.given().broadcast
+        broadcast = self.prepared.first_context().broadcast
         places = (0,) * len(clients) if self.algorithm.needs_fixed_members else ()
         states, of_all = self.prepared.client_states(), (len(broadcast), self.population)
         train = Train(tuple(clients), 1, "mean", None, (), *of_all, places, state_names=states.names)
@@ -175,7 +175,7 @@ class Simulation:
             local=local,
             phases=self.phases,
             private=self.layout.private,
-            given=self.prepared.given(),
+            context=self.prepared.first_context(),
             samples=self.data.read(self.data.clients[0]),
             may_ignore=loss is not None and self.data.may_hold_negative_labels(),
             device=self.device,

@@ -4,12 +4,10 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import itertools
-import operator
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,9 +15,8 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
 from fed.aggregators.base import Phase
-from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, of_each_sample
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import is_plain_descent, optimizer_for
@@ -31,12 +28,11 @@ from fed.layout import Layout
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 
-_NOTHING = Given()
+_NOTHING = LocalContext()
 _EMBEDDED = torch.ops.aten.embedding_dense_backward.default  # its options reach the first of many clients alone
 
 
-@dataclass(frozen=True)
-class TrainedGroup:
+class TrainedGroup(NamedTuple):
     """Result of training a group: each client's state, mean loss, and number of samples seen.
 
     Args:
@@ -114,7 +110,7 @@ class BatchedTrainer:
         integers_I: Tensor,
         samples: Sequence[Pair],
         orders: Sequence[Callable[[], np.random.Generator]],
-        given: Given = _NOTHING,
+        context: LocalContext = _NOTHING,
     ) -> TrainedGroup:
         """Train a group.
 
@@ -123,7 +119,7 @@ class BatchedTrainer:
             integers_I: the integer buffers to start with; or [K, I].
             samples: each client's (inputs, targets).
             orders: each client's stream that shuffles them, made when something is drawn.
-            given: what comes with the tasks beside the model.
+            context: what comes with the tasks beside the model.
 
         Returns:
             What training leaves, on the CPU.
@@ -131,7 +127,7 @@ class BatchedTrainer:
         Raises:
             InvalidModel: if the model or the loss is none that can be trained in groups; PyTorch's errors of vmap, too.
         """
-        said = given.steps or (None,) * len(samples)
+        said = context.steps or (None,) * len(samples)
         plans = [
             self._steps.plan(targets.shape[0], self._phase.steps(steps))
             for (_, targets), steps in zip(samples, said, strict=True)
@@ -144,13 +140,10 @@ class BatchedTrainer:
         inputs_E, targets_E = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
         if back is not None:
-            anchor_P = given.anchor_P
-            anchor_P = anchor_P if anchor_P is None or anchor_P.ndim == 1 else anchor_P[rows]
-            kept = each_part(given.client_state, operator.itemgetter(rows))
-            given = given._replace(client_state=kept, anchor_P=anchor_P)
-        self._set_lr(self._local.lr if given.lr is None else given.lr)
+            context = context.of(rows)
+        self._set_lr(self._local.lr if context.lr is None else context.lr)
         with torch.no_grad():
-            sums_K = self._run(stack, (inputs_E, targets_E), blocks, given).cpu()
+            sums_K = self._run(stack, (inputs_E, targets_E), blocks, context).cpu()
         vectors_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
             sums_K, vectors_KV, integers_KI = sums_K[back], vectors_KV[back], integers_KI[back]
@@ -169,15 +162,11 @@ class BatchedTrainer:
             self._stacks[rows] = StackedStates(self.layout, rows, self._device, in_rows=not self._moves_in_place)
         return self._stacks[rows]
 
-    def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], given: Given) -> Tensor:
+    def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], context: LocalContext) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
         sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
-        began_KQ = anchor_KQ = stack.x_KQ[:, : stack.shared]
         if self._rule is not None:
-            state = each_part(given.client_state, stack.spread)
-            given = given._replace(client_state=state, broadcast=tuple(map(stack.spread, given.broadcast)))
-            anchor_P = given.anchor_P
-            anchor_KQ = began_KQ.clone() if anchor_P is None else stack.spread(anchor_P).expand_as(began_KQ)
+            context = context.spread(stack.spread, stack.x_KQ[:, : stack.shared])
         moves = self._phase.moves(stack.shared)
         optimizer, running = optimizer_for(self._local, self._lr), stack.rows
         for block in blocks:
@@ -195,8 +184,7 @@ class BatchedTrainer:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
                         x_KQ, gradient_KQ = stack.x_KQ[:active], gradient_KQ[:active]
                         if self._rule is not None:
-                            kept = each_part(given.client_state, operator.itemgetter(slice(active)))
-                            of_active = given._replace(client_state=kept, anchor_P=anchor_KQ[:active])
+                            of_active = context.of(slice(active))
                             gradient_KQ = of_active.corrected(self._rule, gradient_KQ, x_KQ, stack.shared)
                         optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
                     losses.append(losses_K)

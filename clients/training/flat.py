@@ -46,12 +46,13 @@ class FlatParameters:
         self._parameters = tuple(named[part.name] for part in layout.trained)
         self._parts = _aligned(layout.trained, self._parameters[0].itemsize)
         ends = [0, *(part.offset + part.size for part in self._parts)]
-        self._size = layout.parameters
+        self._shared_size = layout.shared.parameters
         self.shared = ends[len(layout.shared.trained)]
         gaps = [part.offset - end for part, end in zip(self._parts, ends, strict=False)]
         self._gaps = [self._parameters[0].new_zeros(gap) if gap else None for gap in gaps]
-        convolutions = _weights_of_convolutions(module)
-        self._convolves = [id(parameter) in convolutions for parameter in self._parameters]
+        convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+        weights = {id(weight) for part in convolutions for weight in part.parameters(recurse=False)}
+        self._convolves = [parameter.ndim == 4 and id(parameter) in weights for parameter in self._parameters]
         self._channels_last = [False] * len(self._parts)
         self.x_Q = self._joined([parameter.detach() for parameter in self._parameters])
         self._bind()
@@ -101,15 +102,17 @@ class FlatParameters:
                 view.add_(part, alpha=-lr)
 
     def spread(self, vector_P: Tensor) -> Tensor:
-        """Vector of all parameters, or of the shared ones, with alignment gaps."""
-        parts = [part for part in self._parts if part.offset < self.shared or len(vector_P) == self._size]
+        """Vector of the shared parameters with alignment gaps; any other tensor as it is."""
+        vector_P = vector_P.to(self.x_Q.device, self.x_Q.dtype)
+        if vector_P.shape != (self._shared_size,):
+            return vector_P
+        parts = [part for part in self._parts if part.offset < self.shared]
         pieces = vector_P.split_with_sizes([part.size for part in parts])
         return self._joined([piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
 
     def gathered(self, vector_Q: Tensor) -> Tensor:
-        """Reverse of :meth:`spread`: [P]."""
-        places = zip(self._parts, self._channels_last, strict=True)
-        return torch.cat([_view(part, vector_Q, channels_last).reshape(-1) for part, channels_last in places])
+        """Vector [Q] without alignment gaps: [P]."""
+        return torch.cat([view.reshape(-1) for view in self.named(vector_Q).values()])
 
     def named(self, vector_Q: Tensor) -> dict[str, Tensor]:
         """Trainable parameters, by name, that another vector [Q] holds, or its first numbers."""
@@ -137,8 +140,7 @@ class FlatParameters:
         return torch.cat(pieces)
 
     def _bind(self) -> None:
-        places = zip(self._parts, self._channels_last, strict=True)
-        self._views = [_view(part, self.x_Q, channels_last) for part, channels_last in places]
+        self._views = [*self.named(self.x_Q).values()]
         self._addresses = [view.data_ptr() for view in self._views]
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.data = view
@@ -149,13 +151,6 @@ def _view(part: Part, x_Q: Tensor, channels_last: bool) -> Tensor:
         return part.view(x_Q)
     o, i, h, w = part.shape
     return replace(part, shape=torch.Size((o, h, w, i))).view(x_Q).permute(0, 3, 1, 2)
-
-
-def _weights_of_convolutions(module: nn.Module) -> set[int]:
-    """Identities of the weights [out, in, height, width] of 2-D convolutions."""
-    convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-    own = [parameter for part in convolutions for parameter in part.parameters(recurse=False)]
-    return {id(parameter) for parameter in own if parameter.ndim == 4}
 
 
 def _aligned(parts: tuple[Part, ...], itemsize: int) -> list[Part]:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, Broadcast
+from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported, starting_states
 from fed.clients.client_states import ClientState, algorithm_state, client_state
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.samples import dense
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, label_of
@@ -37,9 +37,8 @@ class _Sent(NamedTuple):
     pairs: list[Pair]
     start: Tensor
     integers: Tensor
-    broadcast: Broadcast
     state: ClientState
-    algorithm: Any
+    context: LocalContext
 
     @property
     def own(self) -> _States | None:
@@ -84,13 +83,16 @@ class GroupTraining:
         broadcast, kept = beside[: task.broadcast_count], beside[task.broadcast_count :]
         state = dict(zip(task.state_names, kept, strict=True))
         algorithm = algorithm_state(state, self._algorithm_state) if state else None
-        return _Sent(task, pairs, start, integers, broadcast, state, algorithm)
+        anchor_P = None if self._recipe.aggregator is None else start[..., : self._params]
+        return _Sent(
+            task, pairs, start, integers, state, LocalContext(algorithm, broadcast, anchor_P, task.lr, task.steps)
+        )
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         samples, aggregator = sent.samples(), self._recipe.aggregator
         begin = self._begin(sent)
         group, own, diverged = self._train(sent, begin)
-        weights, algorithm = tuple(map(float, samples)), sent.algorithm
+        weights, algorithm = tuple(map(float, samples)), sent.context.client_state
         tensors: Sequence[Tensor] = (group.params_KV, group.integers_KI)
         if aggregator is not None and sent.task.wants != "models":
             update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, group)
@@ -128,7 +130,7 @@ class GroupTraining:
         """States in which local steps begin: the task's model, or what the algorithm makes of it for each client."""
         if self._recipe.aggregator is None:
             return sent.start
-        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.algorithm)
+        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.context.client_state)
 
     def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, tuple[ClientId, str] | None]:
         """Train in all phases, each from where the last of its model ends.
@@ -136,14 +138,11 @@ class GroupTraining:
         Returns:
             The models to be reported, the models that clients keep, and the client that has diverged.
         """
-        given = Given(sent.algorithm, sent.broadcast, None, sent.task.lr, sent.task.steps)
-        if self._recipe.aggregator is not None:
-            given = given._replace(anchor_P=sent.start[..., : self._params])
         own: Any = sent.own
         reported = self._whole(begin, sent)
         groups = []
         for phase in self._phases:
-            group = phase(sent, own if phase.is_personal else reported, given)
+            group = phase(sent, own if phase.is_personal else reported)
             groups.append(group)
             if phase.is_personal:
                 own = group.params_KV, group.integers_KI
@@ -165,9 +164,9 @@ class GroupTraining:
         if aggregator.plain_report:  # as its report would say, in a tenth of the time
             # A copy in any case: where the model is float64, it is what a client sends.
             update_KV = group.params_KV.to(torch.float64, copy=True).sub_(begin)
-            return update_KV, tuple(map(float, samples)), sent.algorithm, True
+            return update_KV, tuple(map(float, samples)), sent.context.client_state, True
         said = task.steps or (None,) * len(samples)
-        steps = [self.trainer.steps_of(count, its_steps) for count, its_steps in zip(samples, said, strict=True)]
+        steps = [self.trainer.plan(count, its_steps).steps for count, its_steps in zip(samples, said, strict=True)]
         samples_K1, steps_K1, losses_K1 = _columns(samples, steps, group.train_losses)
         update_KM, weights_K, state, is_update = reported(
             aggregator,
@@ -181,8 +180,8 @@ class GroupTraining:
             momentum=local.momentum,
             nesterov=local.nesterov,
             train_loss_K1=losses_K1,
-            client_state=sent.algorithm,
-            broadcast=sent.broadcast,
+            client_state=sent.context.client_state,
+            broadcast=sent.context.broadcast,
             population=task.population,
             places_K=torch.tensor(task.places, dtype=torch.int64) if task.places else None,
             **self._measured(aggregator, sent),
@@ -246,26 +245,23 @@ class _PhaseTraining:
         self._streams = recipe.streams
         self._named = f" of phase {number}" if number else ""
 
-    def __call__(self, sent: _Sent, states: _States, given: Given) -> TrainedGroup:
+    def __call__(self, sent: _Sent, states: _States) -> TrainedGroup:
         """Train from states that are one for all, or each client's own."""
         if self._batched is None:
-            return self._one_by_one(sent, states, given)
+            return self._one_by_one(sent, states)
         orders = [partial(self._order, sent.task, row) for row in range(len(sent.pairs))]
-        return self._batched.train(*states, sent.pairs, orders, given)
+        return self._batched.train(*states, sent.pairs, orders, sent.context)
 
-    def _one_by_one(self, sent: _Sent, states: _States, given: Given) -> TrainedGroup:
+    def _one_by_one(self, sent: _Sent, states: _States) -> TrainedGroup:
         trained = []
         rows = zip(sent.pairs, *_rows(states, len(sent.pairs)), strict=True)
         for row, (pair, vector_V, integers_I) in enumerate(rows):
             seed = self._streams.torch_seed("module" + self._named, *sent.task.key_of(row))
-            streams: Any = {"order": self._order(sent.task, row), "seed": seed}
-            trained.append(self.trainer.train(vector_V, integers_I, pair, **streams, given=given.of_row(row)))
-        return TrainedGroup(
-            torch.stack([one.vector_V for one in trained]),
-            torch.stack([one.integers_I for one in trained]),
-            [one.train_loss for one in trained],
-            [one.samples_seen for one in trained],
-        )
+            context = sent.context.of(row)._replace(steps=sent.task.steps[row : row + 1])
+            order = self._order(sent.task, row)
+            trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, context=context))
+        vectors, integers, losses, seen = zip(*trained, strict=True)
+        return TrainedGroup(torch.stack(vectors), torch.stack(integers), [*losses], [*seen])
 
     def _order(self, task: Train, row: int) -> np.random.Generator:
         return self._streams.generator("order" + self._named, *task.key_of(row))

@@ -3,17 +3,20 @@
 Shapes: see :mod:`fed.layout`.
 """
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fed.aggregators.base import Broadcast, LocalRule
+from fed.aggregators.client_side import each_part
 
-__all__ = ["Given"]
+__all__ = ["LocalContext"]
 
 
-class Given(NamedTuple):
+class LocalContext(NamedTuple):
     """Context of local training, of one client or of a group.
 
     Args:
@@ -30,11 +33,21 @@ class Given(NamedTuple):
     lr: float | None = None
     steps: tuple[int | None, ...] = ()
 
-    def of_row(self, row: int) -> "Given":
-        """Context of one client of the group."""
-        state = self.client_state and type(self.client_state)(*(part[row] for part in self.client_state))
-        anchor_P = self.anchor_P if self.anchor_P is None or self.anchor_P.ndim == 1 else self.anchor_P[row]
-        return self._replace(client_state=state, anchor_P=anchor_P, steps=self.steps[row : row + 1])
+    def of(self, rows: int | slice | list[int]) -> "LocalContext":
+        """Context of one client of the group, or of some, all with the group's step counts."""
+        anchor_P = self.anchor_P if self.anchor_P is None or self.anchor_P.ndim == 1 else self.anchor_P[rows]
+        return self._replace(client_state=each_part(self.client_state, itemgetter(rows)), anchor_P=anchor_P)
+
+    def spread(self, spread: Callable[[Tensor], Tensor], began_Q: Tensor) -> "LocalContext":
+        """Context in the form in which a trainer holds parameters.
+
+        Args:
+            spread: puts a vector into that form.
+            began_Q: where training starts, in that form: the anchor, unless there is another.
+        """
+        state, broadcast = each_part(self.client_state, spread), tuple(map(spread, self.broadcast))
+        anchor_Q = began_Q.clone() if self.anchor_P is None else spread(self.anchor_P)  # training moves in place
+        return self._replace(client_state=state, broadcast=broadcast, anchor_P=anchor_Q)
 
     def corrected(self, rule: LocalRule, gradient_Q: Tensor, x_Q: Tensor, shared: int) -> Tensor:
         """Gradient [Q] or [K, Q] as the rule corrects it; its last numbers, of parameters that are not shared, stay.

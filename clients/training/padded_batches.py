@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -56,6 +57,10 @@ class GroupSteps:
 
     Where a client has fewer samples in a step than another, its last one fills its places, with weight 0.
 
+    Attributes:
+        plan: the :class:`Batches` of a number of samples, and of a task's own number of steps, if it says one; the
+            same object for the same numbers.
+
     Args:
         local: the experiment's section of that name.
         device: where the indices and weights are wanted.
@@ -64,7 +69,7 @@ class GroupSteps:
     Example:
         >>> steps = GroupSteps(Local(batch_size=4, epochs=1), torch.device("cpu"), torch.float32)
         >>> orders = [lambda: np.random.default_rng(0)] * 2
-        >>> (block,) = steps.blocks([steps.plan(6), steps.plan(3)], orders, [0, 1])
+        >>> (block,) = steps.blocks([steps.plan(6, None), steps.plan(3, None)], orders, [0, 1])
         >>> block.sizes_LK.tolist(), block.active
         ([[4.0, 3.0], [2.0, 0.0]], [2, 1])
     """
@@ -73,20 +78,14 @@ class GroupSteps:
         self._local = local
         self._device = device
         self._dtype = dtype
-        self._plans: dict[tuple[int, int | None], Batches] = {}
+        self.plan = cache(lambda samples, steps: Batches(local, samples, steps=steps))
         self._ordered: tuple[list[Batches], list[Block]] | None = None
-
-    def plan(self, samples: int, steps: int | None = None) -> Batches:
-        """Cut of a number of samples into steps; the same object for the same number."""
-        if (samples, steps) not in self._plans:
-            self._plans[samples, steps] = Batches(self._local, samples, steps=steps)
-        return self._plans[samples, steps]
 
     def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
         """Blocks of a group's steps; those of the last group are used again if sizes agree and all keep their order.
 
         Args:
-            plans: each client's :meth:`plan`.
+            plans: each client's ``plan``.
             orders: each client's stream that shuffles its samples, made when something is drawn.
             rows: the clients in descending order of steps, as they stand in the blocks.
         """

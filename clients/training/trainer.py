@@ -7,20 +7,20 @@ import math
 import operator
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fed.aggregators.base import Phase
-from fed.aggregators.client_side import each_part
 from fed.clients.data import Pair
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
 from fed.clients.training.flat import FlatParameters
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss
 from fed.clients.training.optimizers import is_plain_descent, optimizer_for
 from fed.config.experiment import Local
@@ -32,11 +32,10 @@ __all__ = ["LocalResult", "Trainer"]
 _HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
 _SAMPLES_AT_ONCE = 128  # where no step is taken
-_NOTHING = Given()
+_NOTHING = LocalContext()
 
 
-@dataclass(frozen=True)
-class LocalResult:
+class LocalResult(NamedTuple):
     """Result of local training: the state, the mean loss over the samples seen, and their number."""
 
     vector_V: Tensor
@@ -53,6 +52,9 @@ class Trainer:
 
     On the CPU, modules with 2-D convolutions are trained with channels last, which takes a tenth to a fifth off their
     time, unless they view tensors in ways that need the usual order.
+
+    Attributes:
+        plan: the :class:`Batches` of a number of samples, and of a task's own number of steps, if it says one.
 
     Args:
         module: the model; the trainer takes it over.
@@ -86,7 +88,8 @@ class Trainer:
         self._moves = phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
-        self._normalises_batches = normalises_batches(self.module)
+        never_single = normalises_batches(self.module)
+        self.plan = cache(lambda samples, steps: Batches(self._local, samples, never_single, steps=phase.steps(steps)))
         self._contrast = Contrast(self.module, rule) if rule is not None and rule.contrasts else None
         half = _HALF.get(local.precision)
         self._precision = torch.autocast(device.type, dtype=half) if half else nullcontext()
@@ -96,15 +99,7 @@ class Trainer:
         self._tries_channels_last = (
             device.type == "cpu" and is_full and self._flat.has_convolutions and not _normalises_channels(self.module)
         )
-        self._step_counts: dict[tuple[int, int | None], int] = {}
         self._in_usual_order: set[torch.Size] = set()  # the shapes of clients' inputs with which it has failed
-
-    def steps_of(self, samples: int, steps: int | None = None) -> int:
-        """Number of optimizer steps for a client's samples; ``steps`` is the task's own number, if it says one."""
-        if (samples, steps) not in self._step_counts:
-            batches = Batches(self._local, samples, self._normalises_batches, self._phase.steps(steps))
-            self._step_counts[samples, steps] = batches.steps
-        return self._step_counts[samples, steps]
 
     def load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool = False) -> nn.Module:
         """Module in a given state; buffers that are not saved are reset to their first values.
@@ -130,7 +125,7 @@ class Trainer:
         *,
         order: np.random.Generator,
         seed: int,
-        given: Given = _NOTHING,
+        context: LocalContext = _NOTHING,
     ) -> LocalResult:
         """Train from a state on a client's samples.
 
@@ -140,7 +135,7 @@ class Trainer:
             samples: the client's (inputs, targets).
             order: the stream that shuffles them.
             seed: for what the module itself draws, as dropout does.
-            given: what comes with the task beside the model.
+            context: what comes with the task beside the model.
 
         Returns:
             What training leaves, on the CPU.
@@ -150,7 +145,7 @@ class Trainer:
             began = order.bit_generator.state  # a second attempt must shuffle as the first did
             try:
                 self.load(vector_V, integers_I, channels_last=True)
-                return self._train(samples, order, seed, given)
+                return self._train(samples, order, seed, context)
             except RuntimeError as error:
                 # PyTorch's words for a .view() that meets channels last
                 if "view size is not compatible" not in str(error):
@@ -158,21 +153,20 @@ class Trainer:
             self._in_usual_order.add(shape)
             order.bit_generator.state = began
         self.load(vector_V, integers_I)
-        return self._train(samples, order, seed, given)
+        return self._train(samples, order, seed, context)
 
-    def _train(self, samples: Pair, order: np.random.Generator, seed: int, given: Given) -> LocalResult:
+    def _train(self, samples: Pair, order: np.random.Generator, seed: int, context: LocalContext) -> LocalResult:
         """Train from the state that is loaded."""
         self.module.train()
         x_Q, shared = self._flat.x_Q, self._flat.shared
         if self._rule is not None:
-            given = self._spread(given)
+            context = context.spread(self._flat.spread, x_Q[:shared])
         if self._contrast is not None:
-            assert given.anchor_P is not None
-            self._contrast.hold(self._flat.named(given.anchor_P), self._flat.named(given.client_state.previous_P))
-        lr = self._local.lr if given.lr is None else given.lr
+            assert context.anchor_P is not None
+            self._contrast.hold(self._flat.named(context.anchor_P), self._flat.named(context.client_state.previous_P))
+        lr = self._local.lr if context.lr is None else context.lr
         optimizer, scaler, losses = optimizer_for(self._local, lr), _LossScale(), _MeanLoss()
-        steps = self._phase.steps(given.steps[0] if given.steps else None)
-        batches = Batches(self._local, len(samples[0]), self._normalises_batches, steps)
+        batches = self.plan(len(samples[0]), context.steps[0] if context.steps else None)
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order):
                 if self._is_plain and len(step) == 1:
@@ -181,23 +175,11 @@ class Trainer:
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
                 if self._rule is not None and self._rule.corrects:
-                    gradient_Q = given.corrected(self._rule, gradient_Q, x_Q, shared)
+                    gradient_Q = context.corrected(self._rule, gradient_Q, x_Q, shared)
                 # slices are views, so that the step moves x_Q
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)
         return LocalResult(vector_V.cpu(), integers_I.cpu(), losses.mean(), batches.seen)
-
-    def _spread(self, given: Given) -> Given:
-        """Context whose vectors of shared parameters, the anchor among them, have alignment gaps."""
-
-        def spread(part: Tensor) -> Tensor:
-            part = part.to(self.device, self._flat.x_Q.dtype)
-            return self._flat.spread(part) if part.shape == (self.layout.shared.parameters,) else part
-
-        state = each_part(given.client_state, spread)
-        began_Q = self._flat.x_Q[: self._flat.shared]
-        anchor_Q = began_Q.clone() if given.anchor_P is None else spread(given.anchor_P)  # x_Q moves in place
-        return given._replace(client_state=state, broadcast=tuple(map(spread, given.broadcast)), anchor_P=anchor_Q)
 
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool
@@ -213,17 +195,17 @@ class Trainer:
         """
         self.load(vector_V, integers_I).train()
         gradient_Q, losses = torch.zeros_like(self._flat.x_Q), _MeanLoss()
-        inputs_E, targets_E = (part.to(self.device) for part in samples)
-        chunks = max(len(targets_E) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
-        with seeded_torch(seed, self.device):
-            for inputs_B, targets_B in zip(inputs_E.tensor_split(chunks), targets_E.tensor_split(chunks), strict=True):
-                with torch.set_grad_enabled(gradient):
-                    # a model may change its inputs in place
-                    loss = self._loss_of(inputs_B.clone(), targets_B.clone(), losses)
-                if gradient:
-                    part_Q = _LossScale().gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
-                    gradient_Q.add_(part_Q, alpha=len(inputs_B) / len(inputs_E))
-                self._flat.bind_again()
+        chunks = max(len(samples[1]) // _SAMPLES_AT_ONCE, 1)  # none of a single sample, as BatchNorm needs it
+        parts = (part.to(self.device).tensor_split(chunks) for part in samples)
+        # copies, for a model may change its inputs in place
+        step = [(inputs_B.clone(), targets_B.clone()) for inputs_B, targets_B in zip(*parts, strict=True)]
+        with seeded_torch(seed, self.device), torch.set_grad_enabled(gradient):
+            if gradient:
+                gradient_Q = self._gradient(step, losses, _LossScale())
+            else:
+                for batch in step:
+                    self._loss_of(*batch, losses)
+        self._flat.bind_again()
         return losses.mean(), self._flat.gathered(gradient_Q).cpu()
 
     def _steps(self, samples: Pair, batches: Batches, order: np.random.Generator) -> Iterator[list[Pair]]:

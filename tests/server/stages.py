@@ -75,7 +75,7 @@ class Stage:
         """To train the first model, or another."""
         first_V, integers_I = self.model()
         version, params_V = (0, first_V) if vector_V is None else (1, vector_V.to(first_V))
-        model = GlobalModel(version, params_V, integers_I, self._prepared.given().broadcast)
+        model = GlobalModel(version, params_V, integers_I, self._prepared.first_context().broadcast)
         return Task(number, more.pop("round", 1), client, model, **more)
 
     def model(self) -> tuple[Tensor, Tensor]:

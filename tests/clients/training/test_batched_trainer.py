@@ -26,7 +26,7 @@ from fed.aggregators.fedprox import FedProx
 from fed.clients.models import char_gru, char_transformer, cnn, logistic, mlp
 from fed.clients.training import padded_batches as group_steps
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
@@ -98,7 +98,7 @@ class Task:
         """Trained as one computation."""
         by = by or self.group_trainer()
         orders = [partial(np.random.default_rng, [self.seed, number]) for number in range(len(self.pairs))]
-        return by.train(*self.starts(), self.pairs, orders, Given(broadcast=self.broadcast))
+        return by.train(*self.starts(), self.pairs, orders, LocalContext(broadcast=self.broadcast))
 
     def group_trainer(self, device: torch.device = CPU) -> BatchedTrainer:
         """A trainer of groups, with a module of its own."""
@@ -109,7 +109,7 @@ class Task:
         by = Trainer(copy.deepcopy(self.module), self.loss, self.local, self.phase(), CPU, self.private)
         rows = zip(*(part.expand(len(self.pairs), -1) for part in self.starts()), self.pairs, strict=True)
         trained = [
-            by.train(start_V, integers_I, pair, order=order, seed=0, given=Given(broadcast=self.broadcast))
+            by.train(start_V, integers_I, pair, order=order, seed=0, context=LocalContext(broadcast=self.broadcast))
             for number, (start_V, integers_I, pair) in enumerate(rows)
             for order in [np.random.default_rng([self.seed, number])]
         ]

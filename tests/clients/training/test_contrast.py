@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 import fed
 from fed.aggregators.base import Phase
 from fed.aggregators.moon import MOON, ClientState
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import Trainer
 from fed.config.experiment import Local
 from fed.errors import InvalidModel
@@ -60,7 +60,7 @@ def test_training_is_a_loop_by_hand_over_three_models() -> None:
     state = trainer.layout.pack(first)
     kept = ClientState(flat(previous))
     order = np.random.default_rng(0)
-    trained = trainer.train(*state, (inputs, labels), order=order, seed=0, given=Given(client_state=kept))
+    trained = trainer.train(*state, (inputs, labels), order=order, seed=0, context=LocalContext(client_state=kept))
     mine, losses = copy.deepcopy(first), []
     for _ in range(4):
         z, anchor, past = (part[1](part[0](inputs)) for part in (mine, first, previous))  # type: ignore[index]
@@ -92,8 +92,8 @@ def test_training_leaves_the_other_models_running_statistics() -> None:
     trainer = Trainer(
         copy.deepcopy(first), cross_entropy, Local(lr=0.2, batch_size=5, steps=3), Phase(rule=Watching()), CPU
     )
-    given = Given(client_state=ClientState(flat(previous)))
-    trainer.train(*trainer.layout.pack(first), (inputs, labels), order=np.random.default_rng(0), seed=0, given=given)
+    given = LocalContext(client_state=ClientState(flat(previous)))
+    trainer.train(*trainer.layout.pack(first), (inputs, labels), order=np.random.default_rng(0), seed=0, context=given)
     assert len(seen) == 3
     expected = [other.eval()[:3](inputs).detach() for other in (first, previous)]  # type: ignore[index]
     for others in seen:

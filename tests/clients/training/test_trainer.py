@@ -20,7 +20,7 @@ from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedprox import FedProx
 from fed.clients.training.batches import Batches
 from fed.clients.training.flat import FlatParameters
-from fed.clients.training.local_context import Given
+from fed.clients.training.local_context import LocalContext
 from fed.clients.training.trainer import LocalResult, Trainer, _LossScale
 from fed.config.experiment import Local
 from fed.layout import Layout
@@ -274,7 +274,10 @@ def test_a_correction_sees_gradient_model_anchor_state_and_broadcast() -> None:
     module, inputs = Point(), torch.zeros(4, 2, dtype=torch.float64)
     by = trainer(module, half_square, Rule(), lr=0.1, steps=3, batch_size=4)
     trained = train(
-        by, module, (inputs, torch.ones(4, 2, dtype=torch.float64)), given=Given(client_state=kept, broadcast=sent)
+        by,
+        module,
+        (inputs, torch.ones(4, 2, dtype=torch.float64)),
+        context=LocalContext(client_state=kept, broadcast=sent),
     )
     x_P = module.y.detach()
     for gradient_P, at_P, anchor_P in seen:
@@ -558,7 +561,7 @@ def test_rules_and_what_they_send_meet_convolutions_number_by_number() -> None:
     module, on = convolutional(), images()
     by = trainer(module, rule=Pulling(mu=0.5), lr=0.2, epochs=2, batch_size=4)
     sent_P = torch.randn(by.layout.parameters, dtype=torch.float64)
-    trained = train(by, module, on, given=Given(broadcast=(sent_P,)))
+    trained = train(by, module, on, context=LocalContext(broadcast=(sent_P,)))
     expected = copy.deepcopy(module).train()
     anchors = [part.detach().clone() for part in expected.parameters()]
     for chosen in steps_by_hand(20, 4, 2):
