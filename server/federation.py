@@ -29,31 +29,24 @@ class Federation(Protocol):
     @property
     def clock(self) -> float:
         """Seconds since the run began."""
-        ...
 
     def round(self, number: int) -> RoundStats:
         """Train and exchange."""
-        ...
 
     def model(self) -> State:
         """The model that users evaluate."""
-        ...
 
     def state(self) -> Tree:
         """The whole state, for a checkpoint."""
-        ...
 
     def restore(self, state: Tree) -> None:
         """Resume, before the first round, from a state that :meth:`state` gave."""
-        ...
 
     def models(self) -> Mapping[int | str, State]:
         """The clients' own models, where they keep some."""
-        ...
 
     def occupation(self) -> dict[str, Any]:
         """The clients' use of their time, for a summary; nothing where they are in step."""
-        ...
 
 
 @dataclass

@@ -20,15 +20,12 @@ class Fleet(Protocol):
     @property
     def clock(self) -> float:
         """Seconds since the run began: simulated ones, or real ones. It never runs backwards."""
-        ...
 
     def registered(self) -> Sequence[int | str]:
         """The clients that take part, available or not, in a fixed order."""
-        ...
 
     def population(self) -> int:
         """The number of clients that have ever registered."""
-        ...
 
     def available(self) -> Sequence[int | str]:
         """The registered clients that can take a task now, in their order.
@@ -36,11 +33,9 @@ class Fleet(Protocol):
         A client with an open task is not available. Nor is one that keeps a state, until the verdict on its last task;
         nor, for a while, one whose task was cancelled. The sequence may change as clients come and go.
         """
-        ...
 
     def size_of(self, client: int | str) -> int:
         """The number of samples that a client trains on."""
-        ...
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to available clients, one each; returns at once.
@@ -48,7 +43,6 @@ class Fleet(Protocol):
         The task of a client that goes away for longer than the fleet waits fails; it may also fail at its
         ``deadline_s``.
         """
-        ...
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive, to be taken to the last; each counts for its own tasks.
@@ -61,14 +55,12 @@ class Fleet(Protocol):
             until: the clock at which to stop.
             enough: the number of updates after which to stop; all of one instant are given. None: when no task is left.
         """
-        ...
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks any more, but those that have arrived.
 
         Those are given by ``collect(until=clock)``. Tasks that are unknown or answered make no difference.
         """
-        ...
 
     def settle(self, counted: Mapping[int, float]) -> None:
         """Take the coordinator's verdict on the tasks collected since the last one.
@@ -79,11 +71,9 @@ class Fleet(Protocol):
         Args:
             counted: task → the factor in (0, 1] with which its update moved the model.
         """
-        ...
 
     def state(self) -> Tree:
         """All that a resumed run needs, for a checkpoint; every collected task has been settled."""
-        ...
 
     def restore(self, state: Tree) -> None:
         """Resume, in a fleet that has done nothing yet, from what :meth:`state` wrote down.
@@ -91,7 +81,6 @@ class Fleet(Protocol):
         Simulated tasks that were in flight go on. Real ones are not in the state: the coordinator dispatches them
         again, and their clients begin them from what they kept before.
         """
-        ...
 
     def wait(self, until: float = math.inf) -> bool:
         """Let time pass until :meth:`available`, which was read before, may have changed, or until a clock.
@@ -100,4 +89,3 @@ class Fleet(Protocol):
             True where a client has come, gone or become free; False where an answer arrived first, which is to be
             collected, or where no client will ever come.
         """
-        ...

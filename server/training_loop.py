@@ -28,7 +28,6 @@ class Scoring(Protocol):
 
     def line(self) -> dict[str, Any]:
         """The scores as a part of the round's metrics."""
-        ...
 
 
 class _Round(NamedTuple):

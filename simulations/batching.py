@@ -6,7 +6,6 @@ Shapes: see :mod:`fed.layout`.
 import contextlib
 import copy
 import re
-from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,13 +25,15 @@ from fed.clients.training.batches import normalises_batches
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
 from fed.clients.training.trainer import Trainer
-from fed.config.experiment import Execution, Local
+from fed.clients.training.work_items import Recipe
+from fed.clients.training.worker import device_of, on_device
+from fed.config.experiment import Execution
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import seeded_torch
 from fed.simulations.side_effects import changed_by_forward
 
-__all__ = ["Batching", "LocalTraining", "choose"]
+__all__ = ["Batching", "choose"]
 
 _State: TypeAlias = tuple[Tensor, Tensor]
 
@@ -62,44 +63,9 @@ class Batching:
     reason: str
 
 
-@dataclass(frozen=True)
-class LocalTraining:
-    """Local training of an experiment, and a client's samples to try it on.
-
-    Args:
-        module: the model; it is only read.
-        loss: (output, target) → scalar.
-        local: the experiment's section of that name.
-        phases: what local training consists of.
-        private: the names of what the model does not share.
-        context: what comes with a client's first task beside the model, and what it keeps before it.
-        samples: some client's.
-        may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
-        device: where clients will train.
-    """
-
-    module: nn.Module
-    loss: Loss
-    local: Local
-    phases: Sequence[Phase]
-    private: Collection[str]
-    context: LocalContext
-    samples: Pair
-    may_ignore: bool
-    device: torch.device
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Size in bytes of the parameters that a client trains."""
-        return sum(part.numel() * part.element_size() for part in self.module.parameters() if part.requires_grad)
-
-    def probe(self) -> Pair:
-        """First samples, for a trial."""
-        inputs, targets = (part[:_PROBE_SAMPLES] for part in self.samples)
-        return inputs, targets
-
-
-def choose(execution: Execution, training: LocalTraining, trainees: int) -> Batching:
+def choose(
+    execution: Execution, recipe: Recipe, context: LocalContext, samples: Pair, trainees: int, *, may_ignore: bool
+) -> Batching:
     """Choose from the experiment, the model and the kind of device, so that the same choice is made everywhere.
 
     Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
@@ -108,28 +74,32 @@ def choose(execution: Execution, training: LocalTraining, trainees: int) -> Batc
 
     Args:
         execution: the experiment's section ``simulation``.
-        training: local training as clients will do it.
+        recipe: local training as clients will do it, but for the choice.
+        context: what comes with a client's first task beside the model, and what it keeps before it.
+        samples: some client's, to try it on.
         trainees: the number of clients that train in a round.
+        may_ignore: whether clients may hold labels below 0, which a loss other than cross_entropy may ignore.
 
     Raises:
         InvalidExperiment: if batching is asked for and cannot be.
     """
     if execution.batching == "off":
         return Batching(False, 1, "simulation.batching is off")
-    group, limit = execution.group, f"as simulation.group={execution.group} says"
-    if training.device.type == "cpu" and training.parameter_bytes * group > _CACHE_BYTES:
-        group = _CACHE_BYTES // training.parameter_bytes
+    group, limit, device = execution.group, f"as simulation.group={execution.group} says", device_of(0)
+    model_bytes = sum(part.nbytes for part in recipe.module.parameters() if part.requires_grad)
+    if device.type == "cpu" and model_bytes * group > _CACHE_BYTES:
+        group = _CACHE_BYTES // model_bytes
         limit = f"to keep their parameters within {_CACHE_BYTES >> 20} MiB of cache"
-    if execution.batching == "auto" and (reason := _no_gain(training, group, execution.group, trainees)):
+    if execution.batching == "auto" and (reason := _no_gain(recipe, samples, group, execution.group, trainees)):
         return Batching(False, 1, reason)
-    problem, client_bytes = _obstacle(training)
+    problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples)
     if problem is not None:
         if execution.batching == "on":
             raise InvalidExperiment(f"simulation.batching must be auto or off here, got on: {problem}")
         return Batching(False, 1, problem)
-    if training.device.type == "cuda":
-        room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(training.device)[0]
-        client_bytes += 2 * training.parameter_bytes  # for the moments of Adam, which the trial does not keep
+    if device.type == "cuda":
+        room_bytes = _SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0]
+        client_bytes += 2 * model_bytes  # for the moments of Adam, which the trial does not keep
         if client_bytes * group > room_bytes:
             group, limit = int(room_bytes / client_bytes), "to keep them within the GPU's memory"
     group = max(group, 1)
@@ -138,40 +108,38 @@ def choose(execution: Execution, training: LocalTraining, trainees: int) -> Batc
     )
 
 
-def _no_gain(training: LocalTraining, group: int, asked: int, trainees: int) -> str | None:
+def _no_gain(recipe: Recipe, samples: Pair, group: int, asked: int, trainees: int) -> str | None:
     """Reason why batching in groups of ``group``, where ``asked`` are configured, saves no time; None if it may."""
     if trainees == 1:
         return "a round trains one client"
-    if training.device.type != "cpu":
+    if device_of(0).type != "cpu":
         return None
     if asked == 1:
         return "simulation.group is 1"
     if group < 2:
         return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
-    operations = _operations(training)
+    operations = _operations(recipe, samples)
     return _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6) if operations > _MOST_OPERATIONS else None
 
 
-def _obstacle(training: LocalTraining) -> tuple[str | None, float]:
+def _obstacle(recipe: Recipe, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
     """Reason why clients cannot be batched, None where they can; and the bytes that one takes on a GPU."""
-    if any(phase.rule is not None and phase.rule.contrasts for phase in training.phases):
+    if any(phase.rule is not None and phase.rule.contrasts for phase in recipe.phases):
         return "its algorithm compares three models' representations", 0.0
-    if training.may_ignore:
-        return _IGNORES, 0.0
-    with seeded_torch(0, training.device):  # whose generators are the user's
-        tried = [_tried(training, phase) for phase in training.phases]
+    with seeded_torch(0, device_of(0)):  # whose generators are the user's
+        tried = [_tried(recipe, phase, context, samples) for phase in recipe.phases]
     problem = next((problem for problem, _ in tried if problem is not None), None)
     return problem, max(client_bytes for _, client_bytes in tried)
 
 
-def _operations(training: LocalTraining) -> int:
+def _operations(recipe: Recipe, samples: Pair) -> int:
     """Floating-point operations of a client's step, those of its matrix products and convolutions."""
-    inputs, targets = (part[: training.local.batch_size].clone() for part in training.samples)
-    tried = copy.deepcopy(training.module).train()
+    inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
+    tried = copy.deepcopy(recipe.module).train()
     counter = _Counter()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
     with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counter:
         # What it raises, the first step of the loop will raise.
-        torch.autograd.backward(training.loss(tried(inputs), targets))
+        torch.autograd.backward(recipe.loss(tried(inputs), targets))
     return counter.operations
 
 
@@ -193,67 +161,54 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         return result
 
 
-def _tried(training: LocalTraining, phase: Phase) -> tuple[str | None, float]:
+def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
     """Reason why clients cannot be batched in a phase, None where they can; and the bytes that one takes on a GPU."""
-    module, loss, local, device = training.module, training.loss, training.local, training.device
+    module, local, device = recipe.module, recipe.local, device_of(0)
+    loss = on_device(recipe.loss, device)
     if local.precision == "float16":
         return "float16 scales each client's loss by its own gradients", 0
-    if changed := changed_by_forward(module, training.samples[0]):
+    if changed := changed_by_forward(module, samples[0]):
         return f"its forward pass changes {changed}", 0
     if normalises_batches(module):  # frozen, or unused
         return "it has BatchNorm, under which a last single sample joins the batch before it", 0
-    inputs, targets = training.probe()
+    inputs, targets = first = (samples[0][:_PROBE_SAMPLES], samples[1][:_PROBE_SAMPLES])
     half = -(-len(targets) // 2)
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
-    state = Layout.of(module, training.private).pack(module)
-    parts = replace(phase, epochs=None), device, training.private
+    state = Layout.of(module, recipe.private).pack(module)
+    parts = replace(phase, epochs=None), device, recipe.private
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)  # 0 without a GPU
     try:
-        with _memory(device) as used_bytes:
-            batched = _probed(
-                BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.context
-            )
+        batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, context)
+        used_bytes = torch.cuda.max_memory_allocated(device) - before_bytes
         if local.precision != "float32":  # whose rounding may be as large as what is looked for
             probe = probe.model_copy(update={"precision": "float32"})
-            batched = _probed(
-                BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.context
-            )
+            batched = _probed(BatchedTrainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, context)
     except Exception as error:  # whatever a user's model raises: the loop will say what it is, if it raises there too
         return _plainly(error), 0
-    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, training.context)
+    single = _probed_one_by_one(Trainer(copy.deepcopy(module), loss, probe, *parts), state, pairs, context)
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
-    if _is_no_mean(training):
+    if _is_no_mean(module, loss, first):
         return _NO_MEAN, 0
-    if problem := _not_scored(training):
+    if problem := _not_scored(recipe, loss, first):
         return problem, 0
-    return None, used_bytes[0] / len(pairs) * local.batch_size / probe.batch_size
+    return None, used_bytes / len(pairs) * local.batch_size / probe.batch_size
 
 
-def _not_scored(training: LocalTraining) -> str | None:
+def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     """Reason why models cannot be evaluated together; None where they can."""
-    module, loss, device, samples = training.module, training.loss, training.device, training.probe()
+    module, device = recipe.module, device_of(0)
     try:
         alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
-        rows = [part.repeat(2, 1) for part in Layout.of(module, training.private).pack(module)]
-        together = BatchedEvaluator(module, loss, None, device, training.private).scores(rows[0], rows[1], samples)
+        rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private).pack(module)]
+        together = BatchedEvaluator(module, loss, None, device, recipe.private).scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])
     return None if torch.allclose(losses[:, 0], losses[:, 1], rtol=1e-3, equal_nan=True) else "evaluation differs"
-
-
-@contextlib.contextmanager
-def _memory(device: torch.device) -> Iterator[list[int]]:
-    """Peak bytes of a GPU's memory while the context lasts; 0 on a CPU."""
-    used_bytes = [0]
-    if device.type != "cuda":
-        yield used_bytes
-        return
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    yield used_bytes
-    used_bytes[0] = torch.cuda.max_memory_allocated(device) - before
 
 
 _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "epochs": None, "steps": 2}
@@ -263,17 +218,17 @@ _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
 _NO_MEAN = "its loss is no mean over samples"
 
 
-def _is_no_mean(training: LocalTraining) -> bool:
+def _is_no_mean(module: nn.Module, loss: Loss, samples: Pair) -> bool:
     """True if a batch's loss differs from the mean over its samples, for outputs of any size.
 
     Labels take every class in turn, for a client with one class does not show whether they are weighed.
     """
-    loss, device = training.loss, training.device
     if loss is cross_entropy:
         return False
-    inputs, targets = (part.clone().to(device) for part in training.probe())
+    device = device_of(0)
+    inputs, targets = (part.clone().to(device) for part in samples)
     with torch.no_grad(), contextlib.suppress(Exception):  # what a loss does not take shows nothing
-        output = copy.deepcopy(training.module).to(device).eval()(inputs)
+        output = copy.deepcopy(module).to(device).eval()(inputs)
         classes = output.shape[1] if output.ndim > 1 else 1
         count = max(min(2 * classes, _PROBE_SCORES // output[0].numel()), 4)
         labels = targets[torch.arange(count, device=device) % len(targets)]

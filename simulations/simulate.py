@@ -34,11 +34,9 @@ class Observer(Protocol):
 
     def begin(self, expectation: Expectation) -> None:
         """Called before the first round."""
-        ...
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Called after a round with its line of the metrics."""
-        ...
 
 
 def simulate(

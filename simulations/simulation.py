@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -12,11 +13,10 @@ from fed.clients.evaluation import Metric
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
-from fed.clients.training.losses import Loss, cross_entropy
+from fed.clients.training.losses import Loss
 from fed.clients.training.work_items import Train
-from fed.clients.training.worker import device_of, on_device
 from fed.config.components import Component
-from fed.config.experiment import Experiment, Local
+from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
 from fed.mixing import Weights
 from fed.randomness import Streams
@@ -25,7 +25,7 @@ from fed.server.federation import Federation, coordinate, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attack, Attackers, poisoned, recruited
-from fed.simulations.batching import Batching, LocalTraining, choose
+from fed.simulations.batching import Batching, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.groups import Groups
@@ -64,7 +64,6 @@ class Simulation:
         loss: Loss | None = None,
         metric: Metric | None = None,
     ) -> None:
-        self.device = device_of(0)
         data_of_clients = _data(experiment, data)
         self.policy = experiment.rounds.make()
         self.policy.check(len(data_of_clients.clients))
@@ -80,12 +79,15 @@ class Simulation:
         self._adversaries = self._recruited(experiment)
         if self.algorithm.pools_data:
             self.data = self.data.pooled()
-        self.batching = choose(experiment.simulation, self._training(experiment.local, loss), self.trainees)
+        self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
+        recipe = self.prepared.recipe(self.data, self.message, is_batched=False)
+        samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
+        may_ignore = loss is not None and self.data.may_hold_negative_labels()
+        self.batching = choose(experiment.simulation, recipe, context, samples, self.trainees, may_ignore=may_ignore)
+        self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         self.experiment = _resolved(experiment, data, model, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
-        self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
-        self.recipe = self.prepared.recipe(self.data, self.message, is_batched=self.batching.is_batched)
         self.weights = self._mixing_weights(experiment.topology) if self.has_peers and experiment.topology else None
 
     @property
@@ -166,20 +168,6 @@ class Simulation:
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)
         return module
-
-    def _training(self, local: Local, loss: Loss | None) -> LocalTraining:
-        """Local training of clients, for the choice of batching."""
-        return LocalTraining(
-            module=self.prepared.module,
-            loss=on_device(loss or cross_entropy, self.device),
-            local=local,
-            phases=self.phases,
-            private=self.layout.private,
-            context=self.prepared.first_context(),
-            samples=self.data.read(self.data.clients[0]),
-            may_ignore=loss is not None and self.data.may_hold_negative_labels(),
-            device=self.device,
-        )
 
     def _recruited(self, experiment: Experiment) -> _Adversaries | None:
         """The attack and who takes part in it; their data are changed where that is the attack."""

@@ -22,17 +22,14 @@ class Neighbourhood(Protocol):
     @property
     def members(self) -> Sequence[int | str]:
         """All peers, in the order of a topology's nodes."""
-        ...
 
     @property
     def clock(self) -> float:
         """Seconds since the run began: simulated ones, or real ones. It is never turned back."""
-        ...
 
     @property
     def weights(self) -> Weights | None:
         """W of this round for the rows that are here; None where peers never meet."""
-        ...
 
     def exchange(self, rows_NM: Tensor) -> Tensor:
         """Send each row to its peer's neighbours.
@@ -40,7 +37,6 @@ class Neighbourhood(Protocol):
         Returns:
             What was sent to the rows that are here, [S, M]: ``weights.senders_E`` are places in it.
         """
-        ...
 
 
 class Exchanges:

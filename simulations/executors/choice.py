@@ -120,7 +120,7 @@ def _stays_here(simulation: Simulation) -> str | None:
     recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
     data = [part for part in read if not isinstance(part, dict)]
-    parts |= {"algorithm": recipe.aggregator or recipe.phases, "data": data}
+    parts |= {"algorithm": recipe.aggregator or recipe.phases, "uplink": recipe.format, "data": data}
     for name, part in parts.items():
         try:
             pickle.dumps(part)  # tried here, where the part can be named
@@ -168,7 +168,7 @@ class _Arena:
             places[client] = end, end + len(labels)
             end += len(labels)
         # one memory for all: each takes a file descriptor
-        return cls(SharedTensor.joined(inputs), SharedTensor.joined(targets), places)
+        return cls(SharedTensor(*inputs), SharedTensor(*targets), places)
 
     def read(self, client: ClientId) -> Pair:
         begin, end = self.places[client]

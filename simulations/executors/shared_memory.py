@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from multiprocessing import context, reduction
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +73,7 @@ class SharedMemory:
 
     Args:
         size_bytes: how many; they are zero, and really there.
+        is_private: what a spawned process writes is seen by that process alone.
 
     Attributes:
         all_bytes: all of them, at the beginning of a page.
@@ -83,9 +84,8 @@ class SharedMemory:
         InvalidInput: on Windows, which has no such memory.
     """
 
-    _ACCESS_IN_CHILD: ClassVar = mmap.ACCESS_WRITE
-
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, is_private: bool = False) -> None:
+        self._access_in_child = mmap.ACCESS_COPY if is_private else mmap.ACCESS_WRITE
         self._map(_claimed(max(size_bytes, 1)), max(size_bytes, 1), mmap.ACCESS_WRITE)
 
     def _map(self, fd: int, size_bytes: int, access: int) -> None:
@@ -98,61 +98,45 @@ class SharedMemory:
 
     def __getstate__(self) -> tuple[Any, ...]:
         context.assert_spawning(self)  # in any other pickle a descriptor means nothing
-        return reduction.DupFd(self.fd), len(self.mapped)
+        return reduction.DupFd(self.fd), len(self.mapped), self._access_in_child
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        handle, size_bytes = state
+        handle, size_bytes, access = state
         fd = handle.detach()
         os.set_inheritable(fd, False)  # a process of the worker's own would keep the memory
-        self._map(fd, size_bytes, self._ACCESS_IN_CHILD)
+        self._map(fd, size_bytes, access)
 
 
-class SharedTensor(SharedMemory):
-    """Copy of a tensor that spawned processes map instead of copying it.
+class SharedTensor:
+    """Copy of tensors, joined along the first dimension, that spawned processes map instead of copying it.
 
     It must not change once a process has it. A process that writes to it gets those pages for itself alone, so that the
     others compute with the original.
 
     Args:
-        tensor: what to copy.
+        tensors: what to copy, of one type.
 
     Attributes:
         tensor: the copy.
 
     Example:
-        >>> SharedTensor(torch.arange(3)).tensor
-        tensor([0, 1, 2])
+        >>> SharedTensor(torch.arange(3), torch.ones(1, dtype=torch.int64)).tensor
+        tensor([0, 1, 2, 1])
     """
 
-    _ACCESS_IN_CHILD: ClassVar = mmap.ACCESS_COPY
-    tensor: Tensor
+    def __init__(self, *tensors: Tensor) -> None:
+        packed(tensors)  # refuses what has no bytes in a row
+        rows, (_, *others) = sum(map(len, tensors)), tensors[0].shape
+        place = Place(0, tensors[0].dtype, (rows, *others))
+        self.__setstate__((SharedMemory(sum(tensor.nbytes for tensor in tensors), is_private=True), place))
+        torch.cat([tensor.detach() for tensor in tensors], out=self.tensor)
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._reserve(tensor, tensor.shape)
-        self.tensor.copy_(tensor.detach())
+    def __getstate__(self) -> tuple[SharedMemory, Place]:
+        return self._memory, self._place
 
-    @classmethod
-    def joined(cls, tensors: Sequence[Tensor]) -> "SharedTensor":
-        """Tensors of one type, one after the other along the first dimension; they are copied once."""
-        rows = sum(len(tensor) for tensor in tensors)
-        joined = cls.__new__(cls)
-        joined._reserve(tensors[0], (rows, *tensors[0].shape[1:]))
-        torch.cat([tensor.detach() for tensor in tensors], out=joined.tensor)
-        return joined
-
-    def _reserve(self, like: Tensor, shape: Sequence[int]) -> None:
-        packed([like])  # refuses what has no bytes in a row
-        self._place = Place(0, like.dtype, tuple(shape))
-        super().__init__(like.dtype.itemsize * math.prod(shape))
-        self.tensor = self._place.in_(self.all_bytes)
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return super().__getstate__(), self._place
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        memory, self._place = state
-        super().__setstate__(memory)
-        self.tensor = self._place.in_(self.all_bytes)
+    def __setstate__(self, state: tuple[SharedMemory, Place]) -> None:
+        self._memory, self._place = state
+        self.tensor = self._place.in_(self._memory.all_bytes)
 
 
 class Parcel(NamedTuple):

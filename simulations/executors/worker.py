@@ -26,7 +26,7 @@ import torch
 from fed import errors
 from fed.child_processes import end_with_parent
 from fed.clients.training.executor import Make, Work
-from fed.errors import FedError, InvalidInput
+from fed.errors import FedError
 from fed.simulations.executors.crash_report import words_of_error
 from fed.simulations.executors.shared_memory import CONTENT_BYTES, Parcel, SharedMemory, Slot
 
@@ -99,12 +99,7 @@ class Maker:
 
     def __getstate__(self) -> tuple[SharedMemory, int]:
         context.assert_spawning(self)
-        try:
-            pickled = pickle.dumps(self._make, pickle.HIGHEST_PROTOCOL)
-        except FedError:
-            raise
-        except Exception as error:
-            raise InvalidInput(_NOT_PORTABLE.format(error=error)) from error
+        pickled = pickle.dumps(self._make, pickle.HIGHEST_PROTOCOL)
         self._memory = SharedMemory(len(pickled))  # kept until the process has it
         self._memory.mapped[: len(pickled)] = pickled
         return self._memory, len(pickled)
@@ -117,13 +112,6 @@ class Maker:
         make: Make = pickle.loads(self._memory.mapped[: self._size])  # noqa: S301  # from the parent
         del self._memory  # it may be large
         return make(number)
-
-
-_NOT_PORTABLE = (
-    "what goes to worker processes must be picklable: {error}; define it at the top of a module, or use workers: 0"
-)
-
-"""How often a worker checks that its parent is still its parent."""
 
 
 def serve(
