@@ -13,8 +13,7 @@ from torch import Tensor
 from fed.randomness import Streams
 from fed.server.client_state_versions import ClientStateVersions, CountedTask
 from fed.server.incoming import received
-from fed.server.node_counts import NodeCounts
-from fed.server.registry import Members
+from fed.server.registry import Members, NodeCounts, in_order
 from fed.server.validation import CLIENT_STATE_LOST
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
@@ -27,7 +26,6 @@ __all__ = ["RealFleet"]
 
 _log = logging.getLogger(__name__)
 _SAYS_EVERY_S = 30.0
-_LOOKS_EVERY_S = 0.5  # so that Ctrl-C is heard
 
 
 class RealFleet(ABC):
@@ -46,10 +44,13 @@ class RealFleet(ABC):
         self._changes = self._seen = 0
         self._members = Members()
         self.counts = NodeCounts()
-        self._refusals = Refusals(self.counts.refuse)
+        self._refusals = Refusals(lambda sender, reason: self.counts.add(sender, "refused", reason))
         self._open: dict[int, Task] = {}  # until their answers are collected
         self._kept = ClientStateVersions()
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
+        self._examination = 0
+        self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
+        self._scores: list[Scores] = []
         self._keeps_checkpoints = True
         self._keeps_states = False
         self._asks_place = False
@@ -99,7 +100,7 @@ class RealFleet(ABC):
 
     def registered(self) -> Sequence[int | str]:
         """All clients that have joined, those left out that came after the members were fixed; numbers, then names."""
-        return self._members.ids()
+        return in_order(self._members)
 
     def population(self) -> int:
         """The number of clients that have ever registered."""
@@ -129,23 +130,23 @@ class RealFleet(ABC):
         """Answers as they arrive."""
         replies, saying = 0, _Saying()
         while self._open and (enough is None or replies < enough):
-            left_s = until - self.clock
-            answer = self._next_answer(max(0.0, min(left_s, _LOOKS_EVERY_S)))
-            if answer is not None:
+            if not self._has_answer():
+                waiting = sorted({str(task.client) for task in self._open.values()})
+                saying.say("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
+                self._pass_time(until)
+            if self._has_answer():
+                answer = self._next_answer()
                 replies += not answer.problem
                 task = self._open.pop(answer.tasks[0])
                 if answer.problem:
-                    self.counts.add(task.client, failed=1, last_reason=one_line(answer.problem))
+                    self.counts.add(task.client, "failed", one_line(answer.problem))
                 else:
-                    self.counts.add(task.client, answered=1)
+                    self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
                 yield answer
-            elif left_s <= 0:
+                del answer  # it may be large, and the next is on its way
+            elif self.clock >= until:
                 return
-            else:
-                waiting = sorted({str(task.client) for task in self._open.values()})
-                saying.say("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
-            del answer  # it may be large, and the next is on its way
 
     @abstractmethod
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -169,17 +170,31 @@ class RealFleet(ABC):
             if self.clock >= until:
                 return False
             saying.say("waiting for nodes; %d are there", len(self._attending()))
-            self._pass_time(min(until, self.clock + _LOOKS_EVERY_S))
+            self._pass_time(until)
         return False
 
-    @abstractmethod
     def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
-        """Scores of a model, or of the nodes' own, on samples that they hold out.
+        """Let connected clients score a model, or their own, on samples that they hold out.
+
+        One that lets the time pass is asked again, and waited for, once it has answered or come back.
 
         Args:
             model: (vector [V], integers [I]).
             limit_s: how long to wait for them.
         """
+        self._examination, self._unscored, self._scores = self._examination + 1, set(), []
+        until = self.clock + limit_s
+        self._examine(model, limit_s)
+        while self._unscored and self.clock < until:
+            self._pass_time(until)
+        if self._unscored:
+            _log.warning(
+                "%d clients have not scored the model within %g s, and are not waited for until they have: %s",
+                len(self._unscored),
+                limit_s,
+                ", ".join(sorted(map(repr, self._unscored))[:5]),
+            )
+        return self._scores
 
     def state(self) -> Tree:
         """Clock, members, and after which task each client's state is to be found."""
@@ -242,14 +257,15 @@ class RealFleet(ABC):
             _log.warning(CLIENT_STATE_LOST, task.client)
         return answer
 
-    def _say_missing_scores(self, clients: Collection[int | str | None], limit_s: float) -> None:
-        if clients:
-            _log.warning(
-                "%d clients have not scored the model within %g s, and are not waited for until they have: %s",
-                len(clients),
-                limit_s,
-                ", ".join(sorted(map(repr, clients))[:5]),
-            )
+    def _take_scores(self, client: int | str | None, examination: int, scores: Scores) -> None:
+        """Take a client's scores, unless they are of an earlier examination."""
+        if examination == self._examination:
+            self._unscored.discard(client)
+            self._scores.append(scores)
+
+    @abstractmethod
+    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
+        """Ask clients for the scores of this examination; those that are asked are not scored yet."""
 
     @abstractmethod
     def _make_known(self, plan: Plan, message: Format) -> None:
@@ -268,12 +284,12 @@ class RealFleet(ABC):
         """True if an answer to an open task has arrived."""
 
     @abstractmethod
-    def _next_answer(self, within_s: float) -> Answer | None:
-        """Next answer to an open task, if it comes in time; one that has arrived is in time."""
+    def _next_answer(self) -> Answer:
+        """The first answer to an open task that has arrived."""
 
     @abstractmethod
     def _pass_time(self, until: float) -> None:
-        """Wait until a clock, or until a node comes, goes or answers."""
+        """Take what has arrived, or wait for it until a clock, with breaks in which Ctrl-C is heard."""
 
 
 def _task_id(found: CountedTask | None) -> TaskId | None:

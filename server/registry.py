@@ -1,10 +1,22 @@
-"""Registry of the clients that real nodes stand for, in the order that gives each its number."""
+"""Registry of the clients that real nodes stand for, and counts of what became of their tasks."""
 
 import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable
 
-__all__ = ["Members"]
+from fed.storage.checkpoints import Tree
+from fed.wire.rate_limits import Unnamed
+
+__all__ = ["Members", "NodeCounts", "in_order"]
 
 _log = logging.getLogger(__name__)
+_OUTCOMES = ("answered", "late", "failed", "refused")
+
+
+def in_order(clients: Iterable[int | str]) -> list[int | str]:
+    """Ids of clients, numbers before names."""
+    return sorted(clients, key=lambda client: (isinstance(client, str), client))
 
 
 class Members(dict[int | str, int]):
@@ -19,7 +31,7 @@ class Members(dict[int | str, int]):
         ...     members.come(client, samples=5)
         >>> members.is_closed = True
         >>> members.come(3, samples=5)
-        >>> members.ids()
+        >>> in_order(members)
         [9, 10, 'ann']
     """
 
@@ -44,6 +56,67 @@ class Members(dict[int | str, int]):
         """True if a client that joins takes part."""
         return not self.is_closed or client in self
 
-    def ids(self) -> list[int | str]:
-        """Ids of clients, numbers before names."""
-        return sorted(self, key=lambda client: (isinstance(client, str), client))
+
+class NodeCounts:
+    """Counts by client: answers, late tasks, failed tasks, refusals, and the reason of the last failure or refusal.
+
+    They belong to the run, and go on after a resume. A refused answer counts twice: as a refusal, and as the failure of
+    its task. Refusals of senders without a name belong to no client.
+
+    Example:
+        >>> counts = NodeCounts()
+        >>> counts.add("ann", "answered")
+        >>> counts.add("ann", "failed", "it was killed")
+        >>> counts.lines()
+        {'ann': {'answered': 1, 'late': 0, 'failed': 1, 'refused': 0, 'last_reason': 'it was killed'}}
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # calls of nodes are refused in a thread of their own
+        self._before: Counter[tuple[int | str, str]] = Counter()  # a resume
+        self._since: Counter[tuple[int | str, str]] = Counter()
+        self._last_reasons: dict[int | str, str] = {}
+
+    @property
+    def refused(self) -> int:
+        """The number of refusals, those of senders without a name among them."""
+        return sum(count for (_, outcome), count in self._all().items() if outcome == "refused")
+
+    def add(self, sender: int | str, outcome: str, reason: str = "") -> None:
+        """Count what became of a client's task, or the refusal of what a sender said.
+
+        Args:
+            sender: the client's id.
+            outcome: answered, late, failed or refused.
+            reason: of a failure or a refusal.
+        """
+        client = "" if isinstance(sender, Unnamed) else sender
+        with self._lock:
+            self._since[client, outcome] += 1
+            if reason:
+                self._last_reasons[client] = reason
+
+    def lines(self) -> dict[str, dict[str, int | str]]:
+        """Counts of each client, for the summary: numbers, then names."""
+        counts, reasons = self._all(), self._last_reasons
+        return {
+            str(client): {
+                **{outcome: counts[client, outcome] for outcome in _OUTCOMES},
+                "last_reason": reasons.get(client, ""),
+            }
+            for client in in_order({client for client, _ in counts} - {""})
+        }
+
+    def state(self) -> Tree:
+        """State for a checkpoint."""
+        counts = [(client, outcome, count) for (client, outcome), count in self._all().items()]
+        return {"counts": counts, "last_reasons": dict(self._last_reasons)}
+
+    def restore(self, state: Tree) -> None:
+        """Go on from :meth:`state`; what was counted since this server began is added to it."""
+        self._before = Counter({(client, outcome): count for client, outcome, count in state["counts"]})
+        self._last_reasons = {**state["last_reasons"], **self._last_reasons}
+
+    def _all(self) -> Counter[tuple[int | str, str]]:
+        with self._lock:  # an iteration fails when another thread adds a key
+            return self._before + self._since

@@ -23,6 +23,7 @@ from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Federation, coordinate, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
+from fed.server.registry import in_order
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attack, Attackers, poisoned, recruited
 from fed.simulations.batching import Batching, choose
@@ -113,8 +114,7 @@ class Simulation:
     @property
     def attackers(self) -> list[ClientId]:
         """The clients that attack, in the order of their ids: numbers, then names."""
-        attackers = self._adversaries.clients if self._adversaries else ()
-        return sorted(attackers, key=lambda client: (isinstance(client, str), client))
+        return in_order(self._adversaries.clients if self._adversaries else ())
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
         """Task of these clients in the first round, as one group."""

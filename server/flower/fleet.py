@@ -100,8 +100,6 @@ class FlowerFleet(RealFleet):
         self._sent: dict[str, _Sent] = {}
         self._progress: dict[int, _Progress] = {}
         self._answers: deque[Answer] = deque()
-        self._scores: list[Scores] = []
-        self._examination = 0
         self._flat: tuple[int, FlatPayload] | None = None
         self._plan = Plan()
         self._spec: Sequence[TensorMessage] = ()
@@ -130,30 +128,8 @@ class FlowerFleet(RealFleet):
         """Give no answers to these but those that are there; Flower cannot tell their nodes."""
         for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
             if (cancelled := self._open.pop(task, None)) is not None:
-                self.counts.add(cancelled.client, late=1)
+                self.counts.add(cancelled.client, "late")
             self._progress.pop(task, None)
-
-    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
-        """Let nodes without a message score a model, or their own, on samples that they hold out.
-
-        Args:
-            model: (vector [V], integers [I]).
-            limit_s: how long to wait for them.
-        """
-        self._poll()
-        self._scores, self._examination = [], self._examination + 1
-        flat, messages, sent = flat_payload(model), [], []
-        for client, node in self._free().items():
-            examination = Examination(id=self._examination, payload=flat.payload, **self._kept_state(client))
-            content = packed(Request(plan=self._plan, examination=examination), flat.array)
-            messages.append(message_to(node, "evaluate", content, limit_s))
-            sent.append(_Sent(node, "evaluate", client, self._examination))
-        self._push(messages, sent)
-        until_s = time.monotonic() + limit_s
-        while (missing := self._unscored()) and time.monotonic() < until_s:
-            self._pass_time()
-        self._say_missing_scores(missing, limit_s)
-        return self._scores
 
     def state(self) -> Tree:
         """State of every fleet, and the run's name among the nodes."""
@@ -169,13 +145,22 @@ class FlowerFleet(RealFleet):
         self._plan = Plan(run=self._run, signature=plan.signature, format=plan.format)
         self._spec = tensor_messages(message.uplink)
 
+    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
+        self._poll()
+        flat, messages, sent = flat_payload(model), [], []
+        for client, node in self._free().items():
+            examination = Examination(id=self._examination, payload=flat.payload, **self._kept_state(client))
+            content = packed(Request(plan=self._plan, examination=examination), flat.array)
+            messages.append(message_to(node, "evaluate", content, limit_s))
+            sent.append(_Sent(node, "evaluate", client, self._examination))
+            self._unscored.add(client)
+        self._push(messages, sent)
+
     def _has_answer(self) -> bool:
         return bool(self._answers)
 
-    def _next_answer(self, within_s: float) -> Answer | None:
-        if not self._answers:
-            self._pass_time(self.clock + within_s)
-        return self._answers.popleft() if self._answers else None
+    def _next_answer(self) -> Answer:
+        return self._answers.popleft()
 
     def _attending(self) -> dict[int | str, int]:
         """The node of each client that is there."""
@@ -189,8 +174,7 @@ class FlowerFleet(RealFleet):
         busy = {sent.node for sent in self._sent.values()}
         return {client: node for client, node in self._attending().items() if node not in busy}
 
-    def _pass_time(self, until: float = math.inf) -> None:
-        """Take what has come, or give it time to come."""
+    def _pass_time(self, until: float) -> None:
         before = self._changes, len(self._answers)
         self._poll()
         if before == (self._changes, len(self._answers)):
@@ -251,7 +235,7 @@ class FlowerFleet(RealFleet):
             elif one.kind == "train":
                 self._send_again(one, "Flower took no message for it")
             else:
-                _log.warning("Flower took no message for node %d", one.node)
+                self._give_up(one, "Flower took no message for it")
 
     def _content(self, task: Task) -> Any:
         if self._flat is None or self._flat[0] != task.model.version:
@@ -279,8 +263,8 @@ class FlowerFleet(RealFleet):
                 self._take_answer(sent, response.answer, data)
             elif sent.kind == "query":
                 self._take_joining(sent.node, response.joining)
-            elif self._is_awaited_score(sent):
-                self._scores.append(response.scores)
+            else:
+                self._take_scores(sent.client, sent.number, response.scores)
         except InvalidPayload as error:
             self._refuse(sent, str(error))
 
@@ -326,16 +310,15 @@ class FlowerFleet(RealFleet):
 
     def _refuse(self, sent: _Sent, reason: str) -> None:
         self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, reason)
-        if sent.kind == "train":
-            self._fail(sent.number, f"its answer was refused: {reason}")
+        self._give_up(sent, f"its answer was refused: {reason}")
 
     def _give_up(self, sent: _Sent, reason: str, has_diverged: bool = False) -> None:
         if sent.kind == "train":
             self._fail(sent.number, reason, has_diverged)
         elif sent.kind == "query":
             _log.warning("node %d does not take part: %s", sent.node, reason)
-        elif self._is_awaited_score(sent):
-            self._scores.append(Scores(problem=reason))
+        else:
+            self._take_scores(sent.client, sent.number, Scores(problem=reason))
 
     def _fail(self, number: int, reason: str, has_diverged: bool = False) -> None:
         """Fail a task, unless it is not waited for any more."""
@@ -343,9 +326,3 @@ class FlowerFleet(RealFleet):
         if task is not None:
             self._progress.pop(number, None)
             self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
-
-    def _is_awaited_score(self, sent: _Sent) -> bool:
-        return sent.kind == "evaluate" and sent.number == self._examination
-
-    def _unscored(self) -> list[int | str | None]:
-        return [sent.client for sent in self._sent.values() if self._is_awaited_score(sent)]

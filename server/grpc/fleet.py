@@ -1,11 +1,12 @@
 """A fleet of real nodes, which dial in over gRPC and keep a stream open."""
 
 import asyncio
+import contextlib
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 from fed.wire.payloads import read, tensor_messages, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, Scores
+from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan
 
 __all__ = ["NodeFleet"]
 
@@ -70,12 +71,10 @@ class NodeFleet(RealFleet):
             hold_to_loopback(listen)
         super().__init__()
         self._spool = spool
-        self._arrivals: SimpleQueue[Delivery | Scored] = SimpleQueue()
-        self._changed = threading.Condition()
+        self._arrivals: SimpleQueue[Delivery | Scored | None] = SimpleQueue()  # None: a node has come or gone
         self._ready: deque[Delivery] = deque()
         self._is_closed = False
         self._payloads: dict[int, Payload] = {}
-        self._examinations = 0
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
             self._start,
@@ -83,7 +82,7 @@ class NodeFleet(RealFleet):
             self._arrivals,
             admits,
             accepts,
-            self._notice,
+            partial(self._arrivals.put, None),
             patience or Patience(),
             refusals=self._refusals,
         )
@@ -117,38 +116,7 @@ class NodeFleet(RealFleet):
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
         for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
-            self.counts.add(self._open.pop(task).client, late=1)
-
-    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
-        """Let connected nodes score a model, or their own, on samples that they hold out.
-
-        One that lets the time pass is asked again, and waited for, once it has answered or come back.
-
-        Args:
-            model: (vector [V], integers [I]).
-            limit_s: how long to wait for them.
-        """
-        self._examinations += 1
-        payload = self._payload(-self._examinations, model)  # negative: no version of the model has it
-        missing = set[int | str]()
-        for client in self._attending():
-            examination = Examination(id=self._examinations, payload=payload, **self._kept_state(client))
-            if self._call(self._service.examine, client, examination):
-                missing.add(client)
-        found: list[Scores] = []
-        until_s = time.monotonic() + limit_s
-        while missing and (left_s := until_s - time.monotonic()) > 0:
-            try:
-                arrival = self._arrivals.get(timeout=min(left_s, _LOOKS_EVERY_S))
-            except Empty:
-                continue
-            if isinstance(arrival, Delivery):
-                self._ready.append(arrival)
-            elif arrival.scores.id == self._examinations:
-                missing.discard(arrival.client)
-                found.append(arrival.scores)
-        self._say_missing_scores(missing, limit_s)
-        return found
+            self.counts.add(self._open.pop(task).client, "late")
 
     def close(self, reason: str, *, is_final: bool) -> None:
         """Send nodes home and listen no more; again, nothing."""
@@ -170,29 +138,37 @@ class NodeFleet(RealFleet):
     def _make_known(self, plan: Plan, message: Format) -> None:
         self._call(self._service.make_known, plan, tensor_messages(message.uplink))
 
+    def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
+        payload = self._payload(-self._examination, model)  # negative: no version of the model has it
+        for client in self._attending():
+            examination = Examination(id=self._examination, payload=payload, **self._kept_state(client))
+            if self._call(self._service.examine, client, examination):
+                self._unscored.add(client)
+
     def _has_answer(self) -> bool:
-        return self._has_arrived(0.0)
-
-    def _next_answer(self, within_s: float) -> Answer | None:
-        return self._taken(self._ready.popleft()) if self._has_arrived(within_s) else None
-
-    def _has_arrived(self, within_s: float) -> bool:
         """True if the answer to an open task is there; answers to other tasks are dropped."""
-        while True:
-            while self._ready and self._ready[0].task not in self._open:
-                gone = self._ready.popleft()
-                if gone.path is not None:
-                    gone.path.unlink(missing_ok=True)
-            if self._ready:
-                return True
-            try:
-                arrival = self._arrivals.get(timeout=within_s) if within_s else self._arrivals.get_nowait()
-            except Empty:
-                return False
-            if isinstance(arrival, Delivery):
-                self._ready.append(arrival)
+        while not self._arrivals.empty():
+            self._take(self._arrivals.get())
+        while self._ready and self._ready[0].task not in self._open:
+            gone = self._ready.popleft()
+            if gone.path is not None:
+                gone.path.unlink(missing_ok=True)
+        return bool(self._ready)
 
-    def _taken(self, arrival: Delivery) -> Answer:
+    def _pass_time(self, until: float) -> None:
+        with contextlib.suppress(Empty):
+            self._take(self._arrivals.get(timeout=max(0.0, min(until - self.clock, _LOOKS_EVERY_S))))
+
+    def _take(self, arrival: Delivery | Scored | None) -> None:
+        if isinstance(arrival, Delivery):
+            self._ready.append(arrival)
+        elif isinstance(arrival, Scored):
+            self._take_scores(arrival.client, arrival.scores.id, arrival.scores)
+        else:
+            self._changes += 1
+
+    def _next_answer(self) -> Answer:
+        arrival = self._ready.popleft()
         task = self._open[arrival.task]
         if arrival.answer is None or arrival.path is None:
             return failure_of(task, arrival.problem, has_diverged=arrival.diverged)
@@ -232,17 +208,6 @@ class NodeFleet(RealFleet):
         return [client for client in there if self._members.take(client)]
 
     _free = _attending  # a cancelled task does not occupy its node
-
-    def _notice(self) -> None:
-        with self._changed:
-            self._changes += 1
-            self._changed.notify_all()
-
-    def _pass_time(self, until: float) -> None:
-        left_s = min(until - self.clock, _LOOKS_EVERY_S)
-        with self._changed:
-            if self._arrivals.empty():
-                self._changed.wait_for(lambda: self._changes != self._seen, max(left_s, 0.0))
 
     def _call(self, function: Callable[..., _Result], *arguments: Any, **named: Any) -> _Result:
         """Call a function in the loop's thread, in which all calls of nodes run."""

@@ -112,7 +112,7 @@ class NodeService:
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[Delivery | Scored]
+    arrivals: SimpleQueue[Delivery | Scored | None]
     admits: Admission | None
     accepts: Callable[[Joining], str | None]
     on_change: Callable[[], None]

@@ -129,7 +129,7 @@ def test_a_failure_before_the_deadline_is_not_late(fleet: NodeFleet, nodes: list
     accumulator = coordinator.new_accumulator()
     coordinator.dispatch(accumulator, 1, CLIENTS)
     ann.wire.say(failed={"task": ann.next("assignment").task, "reason": "no"})
-    wait_for(lambda: not fleet._arrivals.empty(), "the failure")
+    wait_for(fleet._has_answer, "the failure")
     coordinator.cancel(accumulator, are_late=True)
     assert (accumulator.replied, accumulator.late, accumulator.failed) == (0, 1, 1)
 
