@@ -25,7 +25,7 @@ from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.reports.html import run_report
 from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
-from fed.server.federation import Federation, State, coordinate
+from fed.server.federation import Coordinated, State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
@@ -96,7 +96,7 @@ def serve(
         try:
             if on_listen is not None:
                 on_listen(fleet.port)
-            run = deployment.run(fleet, min_nodes, folder, resume=resume, patience=patience, after_round=after_round)
+            run = deployment.run(fleet, min_nodes, folder, resume=resume, after_round=after_round)
         except BaseException:  # Ctrl-C too: nodes are told to dial again
             fleet.close("the server stops for now", is_final=False)
             raise
@@ -142,7 +142,6 @@ class Deployment:
         folder: RunFolder,
         *,
         resume: bool,
-        patience: Patience | None,
         after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> Run:
         """Wait for nodes, then run all rounds.
@@ -152,7 +151,6 @@ class Deployment:
             min_nodes: the number of nodes to wait for.
             folder: of the run.
             resume: continue the run that the folder holds.
-            patience: the times to wait for nodes.
             after_round: called after each round with its line of the metrics.
         """
         if self._signature is None:
@@ -175,12 +173,11 @@ class Deployment:
         if asks_place:  # how long a message is depends on how many they are
             fleet.fix_registered()
         message, states = prepared.message_format(len(fleet.registered())), prepared.client_states()
-        federation = coordinate(self.experiment, prepared, policy, fleet, message, states)
+        federation = Coordinated(self.experiment, prepared, policy, fleet, message, states)
         plan = Plan(
             run=secrets.token_hex(8),
             experiment=json.dumps(part_of_nodes(self.experiment)),
             signature=self._signature,
-            heartbeat_s=(patience or Patience()).heartbeat_s,
         )
         fleet.begin(
             plan,
@@ -190,7 +187,7 @@ class Deployment:
             keeps_states=bool(states.names),
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
-        loop = self._loop(prepared, policy, federation, fleet, fingerprint, folder, after_round)
+        loop = self._loop(prepared, federation, fleet, fingerprint, folder, after_round)
         if kept is not None:
             loop.restore(*kept)
         _log.info("%d clients are there: round %d begins", len(fleet.available()), 1 + (kept[0] if kept else 0))
@@ -201,8 +198,7 @@ class Deployment:
     def _loop(
         self,
         prepared: Preparation,
-        policy: Any,
-        federation: Federation,
+        federation: Coordinated,
         fleet: RealFleet,
         fingerprint: Mapping[str, Any],
         folder: RunFolder,
@@ -213,6 +209,7 @@ class Deployment:
 
         def begin_scoring() -> Any:
             if self._by_clients:
+                policy = federation.policy
                 limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
                 return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
             return ScoringByCoordinator(recipe, federation, executor)
@@ -226,7 +223,6 @@ class Deployment:
 
         return TrainingLoop(
             self.experiment,
-            policy,
             federation,
             begin_scoring=begin_scoring,
             has_scores=self._by_clients or recipe.test is not None,

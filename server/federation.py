@@ -1,7 +1,7 @@
 """Federation of a run's clients, with a coordinator or without one."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 
-__all__ = ["Coordinated", "Federation", "State", "coordinate", "step_sizes"]
+__all__ = ["Coordinated", "Federation", "State", "step_sizes"]
 
 State: TypeAlias = tuple[Tensor, Tensor]
 """A model as (vector [V], integers [I])."""
@@ -51,24 +51,35 @@ class Federation(Protocol):
 
 @dataclass
 class Coordinated:
-    """A federation with a coordinator.
+    """The federation of an experiment's clients under a coordinator.
 
     Args:
-        policy: of the rounds.
-        coordinator: over any fleet.
+        experiment: with the step size.
+        prepared: the experiment's algorithm, first model and random streams.
+        policy: of its rounds.
+        fleet: the clients, simulated or real.
+        message: the format of the run's messages.
         states: the clients' own.
         sends: True where models travel.
         occupation: the clients' use of their time.
     """
 
+    experiment: InitVar[Experiment]
+    prepared: InitVar[Preparation]
     policy: Rounds
-    coordinator: Coordinator
+    fleet: InitVar[Fleet]
+    message: InitVar[Format]
     states: ClientStates
-    sends: bool
-    occupation: Callable[[], dict[str, Any]]
+    _: KW_ONLY
+    sends: bool = True
+    occupation: Callable[[], dict[str, Any]] = dict
 
-    def __post_init__(self) -> None:
-        """Begin with the policy's first state."""
+    def __post_init__(self, experiment: Experiment, prepared: Preparation, fleet: Fleet, message: Format) -> None:
+        """Begin before the first round."""
+        shared, algorithm = prepared.layout.shared, prepared.algorithm
+        assert isinstance(algorithm, Aggregator)
+        model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
+        self.coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, lr_in)
         self._policy_state = self.policy.init()
 
     @property
@@ -101,36 +112,6 @@ class Coordinated:
     def models(self) -> Mapping[int | str, State]:
         """Each client's own, where it has private parts of a model, or a whole one."""
         return self.states.models(self.coordinator.model())
-
-
-def coordinate(
-    experiment: Experiment,
-    prepared: Preparation,
-    policy: Rounds,
-    fleet: Fleet,
-    message: Format,
-    states: ClientStates,
-    *,
-    sends: bool = True,
-    occupation: Callable[[], dict[str, Any]] = dict,
-) -> Coordinated:
-    """The federation of an experiment's clients under a coordinator, before the first round.
-
-    Args:
-        experiment: with the step size.
-        prepared: the experiment's algorithm, first model and random streams.
-        policy: of its rounds.
-        fleet: the clients, simulated or real.
-        message: the format of the run's messages.
-        states: the clients' own.
-        sends: True where models travel.
-        occupation: the clients' use of their time.
-    """
-    shared, algorithm = prepared.layout.shared, prepared.algorithm
-    assert isinstance(algorithm, Aggregator)
-    model, lr_in = shared.pack(prepared.module), step_sizes(experiment, policy)
-    coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, lr_in)
-    return Coordinated(policy, coordinator, states, sends, occupation)
 
 
 def step_sizes(experiment: Experiment, policy: Rounds) -> Callable[[int, int], float]:

@@ -16,10 +16,9 @@ from fed.server.incoming import received
 from fed.server.registry import Members, NodeCounts, in_order
 from fed.server.validation import CLIENT_STATE_LOST
 from fed.storage.checkpoints import Tree
+from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, one_line
-from fed.wire.protocol_pb2 import Answer as AnswerMessage
-from fed.wire.protocol_pb2 import Assignment, Payload, Plan, Scores, TaskId
 from fed.wire.rate_limits import Refusals
 
 __all__ = ["RealFleet"]
@@ -50,7 +49,7 @@ class RealFleet(ABC):
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
         self._examination = 0
         self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
-        self._scores: list[Scores] = []
+        self._scores: list[pb.Scores] = []
         self._keeps_checkpoints = True
         self._keeps_states = False
         self._asks_place = False
@@ -64,7 +63,7 @@ class RealFleet(ABC):
 
     def begin(
         self,
-        plan: Plan,
+        plan: pb.Plan,
         message: Format,
         streams: Streams,
         *,
@@ -173,7 +172,7 @@ class RealFleet(ABC):
             self._pass_time(until)
         return False
 
-    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[Scores]:
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[pb.Scores]:
         """Let connected clients score a model, or their own, on samples that they hold out.
 
         One that lets the time pass is asked again, and waited for, once it has answered or come back.
@@ -213,7 +212,7 @@ class RealFleet(ABC):
         self._kept.restore(state["kept"])
         self.counts.restore(state["counts"])
 
-    def _assignment(self, task: Task, members: Sequence[int | str], payload: Payload) -> Assignment:
+    def _assignment(self, task: Task, members: Sequence[int | str], payload: pb.Payload) -> pb.Assignment:
         """Assignment of a task, as nodes are told it.
 
         Args:
@@ -221,8 +220,8 @@ class RealFleet(ABC):
             members: all that take part, in their order.
             payload: of the task's tensors.
         """
-        return Assignment(
-            task=TaskId(start=self._start, number=task.id),
+        return pb.Assignment(
+            task=pb.TaskId(start=self._start, number=task.id),
             round=task.round,
             repeats=task.repeats,
             lr=task.lr,
@@ -242,7 +241,7 @@ class RealFleet(ABC):
         kept = self._kept.after.get(client)
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
-    def _received(self, task: Task, header: AnswerMessage, tensors: Sequence[Tensor]) -> Answer | str:
+    def _received(self, task: Task, header: pb.Answer, tensors: Sequence[Tensor]) -> Answer | str:
         """An answer as it is counted, or the reason why it must not be.
 
         Args:
@@ -257,7 +256,7 @@ class RealFleet(ABC):
             _log.warning(CLIENT_STATE_LOST, task.client)
         return answer
 
-    def _take_scores(self, client: int | str | None, examination: int, scores: Scores) -> None:
+    def _take_scores(self, client: int | str | None, examination: int, scores: pb.Scores) -> None:
         """Take a client's scores, unless they are of an earlier examination."""
         if examination == self._examination:
             self._unscored.discard(client)
@@ -268,7 +267,7 @@ class RealFleet(ABC):
         """Ask clients for the scores of this examination; those that are asked are not scored yet."""
 
     @abstractmethod
-    def _make_known(self, plan: Plan, message: Format) -> None:
+    def _make_known(self, plan: pb.Plan, message: Format) -> None:
         """Tell nodes the plan, and hold their answers to the format."""
 
     @abstractmethod
@@ -292,8 +291,8 @@ class RealFleet(ABC):
         """Take what has arrived, or wait for it until a clock, with breaks in which Ctrl-C is heard."""
 
 
-def _task_id(found: CountedTask | None) -> TaskId | None:
-    return None if found is None else TaskId(start=found[0], number=found[1])
+def _task_id(found: CountedTask | None) -> pb.TaskId | None:
+    return None if found is None else pb.TaskId(start=found[0], number=found[1])
 
 
 class _Saying:

@@ -14,7 +14,6 @@ from fed.config.experiment import Experiment
 from fed.errors import RunFailed
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
-from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import Run, RunFolder
 
@@ -45,7 +44,6 @@ class TrainingLoop:
 
     Args:
         experiment: with every default resolved.
-        policy: of its rounds.
         federation: trains.
         begin_scoring: begins to score the federation's models as they are now.
         has_scores: True where there are samples to score them on.
@@ -59,7 +57,6 @@ class TrainingLoop:
     """
 
     experiment: Experiment
-    policy: Rounds
     federation: Federation
     _: KW_ONLY
     begin_scoring: Callable[[], Scoring]
@@ -74,6 +71,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         """Begin before the first round."""
+        self._policy = self.experiment.rounds.make()
         self._metrics: list[dict[str, Any]] = []
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
@@ -92,7 +90,7 @@ class TrainingLoop:
 
     def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
         """A line of the metrics with the losses that were not finite, for which JSON has no number."""
-        if line["test_loss"] is None and self.has_scores and self.policy.evaluates(line["round"]):
+        if line["test_loss"] is None and self.has_scores and self._policy.evaluates(line["round"]):
             return {**line, "test_loss": math.nan}
         return line
 
@@ -104,7 +102,7 @@ class TrainingLoop:
             Diverged: if a loss or a model is no longer finite. The rounds before are kept, as after an interruption.
         """
         try:
-            for number in range(self._first, self.policy.count + 1):
+            for number in range(self._first, self._policy.count + 1):
                 self._round(number)
                 self._keep(number)
             self._record_pending()
@@ -135,7 +133,7 @@ class TrainingLoop:
         self._warn_unanswered(number, stats)
         line = {"round": number, "virtual_s": self.federation.clock, "wall_s": time.perf_counter() - self._began}
         self._record_pending()
-        scoring = self.begin_scoring() if self.policy.evaluates(number) else None
+        scoring = self.begin_scoring() if self._policy.evaluates(number) else None
         self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
         if not self.scores_meanwhile:
             self._record_pending()

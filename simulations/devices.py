@@ -43,10 +43,10 @@ class Device:
         3.1
     """
 
-    samples_per_s: float = 1000.0
-    down_bytes_per_s: float = 5e6
-    up_bytes_per_s: float = 1.25e6
-    latency_s: float = 0.05
+    samples_per_s: PositiveFloat = 1000.0
+    down_bytes_per_s: PositiveFloat = 5e6
+    up_bytes_per_s: PositiveFloat = 1.25e6
+    latency_s: NonNegativeFloat = 0.05
 
     def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
         """Seconds from a task's dispatch to its answer's arrival.
@@ -142,32 +142,11 @@ class Devices(Hyperparameters, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformDevices(Devices):
-    """All devices are alike.
-
-    Args:
-        samples_per_s: forward and backward passes over one sample in a second.
-        down_bytes_per_s: towards the client.
-        up_bytes_per_s: from the client.
-        latency_s: of one message.
-    """
-
-    samples_per_s: PositiveFloat = Device.samples_per_s
-    down_bytes_per_s: PositiveFloat = Device.down_bytes_per_s
-    up_bytes_per_s: PositiveFloat = Device.up_bytes_per_s
-    latency_s: NonNegativeFloat = Device.latency_s
+class UniformDevices(Device, Devices):
+    """All devices are alike."""
 
     def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
-        return self._device
-
-    @cached_property
-    def _device(self) -> Device:
-        return Device(
-            samples_per_s=self.samples_per_s,
-            down_bytes_per_s=self.down_bytes_per_s,
-            up_bytes_per_s=self.up_bytes_per_s,
-            latency_s=self.latency_s,
-        )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,7 +141,6 @@ def _loop(
 
     return TrainingLoop(
         simulation.experiment,
-        simulation.policy,
         federation,
         begin_scoring=lambda: begin_scoring(simulation, federation, executor),
         has_scores=simulation.held_out is not None or simulation.data.test is not None,

@@ -21,7 +21,7 @@ from fed.errors import InvalidData, InvalidExperiment
 from fed.mixing import Weights
 from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
-from fed.server.federation import Federation, coordinate, step_sizes
+from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.registry import in_order
 from fed.server.training_loop import Scoring
@@ -155,7 +155,7 @@ class Simulation:
         )
         fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
-        return coordinate(*parts, sends=not pools_data, occupation=simulated.occupation)
+        return Coordinated(*parts, sends=not pools_data, occupation=simulated.occupation)
 
     def _attackers(self) -> Attackers | None:
         """The clients that attack on the way out, if the attack forges updates."""

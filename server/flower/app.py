@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +19,14 @@ from fed.wire.flower_records import flower
 __all__ = ["server_app", "write_app"]
 
 _log = logging.getLogger(__name__)
-_PROJECT = """\
-# A Flower app, written by fed flower-app: flwr run . FEDERATION --stream
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "The experiment {name}, of fed"
-license = "Apache-2.0"
-dependencies = []  # fed and Flower are on every machine already: nothing is fetched when the app starts
-
-[tool.hatch.build.targets.wheel]
-packages = ["{package}"]
-
-[tool.flwr.app]
-publisher = "fed"
-
-[tool.flwr.app.components]
-serverapp = "{package}.server_app:app"
-clientapp = "{package}.client_app:app"
-
-# flwr run . FEDERATION --run-config 'min-nodes=3 output="/srv/runs/first"'
-[tool.flwr.app.config]
-min-nodes = {min_nodes}  # that must be there before the first round
-output = ""  # the run's folder, on the machine of the superlink; a new one in runs/ where it was started if empty
-resume = false  # go on with the run in that folder, from its last checkpoint
-"""
-_SERVER = '''\
-"""The coordinator."""
+_MODULE = '''\
+"""{summary}."""
 
 from pathlib import Path
 
-from fed.server.flower.app import server_app
+from {home} import {maker}
 
-app = server_app(Path(__file__).with_name("experiment.yaml"))
-'''
-_CLIENT = '''\
-"""A node."""
-
-from pathlib import Path
-
-from fed.clients.node.flower import client_app
-
-app = client_app(Path(__file__).with_name("experiment.yaml"))
+app = {maker}(Path(__file__).with_name("experiment.yaml"))
 '''
 
 
@@ -84,15 +47,20 @@ def write_app(experiment: Experiment, folder: Path) -> None:
     policy = experiment.rounds.make()
     cohort = policy.cohort if isinstance(policy, Synchronous) else "all"
     clients = experiment.data.clients if experiment.data is not None else None
+    project = files("fed.server.flower").joinpath("app.toml").read_text(encoding="utf-8")
     texts = {
-        "pyproject.toml": _PROJECT.format(
+        "pyproject.toml": project.format(
             name=name,
             package=package,
             min_nodes=cohort if isinstance(cohort, int) else clients or 1,
         ),
         f"{package}/__init__.py": f'"""The experiment {name}."""\n',
-        f"{package}/server_app.py": _SERVER,
-        f"{package}/client_app.py": _CLIENT,
+        f"{package}/server_app.py": _MODULE.format(
+            summary="The coordinator", home="fed.server.flower.app", maker="server_app"
+        ),
+        f"{package}/client_app.py": _MODULE.format(
+            summary="A node", home="fed.clients.node.flower", maker="client_app"
+        ),
         f"{package}/experiment.yaml": yaml.dump(experiment.dump()),
     }
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -133,7 +101,7 @@ def _serve(experiment: Experiment, grid: Any, config: Mapping[str, Any], run: in
     _log.info("the run's folder is %s", output)
     min_nodes = int(config.get("min-nodes", 1))
     with folder.held():
-        deployment.run(fleet, min_nodes, folder, resume=resume, patience=None, after_round=_say)
+        deployment.run(fleet, min_nodes, folder, resume=resume, after_round=_say)
 
 
 def _deployment(experiment: Experiment) -> Deployment:

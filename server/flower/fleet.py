@@ -16,13 +16,11 @@ from fed.server.flower.messages import FlatPayload, Kind, answer_of, flat_payloa
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import failure_of
 from fed.storage.checkpoints import Tree
+from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import packed
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, client_id_of, one_line
 from fed.wire.payloads import tensor_messages
-from fed.wire.protocol_pb2 import Answer as AnswerMessage
-from fed.wire.protocol_pb2 import Examination, Joining, Plan, Request, Scores
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.rate_limits import Unnamed
 
 __all__ = ["FlowerFleet", "FlowerPatience"]
@@ -88,7 +86,7 @@ class FlowerFleet(RealFleet):
     """
 
     def __init__(
-        self, grid: Any, *, accepts: Callable[[Joining], str | None], patience: FlowerPatience | None = None
+        self, grid: Any, *, accepts: Callable[[pb.Joining], str | None], patience: FlowerPatience | None = None
     ) -> None:
         super().__init__()
         self._grid = grid
@@ -101,8 +99,8 @@ class FlowerFleet(RealFleet):
         self._progress: dict[int, _Progress] = {}
         self._answers: deque[Answer] = deque()
         self._flat: tuple[int, FlatPayload] | None = None
-        self._plan = Plan()
-        self._spec: Sequence[TensorMessage] = ()
+        self._plan = pb.Plan()
+        self._spec: Sequence[pb.Tensor] = ()
 
     def registered(self) -> Sequence[int | str]:
         """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
@@ -140,17 +138,17 @@ class FlowerFleet(RealFleet):
         super().restore(state)
         self._run = state["run"]
 
-    def _make_known(self, plan: Plan, message: Format) -> None:
+    def _make_known(self, plan: pb.Plan, message: Format) -> None:
         """Keep what nodes are told with each message; the experiment is in the app."""
-        self._plan = Plan(run=self._run, signature=plan.signature, format=plan.format)
+        self._plan = pb.Plan(run=self._run, signature=plan.signature, format=plan.format)
         self._spec = tensor_messages(message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
         self._poll()
         flat, messages, sent = flat_payload(model), [], []
         for client, node in self._free().items():
-            examination = Examination(id=self._examination, payload=flat.payload, **self._kept_state(client))
-            content = packed(Request(plan=self._plan, examination=examination), flat.array)
+            examination = pb.Examination(id=self._examination, payload=flat.payload, **self._kept_state(client))
+            content = packed(pb.Request(plan=self._plan, examination=examination), flat.array)
             messages.append(message_to(node, "evaluate", content, limit_s))
             sent.append(_Sent(node, "evaluate", client, self._examination))
             self._unscored.add(client)
@@ -200,7 +198,7 @@ class FlowerFleet(RealFleet):
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
         self._present |= dict.fromkeys(new)
-        messages = [message_to(node, "query", packed(Request()), None) for node in new]
+        messages = [message_to(node, "query", packed(pb.Request()), None) for node in new]
         self._push(messages, [_Sent(node, "query") for node in new])
 
     def _send(self) -> None:
@@ -242,7 +240,7 @@ class FlowerFleet(RealFleet):
             self._flat = task.model.version, flat_payload(task.model.tensors)
         flat = self._flat[1]
         assignment = self._assignment(task, self.registered(), flat.payload)
-        return packed(Request(plan=self._plan, assignment=assignment), flat.array)
+        return packed(pb.Request(plan=self._plan, assignment=assignment), flat.array)
 
     def _take(self, message: Any) -> None:
         """A message, from any sender; one that is not waited for is dropped."""
@@ -268,7 +266,7 @@ class FlowerFleet(RealFleet):
         except InvalidPayload as error:
             self._refuse(sent, str(error))
 
-    def _take_joining(self, node: int, joining: Joining) -> None:
+    def _take_joining(self, node: int, joining: pb.Joining) -> None:
         client = client_id_of(joining.name)
         if reason := self._accepts(joining):
             raise InvalidPayload(reason)
@@ -280,7 +278,7 @@ class FlowerFleet(RealFleet):
                 self._members.come(client, joining.samples)
             self._present[node] = client, joining.samples
 
-    def _take_answer(self, sent: _Sent, header: AnswerMessage, data: bytes) -> None:
+    def _take_answer(self, sent: _Sent, header: pb.Answer, data: bytes) -> None:
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
@@ -318,7 +316,7 @@ class FlowerFleet(RealFleet):
         elif sent.kind == "query":
             _log.warning("node %d does not take part: %s", sent.node, reason)
         else:
-            self._take_scores(sent.client, sent.number, Scores(problem=reason))
+            self._take_scores(sent.client, sent.number, pb.Scores(problem=reason))
 
     def _fail(self, number: int, reason: str, has_diverged: bool = False) -> None:
         """Fail a task, unless it is not waited for any more."""

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from fed.errors import InvalidPayload
 from fed.server.validation import refusal_of_joining, refusal_of_scores
+from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, unpacked
 from fed.wire.payloads import hold_to_payload, joined, split
-from fed.wire.protocol_pb2 import Answer, Payload, Response
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["FlatPayload", "Kind", "answer_of", "flat_payload", "message_to", "response_of"]
 
@@ -29,7 +28,7 @@ class FlatPayload(NamedTuple):
         array: of all bytes; several messages may hold it.
     """
 
-    payload: Payload
+    payload: pb.Payload
     array: Any
 
 
@@ -56,7 +55,7 @@ def message_to(node: int, kind: Kind, content: Any, ttl_s: float | None, number:
     return flower("app").Message(content, node, kind, ttl=ttl_s, group_id=str(number))
 
 
-def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[Response, bytes]:
+def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[pb.Response, bytes]:
     """A node's response, as far as it can be checked without the task, and the bytes of its payload.
 
     Args:
@@ -66,7 +65,7 @@ def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[Response, bytes
     Raises:
         InvalidPayload: if no node can answer that.
     """
-    response, data = unpacked(content, Response)
+    response, data = unpacked(content, pb.Response)
     if (what := response.WhichOneof("what")) not in ("failed", _ANSWERS[kind]):
         raise InvalidPayload(f"a node must answer {_ANSWERS[kind]} or failed, got {what or 'nothing'}")
     reason = refusal_of_scores(response.scores) if what == "scores" else None
@@ -79,7 +78,7 @@ def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[Response, bytes
     return response, data
 
 
-def answer_of(answer: Answer, data: bytes, spec: Sequence[TensorMessage]) -> list[Tensor]:
+def answer_of(answer: pb.Answer, data: bytes, spec: Sequence[pb.Tensor]) -> list[Tensor]:
     """Tensors of an answer.
 
     Args:

@@ -7,11 +7,10 @@ import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload
 from fed.server.grpc.leases import Lease, Leases
+from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Call, TurnedAway
 from fed.wire.messages import refusal_of_numbers
 from fed.wire.protocol import TIMES_DAMAGED
-from fed.wire.protocol_pb2 import Answer, Part, Receipt
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["Deliveries"]
@@ -34,20 +33,20 @@ class Deliveries:
     """
 
     def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float) -> None:
-        self.spec: list[TensorMessage] = []
+        self.spec: list[pb.Tensor] = []
         self._leases = leases
         self._refusals = refusals
         self._spool = spool
         self._stall_s = stall_s
         self._full = Allowance(1, 1 / _SAYS_EVERY_S)  # of the log to say that the disk is
 
-    async def take(self, call: Call) -> Receipt:
+    async def take(self, call: Call) -> pb.Receipt:
         """Take one delivery.
 
         Raises:
             TurnedAway: if it does not begin with an answer's header, or stalls.
         """
-        first = await call.first(Part, self._stall_s)
+        first = await call.first(pb.Part, self._stall_s)
         if not first.HasField("answer"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
         answer = first.answer
@@ -55,7 +54,7 @@ class Deliveries:
         client = lease.client if call.client is None and lease is not None else call.client
         if lease is None or lease.client != client:
             if self._leases.was_completed(client, answer):
-                return Receipt(accepted=True)
+                return pb.Receipt(accepted=True)
             return self._refusal(call.sender, f"task {answer.task.number} is not in flight for it")
         try:
             return await self._received(call, lease, answer)
@@ -63,7 +62,7 @@ class Deliveries:
             self._refusal(lease.client, str(error))
             lease.times_damaged += 1
             if lease.times_damaged < TIMES_DAMAGED:
-                return Receipt(received_bytes=lease.incoming.received_bytes if lease.incoming else 0)
+                return pb.Receipt(received_bytes=lease.incoming.received_bytes if lease.incoming else 0)
             return self._refused(lease, f"it came damaged {TIMES_DAMAGED} times: {error}")
         except InvalidPayload as error:
             return self._refused(lease, str(error))
@@ -76,23 +75,23 @@ class Deliveries:
                 )
             await call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the server has no room for the answer now")
 
-    async def _received(self, call: Call, lease: Lease, answer: Answer) -> Receipt:
+    async def _received(self, call: Call, lease: Lease, answer: pb.Answer) -> pb.Receipt:
         """Receive what is left of an answer; what has come of it stays when the delivery breaks off."""
         # before any of its tensors is taken
         if reason := refusal_of_numbers(answer.samples, answer.weight, answer.train_loss):
             raise InvalidPayload(reason)
         incoming = self._leases.incoming(lease, answer, self.spec)
         if answer.offset != incoming.received_bytes:  # the receipt tells the node from where to continue
-            return Receipt(received_bytes=incoming.received_bytes)
+            return pb.Receipt(received_bytes=incoming.received_bytes)
         lease.deliveries += 1
         delivery = lease.deliveries
         while not incoming.is_complete:
-            part = await call.next(Part, self._stall_s)
+            part = await call.next(pb.Part, self._stall_s)
             if lease not in self._leases:  # other calls ran during the await, and may have ended it
                 return self._refusal(lease.client, f"task {lease.number} is not in flight any more")
             # a newer connection of the node has taken over
             if part is None or lease.deliveries != delivery or lease.incoming is not incoming:
-                return Receipt(received_bytes=incoming.received_bytes)
+                return pb.Receipt(received_bytes=incoming.received_bytes)
             if not part.HasField("chunk"):
                 raise InvalidPayload("after the answer's header there must be chunks")
             incoming.add(part.chunk)
@@ -103,13 +102,13 @@ class Deliveries:
             lease.drop()
             raise
         self._leases.complete(lease, answer, incoming.path)
-        return Receipt(accepted=True)
+        return pb.Receipt(accepted=True)
 
-    def _refused(self, lease: Lease, reason: str) -> Receipt:
+    def _refused(self, lease: Lease, reason: str) -> pb.Receipt:
         """Refuse an answer for good: its task has failed."""
         self._leases.fail(lease, f"its answer was refused: {reason}")
         return self._refusal(lease.client, reason)
 
-    def _refusal(self, sender: int | str, reason: str) -> Receipt:
+    def _refusal(self, sender: int | str, reason: str) -> pb.Receipt:
         self._refusals.note(sender, reason)
-        return Receipt(reason=reason)
+        return pb.Receipt(reason=reason)

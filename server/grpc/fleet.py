@@ -136,6 +136,7 @@ class NodeFleet(RealFleet):
         self._loop.close()
 
     def _make_known(self, plan: Plan, message: Format) -> None:
+        plan.heartbeat_s = self._service.patience.heartbeat_s
         self._call(self._service.make_known, plan, tensor_messages(message.uplink))
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:

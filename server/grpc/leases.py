@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import Incoming
-from fed.wire.protocol_pb2 import Answer, Assignment, TaskId, ToNode
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["Delivery", "Lease", "Leases"]
 
@@ -29,7 +28,7 @@ class Delivery:
 
     task: int
     client: int | str
-    answer: Answer | None = None
+    answer: pb.Answer | None = None
     path: Path | None = None
     problem: str = ""
     diverged: bool = False
@@ -50,7 +49,7 @@ class Lease:
         times_damaged: how often its answer came damaged.
     """
 
-    assignment: Assignment
+    assignment: pb.Assignment
     client: int | str
     given_s: float
     lease_until_s: float
@@ -64,9 +63,9 @@ class Lease:
         """Number of the task."""
         return self.assignment.task.number
 
-    def told(self) -> ToNode:
+    def told(self) -> pb.ToNode:
         """The assignment as it is told now: with as many seconds as are left."""
-        message = ToNode(assignment=self.assignment)  # a copy: the lease keeps the deadline as it was given
+        message = pb.ToNode(assignment=self.assignment)  # a copy: the lease keeps the deadline as it was given
         if self.assignment.HasField("deadline_s"):
             left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
             message.assignment.deadline_s = max(left_s, 0.0)
@@ -105,17 +104,17 @@ class Leases:
         """True while the lease is open."""
         return self._open.get(lease.number) is lease
 
-    def give(self, client: int | str, assignment: Assignment) -> Lease:
+    def give(self, client: int | str, assignment: pb.Assignment) -> Lease:
         """A task begins."""
         now_s = time.monotonic()
         lease = self._open[assignment.task.number] = Lease(assignment, client, now_s, now_s + self._lease_s)
         return lease
 
-    def find(self, task: TaskId) -> Lease | None:
+    def find(self, task: pb.TaskId) -> Lease | None:
         """Find a task's lease, of any client."""
         return self._open.get(task.number) if task.start == self._start else None
 
-    def own(self, client: int | str, task: TaskId) -> Lease | None:
+    def own(self, client: int | str, task: pb.TaskId) -> Lease | None:
         """A client's task, if that is under way."""
         lease = self.find(task)
         return lease if lease is not None and lease.client == client else None
@@ -128,7 +127,7 @@ class Leases:
         """Extend a lease after a heartbeat of its holder."""
         lease.lease_until_s = time.monotonic() + self._lease_s
 
-    def incoming(self, lease: Lease, answer: Answer, spec: Sequence[TensorMessage]) -> Incoming:
+    def incoming(self, lease: Lease, answer: pb.Answer, spec: Sequence[pb.Tensor]) -> Incoming:
         """File of this answer as far as it has come: empty, where it is another answer than before.
 
         Args:
@@ -145,7 +144,7 @@ class Leases:
             lease.incoming = Incoming(self._spool / f"{lease.number}.in", answer.payload, spec)
         return lease.incoming
 
-    def complete(self, lease: Lease, answer: Answer, path: Path) -> None:
+    def complete(self, lease: Lease, answer: pb.Answer, path: Path) -> None:
         """End a lease with its answer.
 
         Args:
@@ -159,7 +158,7 @@ class Leases:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
         self._arrived(Delivery(lease.number, lease.client, answer, path))
 
-    def was_completed(self, client: int | str | None, answer: Answer) -> bool:
+    def was_completed(self, client: int | str | None, answer: pb.Answer) -> bool:
         """True if this answer has been accepted before.
 
         Args:

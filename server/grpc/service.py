@@ -19,28 +19,10 @@ from google.protobuf.message import DecodeError
 from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Delivery, Lease, Leases
 from fed.server.validation import refusal_of_joining, refusal_of_scores
+from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
 from fed.wire.protocol import MOST_HELD, NODE_NAME
-from fed.wire.protocol_pb2 import (
-    Assignment,
-    Chunk,
-    Examination,
-    Failed,
-    Farewell,
-    FromNode,
-    Heartbeat,
-    Joining,
-    Part,
-    Plan,
-    Receipt,
-    Scores,
-    TaskId,
-    ToNode,
-    Wanted,
-    Withdrawal,
-)
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["Node", "NodeService", "Patience", "Scored", "handler_of"]
@@ -82,14 +64,14 @@ class Node:
     client: int | str
     samples: int
     unasked: Allowance
-    outbox: "asyncio.Queue[ToNode] | None" = None
+    outbox: "asyncio.Queue[pb.ToNode] | None" = None
 
 
 class Scored(NamedTuple):
     """Scores that a node found of a model."""
 
     client: int | str
-    scores: Scores
+    scores: pb.Scores
 
 
 @dataclass
@@ -114,10 +96,10 @@ class NodeService:
     spool: Path
     arrivals: SimpleQueue[Delivery | Scored | None]
     admits: Admission | None
-    accepts: Callable[[Joining], str | None]
+    accepts: Callable[[pb.Joining], str | None]
     on_change: Callable[[], None]
     patience: Patience = field(default_factory=Patience)
-    plan: Plan | None = None
+    plan: pb.Plan | None = None
     refusals: Refusals = field(default_factory=Refusals)
     nodes: dict[int | str, Node] = field(default_factory=dict)
     _examined: dict[int | str, int] = field(default_factory=dict)
@@ -127,14 +109,14 @@ class NodeService:
         self._leases = Leases(self.start, self.spool, self.arrivals.put, self.patience.lease_s)
         self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
 
-    def assign(self, assignments: Sequence[tuple[int | str, Assignment]]) -> None:
+    def assign(self, assignments: Sequence[tuple[int | str, pb.Assignment]]) -> None:
         """Give tasks to nodes; to those that do not attend, when they do."""
         for client, assignment in assignments:
             self._tell(client, self._leases.give(client, assignment).told())
 
-    def examine(self, client: int | str, examination: Examination) -> bool:
+    def examine(self, client: int | str, examination: pb.Examination) -> bool:
         """Have a node score a model; False if it does not attend, or has not answered the last examination yet."""
-        if client in self._examined or not self._tell(client, ToNode(examination=examination)):
+        if client in self._examined or not self._tell(client, pb.ToNode(examination=examination)):
             return False
         self._examined[client] = examination.id
         return True
@@ -146,16 +128,16 @@ class NodeService:
             self._tell_withdrawn(lease)
         return [lease.number for lease in withdrawn]
 
-    def make_known(self, plan: Plan, answer_spec: Sequence[TensorMessage]) -> None:
+    def make_known(self, plan: pb.Plan, answer_spec: Sequence[pb.Tensor]) -> None:
         """Tell the plan to all that attend, and from now on to all that join."""
         self.plan, self._deliveries.spec = plan, [*answer_spec]
         for client in self.nodes:
-            self._tell(client, ToNode(plan=plan))
+            self._tell(client, pb.ToNode(plan=plan))
 
     def dismiss(self, reason: str, *, is_final: bool) -> None:
         """Dismiss all nodes."""
         for node in self.nodes.values():
-            self._tell(node.client, ToNode(farewell=Farewell(reason=reason, is_final=is_final)))
+            self._tell(node.client, pb.ToNode(farewell=pb.Farewell(reason=reason, is_final=is_final)))
 
     async def watch(self) -> None:
         """Fail tasks whose holders send no heartbeat."""
@@ -176,23 +158,23 @@ class NodeService:
         """A node's stream, for as long as it lasts."""
         await self._reception.answer(context, self._attend)
 
-    async def Download(self, wanted: Wanted, context: Any) -> None:  # noqa: N802
+    async def Download(self, wanted: pb.Wanted, context: Any) -> None:  # noqa: N802
         """A file of ours from an offset, by its hash."""
         send = partial(send_file, spool=self.spool, wanted=wanted, limit_s=self.patience.stall_s)
         await self._reception.answer(context, send)
 
-    async def Deliver(self, _: Any, context: Any) -> Receipt:  # noqa: N802
+    async def Deliver(self, _: Any, context: Any) -> pb.Receipt:  # noqa: N802
         """An answer's file, from the offset that its sender says."""
         return await self._reception.answer(context, self._deliveries.take)
 
     async def _attend(self, call: Call) -> None:
-        message = await call.first(FromNode, self.patience.stall_s)
+        message = await call.first(pb.FromNode, self.patience.stall_s)
         if not message.HasField("joining"):
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the node's joining")
         joining = message.joining
         client = client_id_of(joining.name) if call.client is None else call.client
         if reason := self._reason_against(joining, is_named=call.name is not None):
-            await call.tell(ToNode(farewell=Farewell(reason=reason, is_final=True)), self.patience.silence_s)
+            await call.tell(pb.ToNode(farewell=pb.Farewell(reason=reason, is_final=True)), self.patience.silence_s)
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         node = self._joined(client, joining)
         outbox = node.outbox
@@ -216,18 +198,18 @@ class NodeService:
             if not isinstance(problem, TurnedAway):
                 _log.warning("the connection of client %r has failed: %s", client, problem)
 
-    async def _tell_all(self, call: Call, outbox: "asyncio.Queue[ToNode]") -> None:
+    async def _tell_all(self, call: Call, outbox: "asyncio.Queue[pb.ToNode]") -> None:
         while True:
             try:
                 message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
             except TimeoutError:
-                message = ToNode(heartbeat=Heartbeat())
+                message = pb.ToNode(heartbeat=pb.Heartbeat())
             await call.tell(message, self.patience.silence_s)
             if message.HasField("farewell"):
                 return
 
     async def _listen(self, call: Call, node: Node) -> None:
-        while (message := await call.next(FromNode, self.patience.silence_s)) is not None:
+        while (message := await call.next(pb.FromNode, self.patience.silence_s)) is not None:
             problem = self._problem_with(message, node.client)
             if problem is None:
                 continue
@@ -236,7 +218,7 @@ class NodeService:
             if not node.unasked.spend():
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
-    def _problem_with(self, message: FromNode, client: int | str) -> str | None:
+    def _problem_with(self, message: pb.FromNode, client: int | str) -> str | None:
         """Reason for which a message is refused; "" if it is not, and None if it was asked for."""
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
@@ -250,12 +232,12 @@ class NodeService:
             return self._scored(client, message.scores)
         return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
 
-    def _heard(self, client: int | str, heartbeat: Heartbeat) -> str:
+    def _heard(self, client: int | str, heartbeat: pb.Heartbeat) -> str:
         if len(heartbeat.held) > MOST_HELD:
             return f"a node may hold {MOST_HELD} tasks at most, got {len(heartbeat.held)}"
         return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
 
-    def _renew(self, client: int | str, task: TaskId) -> str:
+    def _renew(self, client: int | str, task: pb.TaskId) -> str:
         """Go on waiting for a task of a client; why not, if it is another's. One that is over may still be named."""
         lease = self._leases.find(task)
         if lease is None:
@@ -266,23 +248,23 @@ class NodeService:
         self._leases.renew(lease)
         return ""
 
-    def _failed(self, client: int | str, failed: Failed) -> str | None:
+    def _failed(self, client: int | str, failed: pb.Failed) -> str | None:
         lease = self._leases.own(client, failed.task)
         if lease is None:
             return f"task {failed.task.number} is not in flight for it"
         self._leases.fail(lease, one_line(failed.reason) or "it says no reason", diverged=failed.diverged)
         return None
 
-    def _scored(self, client: int | str, scores: Scores) -> str | None:
+    def _scored(self, client: int | str, scores: pb.Scores) -> str | None:
         if self._examined.get(client) != scores.id:
             return f"it was not asked for scores {scores.id}"
         del self._examined[client]
         problem = refusal_of_scores(scores)
-        said = Scores(id=scores.id, problem=problem or one_line(scores.problem))  # refused numbers go no further
+        said = pb.Scores(id=scores.id, problem=problem or one_line(scores.problem))  # refused numbers go no further
         self.arrivals.put(Scored(client, said if said.problem else scores))
         return problem
 
-    def _joined(self, client: int | str, joining: Joining) -> Node:
+    def _joined(self, client: int | str, joining: pb.Joining) -> Node:
         node = self.nodes.get(client)
         if node is None:
             unasked = Allowance(_UNASKED, _UNASKED / 10 / self.patience.heartbeat_s)
@@ -291,16 +273,16 @@ class NodeService:
             raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it comes again and again")
         if node.outbox is not None:
             # a dead connection may not have been noticed yet
-            node.outbox.put_nowait(ToNode(farewell=Farewell(reason="another connection came in your name")))
+            node.outbox.put_nowait(pb.ToNode(farewell=pb.Farewell(reason="another connection came in your name")))
             self._drop_examination(client)
         node.samples, node.outbox = joining.samples, asyncio.Queue()
         if self.plan is not None:
-            node.outbox.put_nowait(ToNode(plan=self.plan))
+            node.outbox.put_nowait(pb.ToNode(plan=self.plan))
         held = {task.number for task in joining.held if task.start == self.start}
         for task in joining.held:
             self._renew(client, task)
             if self._leases.find(task) is None:
-                node.outbox.put_nowait(ToNode(withdrawal=Withdrawal(task=task)))
+                node.outbox.put_nowait(pb.ToNode(withdrawal=pb.Withdrawal(task=task)))
         for lease in self._leases.of(client):
             if lease.number not in held:
                 node.outbox.put_nowait(lease.told())
@@ -309,9 +291,9 @@ class NodeService:
     def _drop_examination(self, client: int | str) -> None:
         """Drop an examination whose connection is lost; its scores count as missing."""
         if (examination := self._examined.pop(client, None)) is not None:
-            self.arrivals.put(Scored(client, Scores(id=examination, problem="its connection was lost")))
+            self.arrivals.put(Scored(client, pb.Scores(id=examination, problem="its connection was lost")))
 
-    def _reason_against(self, joining: Joining, *, is_named: bool) -> str | None:
+    def _reason_against(self, joining: pb.Joining, *, is_named: bool) -> str | None:
         if not is_named and not NODE_NAME.fullmatch(joining.name):
             return (
                 "a node's name must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter "
@@ -321,7 +303,7 @@ class NodeService:
             return f"the server has {_MOST_NODES} nodes, and takes no more"
         return refusal_of_joining(joining) or self.accepts(joining)
 
-    def _tell(self, client: int | str, message: ToNode) -> bool:
+    def _tell(self, client: int | str, message: pb.ToNode) -> bool:
         node = self.nodes.get(client)
         if node is None or node.outbox is None:
             return False
@@ -329,27 +311,27 @@ class NodeService:
         return True
 
     def _tell_withdrawn(self, lease: Lease) -> None:
-        self._tell(lease.client, ToNode(withdrawal=Withdrawal(task=lease.assignment.task)))
+        self._tell(lease.client, pb.ToNode(withdrawal=pb.Withdrawal(task=lease.assignment.task)))
 
 
 def handler_of(service: NodeService) -> grpc.GenericRpcHandler:
     """Calls of the protocol, for a server; bytes that are no request are taken for an empty one, which is refused."""
 
-    def wanted(request: bytes) -> Wanted:
+    def wanted(request: bytes) -> pb.Wanted:
         try:
-            return Wanted.FromString(request)
+            return pb.Wanted.FromString(request)
         except DecodeError:
-            return Wanted()
+            return pb.Wanted()
 
     return grpc.method_handlers_generic_handler(
         "fed.v1.Coordination",
         {
             "Attend": grpc.stream_stream_rpc_method_handler(
-                service.Attend, partial(parsed, FromNode), ToNode.SerializeToString
+                service.Attend, partial(parsed, pb.FromNode), pb.ToNode.SerializeToString
             ),
-            "Download": grpc.unary_stream_rpc_method_handler(service.Download, wanted, Chunk.SerializeToString),
+            "Download": grpc.unary_stream_rpc_method_handler(service.Download, wanted, pb.Chunk.SerializeToString),
             "Deliver": grpc.stream_unary_rpc_method_handler(
-                service.Deliver, partial(parsed, Part), Receipt.SerializeToString
+                service.Deliver, partial(parsed, pb.Part), pb.Receipt.SerializeToString
             ),
         },
     )

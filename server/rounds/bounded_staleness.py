@@ -4,8 +4,9 @@ Ho et al., "More effective distributed ML via a stale synchronous parallel param
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import NonNegativeInt
@@ -14,26 +15,11 @@ from fed.config.compatibility import Feature, Term
 from fed.errors import RunFailed
 from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
 from fed.server.coordinator import Coordinator
-from fed.server.fleet import Fleet
 from fed.server.parameter_store import ParameterStore
 from fed.server.rounds.synchronous import STAY_LONGER, WithoutCohorts, fail_if_stalled
 from fed.storage.checkpoints import Tree, plain
 
-__all__ = ["BoundedStaleness", "Held"]
-
-
-class Held:
-    """Number of samples that all members hold, counted again only where the members change."""
-
-    def __init__(self) -> None:
-        self._members: list[int | str] = []
-        self._samples = 0
-
-    def by_all(self, fleet: Fleet) -> int:
-        """Samples of all a fleet's clients."""
-        if self._members != (members := list(fleet.registered())):
-            self._members, self._samples = members, sum(fleet.size_of(client) for client in members)
-        return self._samples
+__all__ = ["BoundedStaleness"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +73,9 @@ class BoundedStaleness(WithoutCohorts):
     def round(self, coordinator: Coordinator, number: int, state: ParameterStore | None = None) -> RoundStats:
         """Run until the slowest client has finished as many tasks as the round's number."""
         store = state if state is not None else self.init()
-        rounds_stats, begins_s, held = [], coordinator.fleet.clock, Held()
+        rounds_stats, begins_s = [], coordinator.fleet.clock
+        # counted again only where the members change: there are as many steps as clients
+        held_by = lru_cache(1)(lambda members: sum(map(coordinator.fleet.size_of, members)))
         while store.slowest < number:
             fail_if_stalled(coordinator, number, begins_s)
             accumulator = coordinator.new_accumulator()
@@ -100,20 +88,26 @@ class BoundedStaleness(WithoutCohorts):
                     raise RunFailed(f"round {number} {problem}: {STAY_LONGER}")
                 continue
             coordinator.collect(accumulator, enough=1)
-            share = self._share(coordinator, accumulator, held)
+            share = self._share(coordinator, accumulator, held_by)
             rounds_stats.append(coordinator.step(accumulator, number, share=share))
             for client in accumulator.loss_of:
                 if client in store.workers:  # it may have left while its answer travelled
                     store.tick(client)
         return joined(rounds_stats)
 
-    def _share(self, coordinator: Coordinator, accumulator: UpdateAccumulator, held: Held) -> float:
+    def _share(
+        self,
+        coordinator: Coordinator,
+        accumulator: UpdateAccumulator,
+        held_by: Callable[[tuple[int | str, ...]], int],
+    ) -> float:
         """The share of all clients that have answered: of their samples, where the algorithm weighs by these."""
         if not accumulator.replied:  # perhaps because the last client has left
             return 0.0
+        members = coordinator.fleet.registered()
         if not coordinator.message.weighs_samples:
-            return accumulator.replied / len(coordinator.fleet.registered())
-        return sum(samples for _, samples in accumulator.losses) / held.by_all(coordinator.fleet)
+            return accumulator.replied / len(members)
+        return sum(samples for _, samples in accumulator.losses) / held_by(tuple(members))
 
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
         """Clients without a task that need not wait, by clock."""

@@ -19,7 +19,6 @@ from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.server.incoming import received
-from fed.server.rounds.bounded_staleness import Held
 from fed.wire.messages import Answer, Task
 from fed.wire.protocol_pb2 import Answer as Header
 from tests.scripted_fleet import ScriptedFleet
@@ -82,32 +81,6 @@ def test_shares_turn_a_cohorts_mean_into_all_members_mean() -> None:
     moves.collect(accumulator)
     moves.step(accumulator, 1, share=0.5)
     assert torch.equal(moves.model()[0], torch.ones(3))
-
-
-class Hall(Scripted):
-    """Members come and leave, each with as many samples as its number says."""
-
-    def __init__(self, members: list[int]) -> None:
-        super().__init__([])
-        self.there = members
-        self.looks = 0
-
-    def registered(self) -> Sequence[int]:
-        return self.there
-
-    def size_of(self, client: int | str) -> int:
-        self.looks += 1
-        return int(client)
-
-
-def test_member_totals_are_recounted_only_when_members_change() -> None:
-    fleet, held = Hall([1, 2, 3]), Held()
-    assert [held.by_all(fleet) for _ in range(5)] == [6] * 5
-    assert fleet.looks == 3
-    fleet.there = [1, 2, 4]
-    assert held.by_all(fleet) == 7
-    fleet.there = [1, 2]
-    assert held.by_all(fleet) == 3
 
 
 def test_cohort_is_forgotten_when_its_round_is_over() -> None:
