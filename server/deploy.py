@@ -183,7 +183,6 @@ class Deployment:
             plan,
             message,
             prepared.streams,
-            asks_place=asks_place,
             keeps_states=bool(states.names),
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )

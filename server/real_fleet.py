@@ -52,7 +52,6 @@ class RealFleet(ABC):
         self._scores: list[pb.Scores] = []
         self._keeps_checkpoints = True
         self._keeps_states = False
-        self._asks_place = False
         self._message: Format | None = None
         self._streams: Streams | None = None
 
@@ -67,7 +66,6 @@ class RealFleet(ABC):
         message: Format,
         streams: Streams,
         *,
-        asks_place: bool = False,
         keeps_states: bool = False,
         keeps_checkpoints: bool = True,
     ) -> None:
@@ -77,13 +75,11 @@ class RealFleet(ABC):
             plan: as nodes get it; the format is added.
             message: the format of clients' messages.
             streams: the run's, for codecs.
-            asks_place: clients are told their numbers.
             keeps_states: clients keep a state from task to task.
             keeps_checkpoints: the run may go on from an earlier state.
         """
         self._message, self._streams = message, streams
         self._keeps_checkpoints, self._keeps_states = keeps_checkpoints, keeps_states
-        self._asks_place = asks_place
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
 
@@ -106,7 +102,7 @@ class RealFleet(ABC):
         return len(self.registered())
 
     def fix_registered(self) -> None:
-        """Fix the members: a client that joins later is connected, and gets no tasks."""
+        """Fix the members, who are told their numbers: a client that joins later is connected, and gets no tasks."""
         self._members.is_closed = True
 
     def available(self) -> Sequence[int | str]:
@@ -228,7 +224,7 @@ class RealFleet(ABC):
             steps=task.steps,
             broadcast_count=len(task.model.broadcast),
             population=len(members),
-            place=members.index(task.client) if self._asks_place else None,
+            place=members.index(task.client) if self._members.is_closed else None,
             payload=payload,
             **self._kept_state(task.client),
             durable_after=_task_id(self._kept.durable_after.get(task.client)),

@@ -4,11 +4,11 @@ import math
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from fed.wire.messages import LARGEST, MOST_SAMPLES, Answer, Task, one_line
+from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
 from fed.wire.protocol import MOST_CLASSES, MOST_HELD, PROTOCOL
-from fed.wire.protocol_pb2 import Joining, Scores, Signature
+from fed.wire.protocol_pb2 import Failed, Joining, Scores, Signature
 
-__all__ = ["CLIENT_STATE_LOST", "failure_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
+__all__ = ["CLIENT_STATE_LOST", "reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
 CLIENT_STATE_LOST = (
     "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
@@ -22,15 +22,10 @@ _MOST_SIGNATURE_BYTES = 1 << 16
 _MOST_LETTERS = 60  # of a name, in a refusal
 
 
-def failure_of(task: Task, problem: str, *, has_diverged: bool = False) -> Answer:
-    """Failure that a node reports; divergence is the node's own word, and ends no run.
-
-    Args:
-        task: the task that failed.
-        problem: the node's reason.
-        has_diverged: true if the node says that its training diverged.
-    """
-    return Answer.failure(task, f"its training diverged: {problem}" if has_diverged else problem)
+def reason_of(failed: Failed) -> str:
+    """Reason that a node gives for a failure; divergence is the node's own word, and ends no run."""
+    reason = one_line(failed.reason) or "it says no reason"
+    return f"its training diverged: {reason}" if failed.diverged else reason
 
 
 def refusal_of_joining(joining: Joining) -> str | None:

@@ -29,9 +29,6 @@ from fed.wire.messages import Answer, Task
 
 __all__ = ["SimulatedFleet"]
 
-_Record: TypeAlias = tuple[ClientState, ClientState, int]
-"""A client's state before its task; the states [K, ·] of its group after it; the client's row."""
-
 _Event: TypeAlias = tuple[float, int, Flight | ClientId]
 """When an answer arrives, with the number of its task, or a client comes or goes, with a number below 0 of its own."""
 
@@ -78,7 +75,7 @@ class SimulatedFleet:
         self._events: list[_Event] = []
         self._changes = 0
         self._task_bytes: dict[int, int] = {}  # by version, of the last one
-        self._unsettled: dict[int, tuple[ClientId, _Record]] = {}
+        self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
         self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
         for client in self._spells:
             self._come_or_go(client)
@@ -134,10 +131,8 @@ class SimulatedFleet:
     def settle(self, counted: Mapping[int, float]) -> None:
         """Commit the states of clients whose updates counted; the others resume from the states they had."""
         unsettled, self._unsettled = self._unsettled, {}
-        for task, (client, (before, rows, row)) in unsettled.items():
+        for task, (client, before, after) in unsettled.items():
             if discount := counted.get(task, 0.0):
-                # a view would keep the states of the whole group
-                after = {name: rows_KN[row].clone() for name, rows_KN in rows.items()}
                 self.states.commit(client, at_discount(before, after, discount))
             self._busy.discard(client)
             self._let_in(client)
@@ -261,12 +256,7 @@ class SimulatedFleet:
                 group = [flights[place] for place in places]
                 is_one = len({flight.task.model.version for flight in group}) == 1
                 of_round = is_one and len({flight.task.round for flight in group}) == 1
-                reduces = (
-                    self.reduces
-                    and self.attackers is None
-                    and of_round
-                    and all(flight.task.id in due_tasks for flight in group)
-                )
+                reduces = self.reduces and of_round and all(flight.task.id in due_tasks for flight in group)
                 items[self.clients.executor.submit(self._item(group, is_one, reduces))] = group, reduces
         for ticket, (group, reduces) in items.items():  # in turn, so that of several errors the same one is raised
             for _, trained, tensors in self.clients.executor.results([ticket]):
@@ -302,34 +292,37 @@ class SimulatedFleet:
             yield Answer.failure(task, reason, diverged=True)
             return
         update, integers, *states = tensors
-        state = dict(zip(self.states.names, states, strict=True))
+        rows = zip(*map(_rows, states), strict=True) if states else [()] * len(flights)
+        for flight, state in zip(flights, rows, strict=True):
+            flight.state = dict(zip(self.states.names, state, strict=True))
         size_bytes = self.message.uplink_bytes
         if reduces:
-            for row, flight in enumerate(flights):
-                self._hold(flight.task, state, row)
+            for flight in flights:
+                self._hold(flight)
             ids, clients = tuple(flight.task.id for flight in flights), tuple(flight.task.client for flight in flights)
             of_clients = trained.samples, trained.train_losses, size_bytes * len(flights)
             yield Answer(ids, flights[0].task.round, clients, update, sum(trained.weights), integers, *of_clients)
             return
         counts = zip(trained.weights, trained.samples, trained.train_losses, strict=True)
-        rows = zip(flights, _rows(update), _rows(integers), counts, strict=True)
-        for row, (flight, update_M, integers_I, (weight, samples, loss)) in enumerate(rows):
+        for flight, update_M, integers_I, (weight, samples, loss) in zip(
+            flights, _rows(update), _rows(integers), counts, strict=True
+        ):
             task = flight.task
             of_client = update_M, weight, integers_I, (samples,), (loss,), size_bytes
             flight.answer = Answer((task.id,), task.round, (task.client,), *of_client)
-            flight.state = {name: part[row].clone() for name, part in state.items()}
 
     def _single(self, flight: Flight) -> Answer:
         """The answer of one client."""
         assert flight.answer is not None
-        self._hold(flight.task, {name: part.unsqueeze(0) for name, part in flight.state.items()}, 0)
+        self._hold(flight)
         return flight.answer
 
-    def _hold(self, task: Task, rows: ClientState, row: int) -> None:
+    def _hold(self, flight: Flight) -> None:
         """Keep a client's new state until the verdict; until then the client takes no task."""
-        if rows:
+        task = flight.task
+        if flight.state:
             before = self.states.of(task.client, (task.model.params_V, task.model.integers_I))
-            self._unsettled[task.id] = task.client, (before, rows, row)
+            self._unsettled[task.id] = task.client, before, flight.state
             self._busy.add(task.client)
             self._let_in(task.client)
 

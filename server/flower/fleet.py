@@ -14,12 +14,12 @@ from torch import Tensor
 from fed.errors import InvalidPayload
 from fed.server.flower.messages import FlatPayload, Kind, answer_of, flat_payload, message_to, response_of
 from fed.server.real_fleet import RealFleet
-from fed.server.validation import failure_of
+from fed.server.validation import reason_of
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import packed
 from fed.wire.format import Format
-from fed.wire.messages import Answer, Task, client_id_of, one_line
+from fed.wire.messages import Answer, Task, client_id_of
 from fed.wire.payloads import tensor_messages
 from fed.wire.rate_limits import Unnamed
 
@@ -256,7 +256,7 @@ class FlowerFleet(RealFleet):
                 raise InvalidPayload("another node answers in its name")
             response, data = response_of(sent.kind, message.content)
             if response.HasField("failed"):
-                self._give_up(sent, one_line(response.failed.reason) or "it says no reason", response.failed.diverged)
+                self._give_up(sent, reason_of(response.failed))
             elif sent.kind == "train":
                 self._take_answer(sent, response.answer, data)
             elif sent.kind == "query":
@@ -310,17 +310,17 @@ class FlowerFleet(RealFleet):
         self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, reason)
         self._give_up(sent, f"its answer was refused: {reason}")
 
-    def _give_up(self, sent: _Sent, reason: str, has_diverged: bool = False) -> None:
+    def _give_up(self, sent: _Sent, reason: str) -> None:
         if sent.kind == "train":
-            self._fail(sent.number, reason, has_diverged)
+            self._fail(sent.number, reason)
         elif sent.kind == "query":
             _log.warning("node %d does not take part: %s", sent.node, reason)
         else:
             self._take_scores(sent.client, sent.number, pb.Scores(problem=reason))
 
-    def _fail(self, number: int, reason: str, has_diverged: bool = False) -> None:
+    def _fail(self, number: int, reason: str) -> None:
         """Fail a task, unless it is not waited for any more."""
         task = self._open.get(number)
         if task is not None:
             self._progress.pop(number, None)
-            self._answers.append(failure_of(task, reason, has_diverged=has_diverged))
+            self._answers.append(Answer.failure(task, reason))

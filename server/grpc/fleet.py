@@ -19,7 +19,6 @@ from fed.identity.credentials import hold_to_loopback
 from fed.server.grpc.leases import Delivery
 from fed.server.grpc.service import NodeService, Patience, Scored, handler_of
 from fed.server.real_fleet import RealFleet
-from fed.server.validation import failure_of
 from fed.wire.calls import Admission
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
@@ -172,14 +171,14 @@ class NodeFleet(RealFleet):
         arrival = self._ready.popleft()
         task = self._open[arrival.task]
         if arrival.answer is None or arrival.path is None:
-            return failure_of(task, arrival.problem, has_diverged=arrival.diverged)
+            return Answer.failure(task, arrival.problem)
         answer = arrival.answer
         tensors = read(arrival.path, answer.payload)
         arrival.path.unlink(missing_ok=True)
         reply = self._received(task, answer, tensors)
         if isinstance(reply, str):
             self._call(self._refusals.note, task.client, reply)
-            return failure_of(task, f"its answer was refused: {reply}")
+            return Answer.failure(task, f"its answer was refused: {reply}")
         return reply
 
     def _payload(self, version: int, tensors: tuple[Tensor, ...]) -> Payload:

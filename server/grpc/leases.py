@@ -23,7 +23,6 @@ class Delivery:
         answer: the header of what it sent, with its file; or
         path: where that is.
         problem: why there is none.
-        diverged: whether its numbers are no longer finite.
     """
 
     task: int
@@ -31,7 +30,6 @@ class Delivery:
     answer: pb.Answer | None = None
     path: Path | None = None
     problem: str = ""
-    diverged: bool = False
 
 
 @dataclass
@@ -178,14 +176,8 @@ class Leases:
             lease.drop()
         return lease
 
-    def fail(self, lease: Lease, reason: str, *, diverged: bool = False) -> None:
-        """End a lease without an answer.
-
-        Args:
-            lease: of the task.
-            reason: one sentence for the user.
-            diverged: whether loss or model are no longer finite.
-        """
+    def fail(self, lease: Lease, reason: str) -> None:
+        """End a lease without an answer, for a reason that is one sentence for the user."""
         self._open.pop(lease.number, None)
         lease.drop()
-        self._arrived(Delivery(lease.number, lease.client, problem=reason, diverged=diverged))
+        self._arrived(Delivery(lease.number, lease.client, problem=reason))

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from fed.server.grpc.deliveries import Deliveries
 from fed.server.grpc.leases import Delivery, Lease, Leases
-from fed.server.validation import refusal_of_joining, refusal_of_scores
+from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
@@ -252,7 +252,7 @@ class NodeService:
         lease = self._leases.own(client, failed.task)
         if lease is None:
             return f"task {failed.task.number} is not in flight for it"
-        self._leases.fail(lease, one_line(failed.reason) or "it says no reason", diverged=failed.diverged)
+        self._leases.fail(lease, reason_of(failed))
         return None
 
     def _scored(self, client: int | str, scores: pb.Scores) -> str | None:
