@@ -16,10 +16,8 @@ from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
-from fed.randomness import Streams
 from fed.simulations.attacks import Attackers
-from fed.simulations.availability import Membership, Spells
-from fed.simulations.devices import Devices
+from fed.simulations.availability import Membership
 from fed.simulations.in_flight import Departures, Flight, Occupation
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
@@ -63,7 +61,7 @@ class SimulatedFleet:
         """Let the clients that are there at the beginning come."""
         self.clock, clients = 0.0, self.clients
         self.reduces = self.reduces and self.attackers is None
-        self._departures = Departures(clients.devices, clients.groups, clients.streams, self.message.uplink_bytes)
+        self._departures = Departures(clients, self.message.uplink_bytes)
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if self.places else {}
         self._members = Presence(clients.data.clients)
         self._unregistered: set[ClientId] = set()
@@ -76,8 +74,7 @@ class SimulatedFleet:
         self._changes = 0
         self._task_bytes: dict[int, int] = {}  # by version, of the last one
         self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
-        self._spells = _spells(clients.data.clients, clients.devices, clients.streams)
-        for client in self._spells:
+        for client in clients.spells:
             self._come_or_go(client)
 
     def registered(self) -> Sequence[ClientId]:
@@ -102,7 +99,7 @@ class SimulatedFleet:
             version = task.model.version
             if version not in self._task_bytes:
                 self._task_bytes = {version: task.model.size_bytes()}
-            spells = self._spells.get(task.client)
+            spells = self.clients.spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
             samples = self.clients.data.size_of(task.client)
             flight = self._departures.depart(task, self.clock, self._task_bytes[version], samples, until_s)
@@ -167,7 +164,7 @@ class SimulatedFleet:
         self.states.restore(state["clients"])
         self._occupation = Occupation(**state["occupation"])
         self._events = []
-        for client in self._spells:
+        for client in self.clients.spells:
             self._come_or_go(client)
         for flight in map(Flight.restored, state["flights"]):
             self._set_out(flight)
@@ -180,7 +177,7 @@ class SimulatedFleet:
         heapq.heappush(self._events, (flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
-        spells = self._spells[client]
+        spells = self.clients.spells[client]
         spell = spells.at(self.clock)
         if isinstance(spells, Membership):
             self._members.set(client, spells.is_member(self.clock))
@@ -325,14 +322,6 @@ class SimulatedFleet:
             self._unsettled[task.id] = task.client, before, flight.state
             self._busy.add(task.client)
             self._let_in(task.client)
-
-
-def _spells(clients: Sequence[ClientId], devices: Devices, streams: Streams) -> dict[ClientId, Spells]:
-    """The spells of the clients that are not always available."""
-    if devices.are_always_there:
-        return {}
-    found = ((client, devices.spells(client, streams)) for client in clients)
-    return {client: spells for client, spells in found if spells is not None}
 
 
 def _rows(part_KN: Tensor) -> list[Tensor]:

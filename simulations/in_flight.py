@@ -6,9 +6,7 @@ from typing import Any
 
 from fed.clients.client_states import ClientState
 from fed.clients.data import ClientId
-from fed.randomness import Streams
-from fed.simulations.devices import Devices
-from fed.simulations.groups import Groups
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain
 from fed.wire.messages import Answer, Task, task_of
 
@@ -64,20 +62,15 @@ class Departures:
     """Start of tasks: the outcome of a task is known when it is sent, but for its numbers.
 
     Args:
-        devices: what clients run on.
-        groups: how many samples a task sees.
-        streams: the run's; what befalls a task is named by its id.
+        clients: who they are, and what they run on.
         answer_bytes: of a client's message with its integers.
     """
 
-    def __init__(self, devices: Devices, groups: Groups, streams: Streams, answer_bytes: int) -> None:
-        self._devices = devices
+    def __init__(self, clients: SimulatedClients, answer_bytes: int) -> None:
+        self._clients = clients
         # bounded, for there may be a million clients
-        self._device_of = lru_cache(_KEPT_DEVICES)(lambda client: devices.device(client, streams))
-        self._groups = groups
-        self._streams = streams
+        self._device_of = lru_cache(_KEPT_DEVICES)(clients.device_of)
         self._answer_bytes = answer_bytes
-        self._risky = devices.failure > 0 or devices.interruption > 0
 
     def depart(self, task: Task, now_s: float, task_bytes: int, samples: int, there_until_s: float) -> Flight:
         """A client sets out.
@@ -91,28 +84,25 @@ class Departures:
         """
         device = self._device_of(task.client)
         moved = {"bytes_down": task_bytes, "bytes_up": self._answer_bytes}
-        steps, problem, part = None, None, 1.0
-        if self._risky:
-            fails, at, is_cut, after = self._streams.uniforms("fate", task.id)
-            if is_cut < self._devices.interruption:
-                steps = self._groups.steps_until_cut(after, samples, task.steps)
-                problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
-            if fails < self._devices.failure:
-                problem, part = "it broke down", at
+        steps, breaks_at = self._clients.fate(samples, task.steps, task.id)
+        problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
+        problem = problem if breaks_at is None else "it broke down"
         seen = self._seen(samples, task, steps)
         takes_s = device.exchange_s(samples=seen, **moved)
         if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
-            in_time = self._groups.steps_within(device.samples_in(task.deadline_s, **moved), samples, task.steps)
+            in_time = self._clients.groups.steps_within(
+                device.samples_in(task.deadline_s, **moved), samples, task.steps
+            )
             steps = in_time or steps
             seen = self._seen(samples, task, steps)
             takes_s = device.exchange_s(samples=seen, **moved)
-        arrives_s = now_s + part * takes_s
+        arrives_s = now_s + takes_s * (1.0 if breaks_at is None else breaks_at)
         if arrives_s > there_until_s:
             arrives_s, problem = there_until_s, "it went away"
         return Flight(task, samples, arrives_s, seen, steps, problem)
 
     def _seen(self, samples: int, task: Task, steps: int | None) -> int:
-        return self._groups.seen(samples, task.steps if steps is None else steps)
+        return self._clients.groups.seen(samples, task.steps if steps is None else steps)
 
 
 @dataclass

@@ -73,7 +73,6 @@ class SimulatedNeighbourhood:
         self._weights_in = weights_in
         self._model_bytes = model_bytes
         self._devices = [clients.device_of(member) for member in self.members]
-        self._spells = [clients.devices.spells(member, clients.streams) for member in self.members]
         sources = clients.devices
         self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
         self._ready_s_N = np.zeros(len(self.members))
@@ -144,7 +143,7 @@ class SimulatedNeighbourhood:
         return takes_part_N
 
     def _spell(self, row: int) -> Spell:
-        spells = self._spells[row]
+        spells = self._clients.spells.get(self.members[row])
         return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
 
     def _await_peer(self, number: int) -> None:
@@ -168,25 +167,18 @@ class SimulatedNeighbourhood:
             is_there, until_s = self._spell(row)
             if not is_there:
                 continue
-            steps, takes_s, breaks_down = self._fate(row, number, degree * self._model_bytes)
-            ends_s = self._ready_s_N[row] + takes_s
-            if breaks_down or ends_s > until_s:
+            samples, groups = self._clients.sizes[row], self._clients.groups
+            steps, breaks_at = self._clients.fate(samples, None, self.members[row], number)
+            sent_bytes = degree * self._model_bytes
+            takes_s = self._devices[row].gossip_s(samples=groups.seen(samples, steps), bytes_each_way=sent_bytes)
+            ends_s = self._ready_s_N[row] + takes_s * (1.0 if breaks_at is None else breaks_at)
+            if breaks_at is not None or ends_s > until_s:
                 self._ready_s_N[row] = min(ends_s, until_s)
                 failed += 1
             else:
                 rows_S.append(row)
                 steps_S.append(steps)
         return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed)
-
-    def _fate(self, row: int, number: int, sent_bytes: int) -> tuple[int | None, float, bool]:
-        """Steps, if it is cut off; seconds until it has trained and sent a model, or breaks down; whether it does."""
-        clients, samples = self._clients, self._clients.sizes[row]
-        fails, at, is_cut, after = clients.streams.uniforms("fate", self.members[row], number)
-        steps = clients.groups.steps_until_cut(after, samples) if is_cut < clients.devices.interruption else None
-        seen = clients.groups.seen(samples, steps)
-        takes_s = self._devices[row].gossip_s(samples=seen, bytes_each_way=sent_bytes)
-        breaks_down = fails < clients.devices.failure
-        return steps, takes_s * at if breaks_down else takes_s, breaks_down
 
     def _of_round(self) -> _Links:
         """The links between those that take part."""

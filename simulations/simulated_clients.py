@@ -6,6 +6,7 @@ from functools import cached_property
 from fed.clients.data import ClientId, FederatedData
 from fed.clients.training.executor import Executor
 from fed.randomness import Streams
+from fed.simulations.availability import Spells
 from fed.simulations.devices import Device, Devices
 from fed.simulations.groups import Groups
 
@@ -38,6 +39,13 @@ class SimulatedClients:
         self.device_of(self.data.clients[0])
 
     @cached_property
+    def spells(self) -> dict[ClientId, Spells]:
+        """The spells of the clients that are not always available."""
+        clients = () if self.devices.are_always_there else self.data.clients
+        found = ((client, self.devices.spells(client, self.streams)) for client in clients)
+        return {client: spells for client, spells in found if spells is not None}
+
+    @cached_property
     def sizes(self) -> list[int]:
         """Number of samples of each client, in their order."""
         return [self.data.size_of(client) for client in self.data.clients]
@@ -45,3 +53,20 @@ class SimulatedClients:
     def device_of(self, client: ClientId) -> Device:
         """Device of a client."""
         return self.devices.device(client, self.streams)
+
+    def fate(self, samples: int, steps: int | None, *named: int | str) -> tuple[int | None, float | None]:
+        """What befalls a client in its local steps.
+
+        Args:
+            samples: the client's.
+            steps: the task's own number, or None.
+            named: names the draw.
+
+        Returns:
+            The steps that it takes, where it is cut off; the part of its time after which it breaks down, if it does.
+        """
+        if not (self.devices.failure or self.devices.interruption):
+            return None, None
+        fails, at, is_cut, after = self.streams.uniforms("fate", *named)
+        cut = self.groups.steps_until_cut(after, samples, steps) if is_cut < self.devices.interruption else None
+        return cut, at if fails < self.devices.failure else None

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,11 +38,6 @@ from fed.topology import mixing_matrix
 __all__ = ["Simulation", "begin_scoring"]
 
 
-class _Adversaries(NamedTuple):
-    attack: Attack
-    clients: frozenset[ClientId]
-
-
 class Simulation:
     """One experiment with its data and model, ready to run.
 
@@ -70,14 +65,14 @@ class Simulation:
         self.policy.check(len(data_of_clients.clients))
         self.prepared = Preparation(experiment, data_of_clients, model, loss, metric)
         self.streams, self.data, self.held_out = self.prepared.streams, self.prepared.data, self.prepared.held_out
-        self.algorithm, self.phases, self.layout = (
-            self.prepared.algorithm,
-            self.prepared.phases,
-            self.prepared.layout,
-        )
+        self.algorithm, self.layout = self.prepared.algorithm, self.prepared.layout
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
-        self._adversaries = self._recruited(experiment)
+        self._attack: Attack | None = None
+        self._attacking: frozenset[ClientId] = frozenset()
+        if experiment.adversaries is not None:
+            self._attack, self._attacking = recruited(experiment.adversaries, self.data.clients, self.streams)
+            self.data = poisoned(self.data, self._attack, self._attacking)
         if self.algorithm.pools_data:
             self.data = self.data.pooled()
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
@@ -88,18 +83,13 @@ class Simulation:
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
         self.experiment = _resolved(experiment, data, model, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
-        self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.phases)
+        self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.prepared.phases)
         self.weights = self._mixing_weights(experiment.topology) if self.has_peers and experiment.topology else None
 
     @property
     def has_peers(self) -> bool:
         """True if clients keep models of their own and no coordinator has one."""
         return isinstance(self.algorithm, PeerRule)
-
-    @property
-    def keeps_models(self) -> bool:
-        """True if clients may keep whole models of their own, of which some travel together to be scored."""
-        return self.has_peers or self.algorithm.personal
 
     @property
     def population(self) -> int:
@@ -114,7 +104,7 @@ class Simulation:
     @property
     def attackers(self) -> list[ClientId]:
         """The clients that attack, in the order of their ids: numbers, then names."""
-        return in_order(self._adversaries.clients if self._adversaries else ())
+        return in_order(self._attacking)
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
         """Task of these clients in the first round, as one group."""
@@ -159,23 +149,15 @@ class Simulation:
 
     def _attackers(self) -> Attackers | None:
         """The clients that attack on the way out, if the attack forges updates."""
-        if self._adversaries is None or not self._adversaries.attack.forges or self.message is None:
+        if self._attack is None or not self._attack.forges or self.message is None:
             return None
-        return Attackers(*self._adversaries, self.streams, self.message)
+        return Attackers(self._attack, self._attacking, self.streams, self.message)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)
         return module
-
-    def _recruited(self, experiment: Experiment) -> _Adversaries | None:
-        """The attack and who takes part in it; their data are changed where that is the attack."""
-        if experiment.adversaries is None:
-            return None
-        attack, attackers = recruited(experiment.adversaries, self.data.clients, self.streams)
-        self.data = poisoned(self.data, attack, attackers)
-        return _Adversaries(attack, attackers)
 
     def _mixing_weights(self, topology: Component) -> Weights:
         graph = topology.make(peers=self.population)

@@ -95,7 +95,9 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     if problem and asked != "auto":
         raise InvalidExperiment(f"simulation.workers must be 0 here, got {asked}: {problem}")
     reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
-    travelling = max(1 if reduces else simulation.groups.size, MODELS_AT_ONCE if simulation.keeps_models else 1)
+    # clients' whole models, of which some travel together to be scored
+    scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
+    travelling = max(1 if reduces else simulation.groups.size, scored)
     _, tensors = simulation.first_task([simulation.data.clients[0]] * simulation.groups.size)
     layout, numbers = simulation.layout, simulation.message.numbers if simulation.message else 0
     model_size = max(numbers, layout.size) + layout.integer_count
