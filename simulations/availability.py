@@ -7,17 +7,19 @@ import csv
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from fed.clients.data import ClientId
+from fed.config.components import keys_of
 from fed.config.hyperparameters import Hyperparameters
+from fed.config.validation import sentences
 from fed.errors import InvalidData
 from fed.randomness import Streams
 
@@ -44,6 +46,11 @@ class Spell(NamedTuple):
 
     is_there: bool
     until_s: float
+
+
+class _Presence(NamedTuple):
+    begins_s: float
+    ends_s: float
 
 
 class Spells(ABC):
@@ -133,8 +140,8 @@ class TraceAvailability(Availability):
     @cached_property
     def _spells(self) -> dict[str, list[tuple[float, float]]]:
         spells: dict[str, list[tuple[float, float]]] = {}
-        for name, begins_s, ends_s in read_table(self.path, ("client", "begins_s", "ends_s")):
-            spells.setdefault(name, []).append((float(begins_s), float(ends_s)))
+        for name, presence in read_table(self.path, _Presence):
+            spells.setdefault(name, []).append(presence)
         for name, of_client in spells.items():
             of_client.sort()
             times_s = [0.0, *(time_s for spell in of_client for time_s in spell), self.period_s or math.inf]
@@ -162,12 +169,14 @@ def of_trace(trace: Mapping[str, _Traced], client: ClientId, streams: Streams, p
     return list(trace.values())[int(streams.uniforms(purpose, client)[0] * len(trace))]
 
 
-def read_table(path: str, columns: Sequence[str]) -> list[list[str]]:
-    """The rows of a CSV file with these columns, in their order.
+def read_table(path: str, row: Callable[..., _Traced]) -> list[tuple[str, _Traced]]:
+    """Each client's name with a row of a CSV file, whose columns are ``client`` and the row's fields, and any others.
 
     Raises:
-        InvalidData: if the file cannot be read, lacks a column or a row, or a number is none.
+        InvalidData: if the file cannot be read, lacks a column or a row, or a number is none or out of range.
     """
+    keys = keys_of(row)
+    columns = ("client", *keys.model_fields)
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
             table = csv.DictReader(file, skipinitialspace=True)
@@ -177,32 +186,28 @@ def read_table(path: str, columns: Sequence[str]) -> list[list[str]]:
                     f"{path} must have the columns {', '.join(columns)}, got none named {missing[0]}: its first line "
                     f"must name them, parted by commas, and is {','.join(found)!r}"
                 )
-            rows = [[row[name] or "" for name in columns] for row in table]
+            lines = [{name: cells[name] or "" for name in columns} for cells in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidData(
             f"{path} cannot be read as a table ({reason}): give the path of a CSV file in UTF-8, relative to the "
             "working directory"
         ) from None
-    if not rows:
+    if not lines:
         raise InvalidData(f"{path} must have at least one row beneath its header, got none")
-    for number, row in enumerate(rows, start=2):
-        for name, text in zip(columns[1:], row[1:], strict=True):
-            if not _is_finite(text):
-                raise InvalidData(f"{path}, line {number}: {name} must be a finite number, got {text!r}")
+    rows = []
+    for number, cells in enumerate(lines, start=2):
+        client = cells.pop("client")
+        try:
+            rows.append((client, row(**dict(keys.model_validate_strings(cells, strict=False)))))
+        except ValidationError as error:
+            raise InvalidData(f"{path}, line {number}: " + "; ".join(sentences(error))) from None
     return rows
 
 
 def _few(spells: Sequence[tuple[float, float]]) -> str:
     shown = ", ".join(f"({begins_s:g}, {ends_s:g})" for begins_s, ends_s in spells[:5])
     return f"{shown} and {len(spells) - 5} more" if len(spells) > 5 else shown
-
-
-def _is_finite(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 class Membership(Spells):

@@ -226,16 +226,9 @@ class TraceDevices(Devices):
 
     @cached_property
     def _devices(self) -> dict[str, Device]:
-        columns = ("client", "samples_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
         devices: dict[str, Device] = {}
-        for name, *texts in read_table(self.path, columns):
-            numbers = dict(zip(columns[1:], map(float, texts), strict=True))
-            if min(list(numbers.values())[:3]) <= 0 or numbers["latency_s"] < 0:
-                found = ", ".join(f"{column} {number:g}" for column, number in numbers.items())
-                raise InvalidData(
-                    f"{self.path}: speeds must be above 0 and latencies not below it, got {found} for client {name}"
-                )
+        for name, device in read_table(self.path, Device):
             if name in devices:
                 raise InvalidData(f"{self.path} must have one row for each client, got two for client {name}")
-            devices[name] = Device(**numbers)
+            devices[name] = device
         return devices

@@ -18,7 +18,7 @@ from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Membership
-from fed.simulations.in_flight import Departures, Flight, Occupation
+from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
@@ -61,7 +61,6 @@ class SimulatedFleet:
         """Let the clients that are there at the beginning come."""
         self.clock, clients = 0.0, self.clients
         self.reduces = self.reduces and self.attackers is None
-        self._departures = Departures(clients, self.message.uplink_bytes)
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if self.places else {}
         self._members = Presence(clients.data.clients)
         self._unregistered: set[ClientId] = set()
@@ -101,8 +100,8 @@ class SimulatedFleet:
                 self._task_bytes = {version: task.model.size_bytes()}
             spells = self.clients.spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
-            samples = self.clients.data.size_of(task.client)
-            flight = self._departures.depart(task, self.clock, self._task_bytes[version], samples, until_s)
+            moved = {"bytes_down": self._task_bytes[version], "bytes_up": self.message.uplink_bytes}
+            flight = depart(self.clients, task, now_s=self.clock, there_until_s=until_s, **moved)
             self._occupation.begin(task.client, flight.arrives_s - self.clock)
             self._set_out(flight)
 

@@ -1,7 +1,6 @@
 """Simulated tasks in flight: when each answer arrives, why none does, and how busy clients are."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from fed.clients.client_states import ClientState
@@ -10,9 +9,8 @@ from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain
 from fed.wire.messages import Answer, Task, task_of
 
-__all__ = ["Departures", "Flight", "Occupation"]
+__all__ = ["Flight", "Occupation", "depart"]
 
-_KEPT_DEVICES = 2**16
 _MOST_LATE = 10  # clients that a summary names
 
 
@@ -58,51 +56,34 @@ class Flight:
         return self.problem is None and not self.is_cancelled
 
 
-class Departures:
-    """Start of tasks: the outcome of a task is known when it is sent, but for its numbers.
+def depart(
+    clients: SimulatedClients, task: Task, *, now_s: float, there_until_s: float, bytes_down: int, bytes_up: int
+) -> Flight:
+    """A client sets out: the outcome of its task is known when it is sent, but for its numbers.
 
     Args:
         clients: who they are, and what they run on.
-        answer_bytes: of a client's message with its integers.
+        task: is sent.
+        now_s: the clock.
+        there_until_s: when the client goes away.
+        bytes_down: of the task.
+        bytes_up: of the answer.
     """
-
-    def __init__(self, clients: SimulatedClients, answer_bytes: int) -> None:
-        self._clients = clients
-        # bounded, for there may be a million clients
-        self._device_of = lru_cache(_KEPT_DEVICES)(clients.device_of)
-        self._answer_bytes = answer_bytes
-
-    def depart(self, task: Task, now_s: float, task_bytes: int, samples: int, there_until_s: float) -> Flight:
-        """A client sets out.
-
-        Args:
-            task: is sent.
-            now_s: the clock.
-            task_bytes: of the task.
-            samples: how many the client holds.
-            there_until_s: when the client goes away.
-        """
-        device = self._device_of(task.client)
-        moved = {"bytes_down": task_bytes, "bytes_up": self._answer_bytes}
-        steps, breaks_at = self._clients.fate(samples, task.steps, task.id)
-        problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
-        problem = problem if breaks_at is None else "it broke down"
-        seen = self._seen(samples, task, steps)
-        takes_s = device.exchange_s(samples=seen, **moved)
-        if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
-            in_time = self._clients.groups.steps_within(
-                device.samples_in(task.deadline_s, **moved), samples, task.steps
-            )
-            steps = in_time or steps
-            seen = self._seen(samples, task, steps)
-            takes_s = device.exchange_s(samples=seen, **moved)
-        arrives_s = now_s + takes_s * (1.0 if breaks_at is None else breaks_at)
-        if arrives_s > there_until_s:
-            arrives_s, problem = there_until_s, "it went away"
-        return Flight(task, samples, arrives_s, seen, steps, problem)
-
-    def _seen(self, samples: int, task: Task, steps: int | None) -> int:
-        return self._clients.groups.seen(samples, task.steps if steps is None else steps)
+    device, groups, samples = clients.device_of(task.client), clients.groups, clients.data.size_of(task.client)
+    steps, breaks_at = clients.fate(samples, task.steps, task.id)
+    problem = "it was cut off before it had finished" if steps and not task.takes_parts else None
+    problem = problem if breaks_at is None else "it broke down"
+    seen = groups.seen(samples, steps or task.steps)
+    takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
+    if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
+        in_time = device.samples_in(task.deadline_s, bytes_down=bytes_down, bytes_up=bytes_up)
+        steps = groups.steps_within(in_time, samples, task.steps) or steps
+        seen = groups.seen(samples, steps or task.steps)
+        takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
+    arrives_s = now_s + takes_s * (1.0 if breaks_at is None else breaks_at)
+    if arrives_s > there_until_s:
+        arrives_s, problem = there_until_s, "it went away"
+    return Flight(task, samples, arrives_s, seen, steps, problem)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """Simulated clients: their data, training, groups, executor and devices."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from fed.clients.data import ClientId, FederatedData
 from fed.clients.training.executor import Executor
@@ -11,6 +12,8 @@ from fed.simulations.devices import Device, Devices
 from fed.simulations.groups import Groups
 
 __all__ = ["SimulatedClients"]
+
+_KEPT_DEVICES = 2**16
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ class SimulatedClients:
         """Number of samples of each client, in their order."""
         return [self.data.size_of(client) for client in self.data.clients]
 
-    def device_of(self, client: ClientId) -> Device:
-        """Device of a client."""
-        return self.devices.device(client, self.streams)
+    @cached_property
+    def device_of(self) -> Callable[[ClientId], Device]:
+        """Device of a client; those asked for last are kept, for there may be a million clients."""
+        return lru_cache(_KEPT_DEVICES)(lambda client: self.devices.device(client, self.streams))
 
     def fate(self, samples: int, steps: int | None, *named: int | str) -> tuple[int | None, float | None]:
         """What befalls a client in its local steps.

@@ -105,7 +105,7 @@ def test_a_trace_says_when_clients_are_there(tmp_path: Path) -> None:
     [
         (["client,begins_s"], "must have the columns client, begins_s, ends_s, got none named ends_s"),
         (["client,begins_s,ends_s"], "at least one row"),
-        (["client,begins_s,ends_s", "0,1,x"], "line 2: ends_s must be a finite number, got 'x'"),
+        (["client,begins_s,ends_s", "0,1,x"], "line 2: ends_s must be a number, .*, got 'x'"),
         (["client,begins_s,ends_s", "0,1,nan"], "line 2"),
         (["client,begins_s,ends_s", "0,5,5"], "end after it begins"),
         (["client,begins_s,ends_s", "0,5,8", "0,7,9"], "before the next one"),
@@ -160,9 +160,9 @@ DEVICE_COLUMNS = "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s
     [
         ([DEVICE_COLUMNS.replace(",latency_s", ""), "0,1,1,1"], "got none named latency_s"),
         ([DEVICE_COLUMNS], "at least one row"),
-        ([DEVICE_COLUMNS, "0,fast,1,1,0"], "line 2: samples_per_s must be a finite number, got 'fast'"),
-        ([DEVICE_COLUMNS, "0,0,1,1,0"], "speeds must be above 0 .* got samples_per_s 0, .* for client 0"),
-        ([DEVICE_COLUMNS, "0,1,1,1,-1"], "latencies not below it"),
+        ([DEVICE_COLUMNS, "0,fast,1,1,0"], "line 2: samples_per_s must be a number, .*, got 'fast'"),
+        ([DEVICE_COLUMNS, "0,0,1,1,0"], "line 2: samples_per_s must be greater than 0, got '0'"),
+        ([DEVICE_COLUMNS, "0,1,1,1,-1"], "latency_s must be greater than or equal to 0, got '-1'"),
         ([DEVICE_COLUMNS, "0,1,1,1,0", "0,2,1,1,0"], "must have one row for each client, got two for client 0"),
     ],
 )
@@ -179,7 +179,8 @@ def test_invalid_devices_are_refused_before_the_run_begins(
 
 def test_devices_without_spread_are_uniform_and_constant() -> None:
     made = devices({"kind": "lognormal", "sigma": 0})
-    assert made.device(3, Streams(0)) == devices("uniform").device(7, Streams(5)) == Device()
+    uniform = devices("uniform").device(7, Streams(5))
+    assert made.device(3, Streams(0)) == Device(**{name: getattr(uniform, name) for name in vars(Device())}) == Device()
     varied = devices("mobile")
     assert varied.device("a", Streams(0)) == varied.device("a", Streams(0)) != varied.device("b", Streams(0))
 
