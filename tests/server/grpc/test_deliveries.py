@@ -287,6 +287,7 @@ def test_a_fleet_goes_on_as_a_checkpoint_says(
 
 
 def test_a_node_gets_a_task_as_it_was_made(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    assert fleet.registered() == [*CLIENTS]
     fleet.fix_registered()
     broadcast = (torch.ones(3), torch.ones(1))
     fleet.dispatch([Task(4, 7, "bob", GlobalModel(0, *MODEL, broadcast), 0.25, 12, repeats=3)])
