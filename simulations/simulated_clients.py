@@ -59,7 +59,7 @@ class SimulatedClients:
         return lru_cache(_KEPT_DEVICES)(lambda client: self.devices.device(client, self.streams))
 
     def fate(self, samples: int, steps: int | None, *named: int | str) -> tuple[int | None, float | None]:
-        """What befalls a client in its local steps.
+        """Fate of a client in its local steps.
 
         Args:
             samples: the client's.
