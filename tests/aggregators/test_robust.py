@@ -186,7 +186,7 @@ def test_bucketing_is_byzfls(count: int, size: int, attackers: int, bucket: int)
     assert set(weights_B.tolist()) == {1.0}
 
 
-@AT_ONCE
+@pytest.mark.parametrize(("count", "size", "attackers"), [*SHAPES, (8, 3, 1)])  # of eight the median lies between two
 def test_bulyan_is_its_definition(count: int, size: int, attackers: int) -> None:
     count = max(count, 4 * attackers + 3)
     messages_SM = drawn(count, size)
@@ -214,30 +214,6 @@ def test_krum_adds_up_squares_of_distances() -> None:
         same(one(reduced(Krum(attackers=1), messages_SM)), messages_SM[best])
         differ += best != int(apart_SS.sum(1).argmin())
     assert differ, "distances themselves would do as well"
-
-
-def test_bulyan_averages_about_a_median_between_two_values() -> None:
-    for seed in range(100):
-        messages_SM = drawn(8, 3, seed=seed)
-        values = np.sort(np.delete(messages_SM, _far(messages_SM), axis=0), axis=0)
-        expected = []
-        for column in values.T:
-            median = (column[2] + column[3]) / 2
-            expected.append(np.mean(sorted(column, key=lambda value: abs(value - median))[:4]))
-        same(one(reduced(Bulyan(attackers=1), messages_SM)), expected)
-
-
-def _far(messages_SM: Matrix) -> list[int]:
-    """The two of eight messages that Krum, choosing six one after the other, leaves."""
-    left = list(range(8))
-    for _ in range(6):
-        scores = []
-        for i in left:
-            squares = sorted(float(((messages_SM[i] - messages_SM[j]) ** 2).sum()) for j in left if j != i)
-            nearest = max(len(left) - 3, 1)
-            scores.append((sum(squares[:nearest]), *squares[nearest:]))
-        left.pop(scores.index(min(scores)))
-    return left
 
 
 def test_messages_are_mixed_behind_the_bucketing() -> None:

@@ -74,12 +74,6 @@ def test_accuracy_is_the_share_of_labels_that_score_highest(
     assert float(accuracy(torch.tensor(output), torch.tensor(target))) == share
 
 
-def test_accuracy_does_not_depend_on_the_labels_type() -> None:
-    output, target = torch.randn(50, 3), torch.randint(3, (50,))
-    for dtype in (torch.uint8, torch.int32):
-        assert accuracy(output, target.to(dtype)) == accuracy(output, target)
-
-
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_a_users_metric_replaces_accuracy(as_tensor: bool) -> None:
     def absolute_error(output: Tensor, target: Tensor) -> Tensor | float:

@@ -209,14 +209,6 @@ def test_tied_weights_are_one() -> None:
     assert bool((gradient != 0).any())
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_a_gru_has_its_parameters(layers: int) -> None:
-    """V·E; 3 gates of H (E + H + 2), and above the first layer of H (H + H + 2); a read-out of V (H + 1)."""
-    module = char_gru(7, embedding=4, hidden=8, layers=layers)
-    gates = 3 * 8 * (4 + 8 + 2) + (layers - 1) * 3 * 8 * (8 + 8 + 2)
-    assert Layout.of(module).parameters == 7 * 4 + gates + 7 * (8 + 1)
-
-
 @pytest.mark.parametrize(
     ("make", "problem"),
     [

@@ -19,7 +19,7 @@ from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.identity.authority import Authority
 
-__all__ = ["Deployment", "Program", "Relay", "relayed", "wait_for"]
+__all__ = ["Deployment", "Program", "Relay", "free_port", "relayed", "wait_for"]
 
 _Found = TypeVar("_Found")
 _LIMIT_S = 120.0
@@ -111,7 +111,6 @@ class Deployment:
         keys: the experiment's keys.
         clients: how many there are in its data.
         insecure: whether it goes without certificates.
-        host: where the server listens, and nodes look for it.
         patience: of the server, where it is another than a test's usual one.
         node_patience: of nodes.
     """
@@ -120,14 +119,14 @@ class Deployment:
     keys: Mapping[str, Any]
     clients: int = _CLIENTS
     insecure: bool = True
-    host: str = "127.0.0.1"
     patience: Mapping[str, float] = field(default_factory=dict)
     node_patience: Mapping[str, float] = field(default_factory=dict)
+    host = "127.0.0.1"
     programs: list[Program] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port(self.host)
+        self.port = free_port()
         self.output = self.folder / "run"
         self.experiment = Experiment(**self.keys)
         (self.folder / "experiment.yaml").write_text(yaml.dump(self.experiment.dump()))
@@ -149,14 +148,14 @@ class Deployment:
             [*prefix, *_FED, "server", *what, *listen, *secret, *_options(_IMPATIENT_SERVER, self.patience)]
         )
 
-    def client(self, client: int, *, port: int | None = None, prefix: Sequence[str] = ()) -> Program:
+    def client(self, client: int, *, port: int | None = None) -> Program:
         """A node that runs, whether it has joined already or not."""
         secret = ["--insecure", "--name", str(client)]
         if not self.insecure:
             secret = ["--credentials", str(self.folder / "keys" / "nodes" / str(client))]
         where = ["--server", f"{self.host}:{port or self.port}", "--data", str(self.folder / f"{client}.yaml")]
         where += ["--state", str(self.folder / f"state-{client}")]
-        return self._start([*prefix, *_FED, "client", *where, *secret, *_options(_IMPATIENT_NODE, self.node_patience)])
+        return self._start([*_FED, "client", *where, *secret, *_options(_IMPATIENT_NODE, self.node_patience)])
 
     def all_clients(self) -> list[Program]:
         return [self.client(client) for client in range(self.clients)]
@@ -301,8 +300,7 @@ def _options(usual: Mapping[str, float], others: Mapping[str, float]) -> list[st
     return [part for name, value in {**usual, **others}.items() for part in ("--patience", f"{name}={value}")]
 
 
-def _free_port(host: str) -> int:
-    with contextlib.suppress(OSError), socket.create_server((host, 0)) as found:
-        return int(found.getsockname()[1])
-    with socket.create_server(("127.0.0.1", 0)) as found:  # the address is not there yet
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
         return int(found.getsockname()[1])

@@ -166,28 +166,6 @@ def test_pushes_and_gets_are_linearizable_by_key(attempt: int, updater: Callable
         assert pushes_in(store.get(key)) == frozenset(range(60)), "lost updates"
 
 
-def test_updates_never_overlap() -> None:
-    inside: list[int | str] = []
-
-    def updater(key: int | str, stored: Tensor, pushed: Tensor) -> Tensor:
-        inside.append(key)
-        time.sleep(0)
-        assert inside == [key], "two updates at once"
-        inside.clear()
-        return stored + pushed
-
-    store = ParameterStore(bound=math.inf, updater=updater)
-    store.set("w", torch.zeros(1))
-
-    def push(worker: int) -> None:
-        store.register(worker)
-        for _ in range(200):
-            store.push("w", torch.ones(1), worker=worker)
-
-    run_together(*(partial(push, worker) for worker in range(4)))
-    assert store.get("w").item() == 800
-
-
 @dataclass(frozen=True)
 class Period:
     """What a worker did in one clock; from which stamp to which it was surely there, and from which it ran."""

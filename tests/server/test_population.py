@@ -2,7 +2,6 @@
 
 import logging
 import re
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from fed.randomness import Streams
 from fed.server.deploy import serve
 from fed.server.grpc.service import Patience
 from fed.storage.run_folder import Run
-from tests.server.deployed import wait_for
+from tests.server.deployed import free_port, wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 CLIENTS = 3
@@ -45,11 +44,6 @@ def data_of(experiment: Experiment) -> FederatedData:
 def assert_same(run: Run, simulated: Run) -> None:
     state = simulated.model.state_dict()
     assert all(torch.equal(part, state[name]) for name, part in run.model.state_dict().items())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class Stage:

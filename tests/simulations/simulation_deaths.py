@@ -5,7 +5,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 import fed.simulations.simulate  # once, and not in each of the processes
 from fed.cli.main import main
+from tests.fed.storage.checkpoint_deaths import forked
 
 TOUCHES_FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"}
 
@@ -48,6 +48,7 @@ def stepwise(file: Path, folder: Path) -> None:
 
 def run(file: Path, folder: Path, dies_at: int | None = None) -> int:
     """Begin, or go on where that has begun."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if dies_at is not None:
         sys.addaudithook(Death(folder, dies_at))
     if (folder / "experiment.yaml").exists() and (folder / "environment.json").exists():
@@ -67,19 +68,6 @@ class Death:
             self._left -= 1
             if not self._left:
                 os._exit(77)
-
-
-def forked(work: Callable[[], int]) -> int:
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 78
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return child
 
 
 def ended(child: int) -> int:

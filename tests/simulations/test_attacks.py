@@ -273,11 +273,6 @@ def test_the_fraction_is_taken_to_the_nearest_client(fraction: float, clients: i
         assert len(recruits(fraction, clients)) == count
 
 
-def test_a_fraction_of_nobody_is_refused() -> None:
-    with pytest.raises(InvalidExperiment, match=r"at least one attacker .* got 0.02 of 20 clients, which is 0"):
-        recruits(0.02)
-
-
 # What they learn from.
 
 
@@ -418,8 +413,8 @@ ROBUST: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("adversaries", [{"kind": "sign_flip", "scale": 10.0}, {"kind": "ipm", "epsilon": 10.0}])
-def test_fedavg_collapses_on_digits_where_robust_rules_do_not(adversaries: dict[str, Any]) -> None:
+def test_fedavg_collapses_on_digits_where_robust_rules_do_not() -> None:
+    adversaries = {"kind": "ipm", "epsilon": 10.0}
     # Without attackers all reach about 0.92; ten classes guessed are 0.1. A fifth at −10 turns the mean around.
     assert accuracy({"kind": "fedavg"}, None, seed=0) > 0.9
     assert accuracy({"kind": "fedavg"}, adversaries, seed=0) < 0.3

@@ -287,11 +287,8 @@ def test_group_size_is_requested_or_fits_the_cache() -> None:
 
 
 LOCALS: dict[str, dict[str, Any]] = {
-    "sgd": {"batch_size": 4, "epochs": 2},
     "momentum": {"batch_size": 4, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
-    "adam": {"batch_size": 4, "optimizer": "adamw", "lr": 0.01},
     "steps": {"batch_size": 3, "accumulate": 2, "steps": 7},
-    "whole": {"batch_size": 64, "epochs": 3},
 }
 
 

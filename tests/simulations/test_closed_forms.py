@@ -55,20 +55,6 @@ def test_fedavg_reaches_its_fixed_point(quadratics: Quadratics, steps: int) -> N
     np.testing.assert_allclose(point(finished), fixed_point(quadratics, steps), rtol=0, atol=1e-10)
 
 
-def test_fedavg_with_one_step_reaches_the_optimum(quadratics: Quadratics) -> None:
-    weights = quadratics.samples_N[:, None, None] * quadratics.curvature_NDD
-    optimum = np.linalg.solve(weights.sum(0), np.einsum("nij,nj->i", weights, quadratics.centre_ND))
-    np.testing.assert_allclose(point(run(quadratics)), optimum, rtol=0, atol=1e-10)
-
-
-def test_fedavg_reproduces_the_scalar_example() -> None:
-    scalars = Quadratics(np.array([[[1.0]], [[10.0]]]), np.array([[0.0], [1.0]]), np.array([1, 1]), np.array([5.0]))
-    answers = {1: 0.909091, 2: 0.884956, 5: 0.810690, 10: 0.713442}
-    for steps, expected in answers.items():
-        finished = run(scalars, local={"lr": 0.05, "steps": steps}, rounds=ENOUGH[steps])
-        assert point(finished)[0] == pytest.approx(expected, abs=5e-7)
-
-
 @pytest.mark.parametrize("steps", [1, 2, 5, 10])
 @pytest.mark.parametrize("mu", [0.7])
 def test_fedprox_reaches_its_fixed_point(quadratics: Quadratics, steps: int, mu: float) -> None:
@@ -139,29 +125,6 @@ def test_fedavg_with_one_client_is_plain_sgd(dtype: torch.dtype, tolerance: floa
     torch.set_num_threads(threads)
     for ours, theirs in zip(finished.model.parameters(), first.parameters(), strict=True):
         assert float((ours - theirs).detach().abs().max()) <= tolerance
-
-
-def test_bmuf_nesterov_is_torch_nesterov_sgd_on_negative_mean_updates(quadratics: Quadratics) -> None:
-    rounds, steps, block_momentum, block_lr = 30, 3, 0.8, 0.7
-    local = {"lr": LR, "steps": steps, "batch_size": 100}
-    rule = {"kind": "bmuf", "block_momentum": block_momentum, "block_lr": block_lr, "nesterov": True}
-    finished = run(quadratics, algorithm=rule, local=local, rounds={"count": rounds})
-
-    # torch tracks W_g, the point where a block starts; ours reports W = W_g − η D.
-    start = torch.from_numpy(quadratics.start_D).clone().requires_grad_()
-    optimizer = torch.optim.SGD([start], lr=block_lr, momentum=block_momentum, nesterov=True)
-    share_N = quadratics.samples_N / quadratics.samples_N.sum()
-    for _ in range(rounds):
-        begin = start.detach().numpy()
-        update = np.zeros_like(begin)
-        for share, curvature, centre in zip(share_N, quadratics.curvature_NDD, quadratics.centre_ND, strict=True):
-            contraction = np.linalg.matrix_power(np.eye(len(begin)) - LR * curvature, steps)
-            update += share * ((contraction - np.eye(len(begin))) @ (begin - centre))
-        start.grad = -torch.from_numpy(update)
-        optimizer.step()
-    velocity = -block_lr * optimizer.state[start]["momentum_buffer"]
-    model = (start.detach() - block_momentum * velocity).numpy()
-    np.testing.assert_allclose(point(finished), model, rtol=0, atol=1e-12)
 
 
 def test_gossip_on_a_complete_graph_is_fedavg_with_everybody() -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 import fed
@@ -28,6 +27,7 @@ from fed.server.flower.app import server_app, write_app
 from fed.simulations.estimate import expect
 from fed.simulations.simulation import Simulation
 from tests.flower_stand_ins import Federation, Message, install, partitions
+from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.simulations import users_parts as parts
 
@@ -111,12 +111,6 @@ def test_an_estimate_counts_what_is_sent() -> None:
     assert expectation.bytes_down == sum(line["bytes_down"] for line in run.metrics)
 
 
-def test_the_last_of_an_odd_number_is_kept() -> None:
-    rows_KM = torch.arange(10.0).reshape(2, 5)
-    codec, draw = EverySecond(), Draw(Streams(0), [1, 1], [0, 1])
-    assert codec.decode(codec.encode(rows_KM, draw), 5, draw).tolist() == [[0, 0, 2, 0, 4], [5, 0, 7, 0, 9]]
-
-
 @pytest.mark.xdist_group("parallel")
 @pytest.mark.parametrize("batching", ["on", "off"])
 def test_workers_change_nothing(batching: str) -> None:
@@ -161,12 +155,6 @@ def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["rep
     parameters = simulation.layout.parameters
     assert not bool(update_KM[:, 1:parameters:2].any())
     assert bool(update_KM[:, :parameters:2].any())
-
-
-def assert_same(output: Path, simulated: fed.Run) -> None:
-    state, deployed = simulated.model.state_dict(), load_file(output / "model.safetensors")
-    assert deployed.keys() == state.keys()
-    assert all(torch.equal(deployed[name], part) for name, part in state.items())
 
 
 def over_grpc(given: fed.Experiment, folder: Path) -> tuple[list[int], list[Any]]:

@@ -266,11 +266,6 @@ def test_objects_of_python_do_not_go_to_other_processes() -> None:
         fed.compare(comparison(), model=lambda: nn.Linear(64, 10), loss=nn.functional.cross_entropy, jobs=2)
 
 
-def test_no_jobs_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="jobs must be at least 1, got 0"):
-        fed.compare(comparison(), jobs=0)
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_bad_input_found_in_a_run_leaves_no_folder(jobs: int, tmp_path: Path) -> None:
     crowd = {"name": "crowd", "data.clients": 100_000}

@@ -1,14 +1,9 @@
 """A run that is interrupted and resumed ends with the same bits as one that never was."""
 
 import math
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +12,17 @@ import torch
 
 import fed
 from fed.config import yaml
-from fed.simulations.estimate import Expectation
 from fed.simulations.executors.choice import hired
 from fed.simulations.simulation import Simulation
 from fed.storage.atomic_files import LOCK
 from fed.storage.checkpoint_files import file_name, numbers_in
 from fed.storage.checkpoints import Checkpoints
+from tests.fed.storage.random_trees import same
+from tests.simulations import users_parts as parts
 from tests.simulations.durable_runs import CASES, DAMAGES, DEVICES, experiment, left_in
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
-PATIENCE_S = 120.0
 KINDS_OF_ROUNDS = (
     "synchronous",
     "tolerant",
@@ -59,25 +54,15 @@ class Break(Exception):
     """Of a run, from outside."""
 
 
-class Breaks:
-    """Breaks a run off after a round."""
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-
-    def begin(self, expectation: Expectation) -> None:
-        """Nothing happens."""
-
-    def round(self, line: Mapping[str, Any]) -> None:
-        """It happens."""
-        if line["round"] == self._after:
-            raise Break
-
-
 def broken(one: fed.Experiment, folder: Path, after: int, **more: Any) -> None:
     """Begin or resume a run until it is interrupted."""
+
+    def break_off(number: int) -> None:
+        if number == after:
+            raise Break
+
     with pytest.raises(Break):
-        fed.simulate(one, output=folder, observer=Breaks(after), resume=folder.exists(), **more)
+        fed.simulate(one, output=folder, observer=parts.Watcher(break_off), resume=folder.exists(), **more)
 
 
 def hold_same(whole: fed.Run, again: fed.Run) -> None:
@@ -178,16 +163,6 @@ def put(tree: Any, path: tuple[str, ...], value: Any) -> None:
     at(tree, path[:-1])[path[-1]] = value
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return type(one) is type(other) and bool(one == other)
-
-
 # What is begun again, and what is refused
 
 
@@ -247,13 +222,6 @@ def test_the_newest_checkpoint_within_whole_metrics_is_used(
     assert "metrics.jsonl: the last line is cut short, as a crash leaves it: it is dropped" in caplog.text
     assert "safetensors is newer than metrics.jsonl, which ends with round" in caplog.text
     assert "the checkpoint of round 2 is used" in caplog.text
-
-
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    one = experiment("scaffold", 3)
-    whole = fed.simulate(one, output=tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
-    hold_same(whole, fed.simulate(one, output=tmp_path / "again", resume=True))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -400,30 +368,3 @@ def test_run_killed_between_any_files_resumes_to_same_bits(tmp_path: Path) -> No
         assert left_in(tmp_path / "steps" / str(step)) == left_in(tmp_path / "whole"), step
         hidden = {path.name for path in (tmp_path / "steps" / str(step)).rglob(".*")}
         assert hidden <= {LOCK}, "nothing unfinished stays; a lock whose process died is open"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", ["tolerant", "scaffold_buffered", "asynchronous", "bounded_staleness", "peers"])
-def test_processes_of_the_command_line_that_are_killed_go_on(case: str, tmp_path: Path) -> None:
-    one = experiment(case, 60)
-    fed.simulate(one, output=tmp_path / "whole")
-    file, folder, chance = written(one, tmp_path), tmp_path / "killed", random.Random(case)
-    command, environment = [sys.executable, "-m", "fed", "simulate"], {**os.environ, "PYTHONPATH": str(ROOT)}
-    for _ in range(20):
-        begun = (folder / "experiment.yaml").exists()
-        arguments = ["--resume", folder] if begun else [file, "--output", folder]
-        with subprocess.Popen([*command, *map(str, arguments)], env=environment, stderr=subprocess.DEVNULL) as process:
-            lines, more = lines_in(folder), chance.randint(0, 4)
-            until = time.monotonic() + PATIENCE_S
-            while process.poll() is None and not lines <= lines_in(folder) - more and time.monotonic() < until:
-                time.sleep(0.002)
-                lines = min(lines, lines_in(folder))  # those that no checkpoint covers have been cut off
-            time.sleep(chance.uniform(0, 0.03))
-            process.send_signal(signal.SIGKILL)
-    subprocess.run([*command, "--resume", str(folder)], env=environment, check=True, capture_output=True)
-    assert left_in(folder) == left_in(tmp_path / "whole")
-
-
-def lines_in(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    return file.read_bytes().count(b"\n") if file.exists() else 0

@@ -1,7 +1,6 @@
 """A million clients: a run reads the cohorts of its rounds, and whoever is wrong among them is named."""
 
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fed.clients.training.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.html import run_report
+from tests.simulations.users_parts import Watcher
 
 MILLION = range(10**6)
 ROUNDS, COHORT = 3, 100
@@ -72,28 +72,9 @@ def test_a_run_reads_its_cohorts_alone() -> None:
     assert len(reads) <= len(drawn) + BEFOREHAND, "each once a round"
 
 
-def test_a_run_on_demand_is_the_run_in_memory() -> None:
-    few = fed.ClientsOnDemand(range(20), make)
-    keys: dict[str, Any] = {"rounds": {"count": 2, "cohort": 5}}
-    on_demand, in_memory = (
-        fed.simulate(experiment(**keys), data=fed.FederatedData(train, TEST, classes=2)) for train in (few, dict(few))
-    )
-    assert on_demand.model is not None
-    assert in_memory.model is not None
-    for ours, theirs in zip(on_demand.model.parameters(), in_memory.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-    measured = [{**line, "wall_s": 0} for line in on_demand.metrics]
-    assert measured == [{**line, "wall_s": 0} for line in in_memory.metrics]
-
-
 def test_a_report_and_an_expectation_look_at_some_clients(tmp_path: Path) -> None:
-    class Watching:
-        def begin(self, expectation: object) -> None: ...
-
-        def round(self, line: object) -> None: ...
-
     reads: list[int] = []
-    run = fed.simulate(experiment(), data=million(reads), output=tmp_path / "run", observer=Watching())
+    run = fed.simulate(experiment(), data=million(reads), output=tmp_path / "run", observer=Watcher())
     assert len(reads) < ROUNDS * COHORT + 1000
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Samples that each client of 200, evenly spaced among 1,000,000, trains on." in page
@@ -118,25 +99,6 @@ def test_who_holds_what_is_printed_of_some(tmp_path: Path, capsys: pytest.Captur
     assert "looked at: 200 of 1000000 clients, evenly spaced" in printed
     assert main(["data", str(file), "--set", "data.clients=20"]) == 0
     assert re.match(r"20 clients, \d+ samples to train on, none to test on\n", capsys.readouterr().out)
-
-
-def spoilt(pair: Callable[[Pair], Pair], client: int = 7) -> fed.FederatedData:
-    train = fed.ClientsOnDemand(range(10), lambda each: pair(make(each)) if each == client else make(each))
-    return fed.FederatedData(train)
-
-
-@pytest.mark.parametrize(
-    ("pair", "said"),
-    [
-        (lambda pair: (pair[0] * torch.nan, pair[1]), "inputs of client 7 must be finite, got nan"),
-        (lambda pair: (pair[0][:, :1], pair[1]), "inputs of client 7 must be like those of client 0"),
-        (lambda pair: (pair[0], pair[1] + 5), r"targets of client 7 must be in 0 … 1, .* got [56]"),
-        (lambda pair: (pair[0], pair[1] - 3), r"targets of client 7 must be in 0 … 1, .* got -3"),
-    ],
-)
-def test_wrong_client_is_named_in_the_round_reading_it(pair: Callable[[Pair], Pair], said: str) -> None:
-    with pytest.raises(InvalidData, match=said):
-        fed.simulate(experiment(rounds={"count": 1}), data=spoilt(pair), model=lambda: nn.Linear(2, 2))
 
 
 def test_a_built_in_model_must_be_told_the_classes() -> None:

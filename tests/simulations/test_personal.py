@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 
 import fed
 from fed.aggregators.base import Phase
-from fed.aggregators.ditto import Ditto
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedbn import FedBN
 from fed.aggregators.fedper import FedPer
@@ -26,9 +25,6 @@ from fed.errors import InvalidExperiment, InvalidModel
 from fed.randomness import Streams
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
-
-from .conftest import Point, Quadratics, mean_output
-from .test_closed_forms import ENOUGH, LR, fixed_point
 
 CLIENTS, COHORT, ROUNDS = 6, 3, 4
 HEAD = {"3.weight", "3.bias"}
@@ -190,57 +186,10 @@ def test_a_run_is_a_loop_by_hand(
         torch.testing.assert_close(run.model.state_dict()[name], part, rtol=1e-9, atol=1e-10)
 
 
-def test_ditto_reaches_its_fixed_points(quadratics: Quadratics) -> None:
-    """A_i (v_i − b_i) + λ (v_i − x*) = 0 at each client, x* being FedAvg's."""
-    strength = 0.5
-    described = fed.Experiment(
-        algorithm={"kind": "ditto", "strength": strength},
-        local={"lr": LR, "steps": 5, "batch_size": 100},
-        rounds=ENOUGH[5],
-    )
-    model = quadratics.model()
-    run = simulate(described, data=quadratics.data(), model=lambda: model, loss=mean_output)
-    trained = held_out.for_each(quadratics.data(), 0.2, Streams(0))[0].sizes
-    trained_on = replace(quadratics, samples_N=np.array([trained[client] for client in range(4)]))
-    shared_D, identity = fixed_point(trained_on, 5), np.eye(3)
-    for client, (curvature, centre) in enumerate(zip(quadratics.curvature_NDD, quadratics.centre_ND, strict=True)):
-        own = run.models[client]
-        assert isinstance(own, Point)
-        expected = np.linalg.solve(curvature + strength * identity, curvature @ centre + strength * shared_D)
-        np.testing.assert_allclose(own.x_D.detach().numpy(), expected, rtol=0, atol=1e-10)
-
-
 def states_of(models: Mapping[Any, nn.Module]) -> dict[Any, bytes]:
     return {
         client: b"".join(part.numpy().tobytes() for part in own.state_dict().values()) for client, own in models.items()
     }
-
-
-def test_ditto_without_regularisation_is_local_learning() -> None:
-    """But for rounding, as a step with a rule is computed otherwise than one without."""
-    keys: dict[str, Any] = {"rounds": {"count": 3}, "local": {"steps": 3, "batch_size": 100}, "evaluation": "clients"}
-    alone = simulate(fed.Experiment(algorithm={"kind": "local"}, **keys), data=data(), model=module())
-    ditto = simulate(fed.Experiment(algorithm={"kind": "ditto", "strength": 0}, **keys), data=data(), model=module())
-    for client, own in alone.models.items():
-        for name, part in own.state_dict().items():
-            torch.testing.assert_close(ditto.models[client].state_dict()[name], part, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("keys", [{}, {"momentum": 0.9}])
-def test_dittos_shared_model_is_fedavgs_to_the_bit(keys: dict[str, Any]) -> None:
-    both = [
-        simulate(
-            fed.Experiment(
-                algorithm={"kind": kind}, local=keys, rounds={"count": 3, "cohort": 4}, evaluation="clients"
-            ),
-            data=data(),
-            model=module(),
-        )
-        for kind in ("fedavg", "ditto")
-    ]
-    fedavg, ditto = (states_of({"shared": run.model}) for run in both)
-    assert fedavg == ditto
-    assert both[0].summary["bytes_up"] == both[1].summary["bytes_up"]
 
 
 STOCHASTIC: dict[str, Any] = {"local": {"lr": 0.3, "epochs": 2, "batch_size": 4, "momentum": 0.5}}
@@ -462,24 +411,6 @@ def test_private_layers_are_last_and_keep_tied_weights_together() -> None:
         "0.running_var",
         "0.num_batches_tracked",
     }
-
-
-def test_ditto_models_start_from_the_global_model() -> None:
-    run = simulate(
-        fed.Experiment(algorithm={"kind": "ditto"}, rounds={"count": 1, "cohort": 2}), data=data(), model=module()
-    )
-    asked = Streams(0).generator("cohort", 1).choice(CLIENTS, 2, replace=False).tolist()
-    shared = states_of({0: run.model})[0]
-    assert {client for client, state in states_of(run.models).items() if state == shared} == set(SAMPLES) - set(asked)
-
-
-def test_hyper_parameters_reach_the_equations() -> None:
-    _, own = Ditto(strength=0.3, personal_epochs=4).phases()
-    assert own.epochs == 4
-    assert own.is_personal
-    assert own.rule is not None
-    moved = own.rule.correct(torch.zeros(2), torch.ones(2), torch.zeros(2), None, ())
-    torch.testing.assert_close(moved, torch.full((2,), 0.3))
 
 
 def test_each_phase_shuffles_in_an_order_of_its_own() -> None:

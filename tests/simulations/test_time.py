@@ -296,34 +296,26 @@ def unsynchronised(
 
 
 @pytest.mark.parametrize("samples", [(1,) * CLIENTS, (3, 1, 2, 1, 4, 1, 2, 5)], ids=str)
-@pytest.mark.parametrize(("buffer", "concurrency"), [(1, 1), (2, 5), (3, 8), (4, 4)])
+@pytest.mark.parametrize(
+    ("buffer", "concurrency", "mixing"),
+    [(1, 1, None), (2, 5, None), (3, 8, None), (4, 4, None), (1, 1, 0.7), (1, 4, 0.7), (1, 8, 0.7)],
+)
 @pytest.mark.parametrize("staleness", ["polynomial", "constant", {"kind": "hinge", "grace": 1}])
-def test_buffered_rounds_are_an_event_queue_by_hand(
-    buffer: int, concurrency: int, staleness: Any, samples: Sequence[int], devices: dict[str, Any]
+def test_unsynchronised_rounds_are_an_event_queue_by_hand(
+    buffer: int, concurrency: int, mixing: float | None, staleness: Any, samples: Sequence[int], devices: dict[str, Any]
 ) -> None:
-    rounds = {"kind": "buffered", "count": 25, "buffer": buffer, "concurrency": concurrency, "staleness": staleness}
-    finished = run(rounds, devices, samples=samples)
-    x, clocks, ages = unsynchronised(25, buffer, concurrency, weight_of(staleness), False, samples)
+    """Buffered rounds, and asynchronous ones where models are mixed."""
+    own = {"kind": "asynchronous", "mixing": mixing} if mixing else {"kind": "buffered", "buffer": buffer}
+    finished = run({**own, "count": 25, "concurrency": concurrency, "staleness": staleness}, devices, samples=samples)
+    s = weight_of(staleness)
+    x, clocks, ages = unsynchronised(
+        25, buffer, concurrency, lambda age: (mixing or 1.0) * s(age), bool(mixing), samples
+    )
     np.testing.assert_allclose(point(finished), x, rtol=1e-10)
     assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(clocks)
     assert [line["staleness_mean"] for line in finished.metrics] == pytest.approx(ages)
     if concurrency > buffer:
         assert max(ages) > 1
-
-
-@pytest.mark.parametrize("concurrency", [1, 4, 8])
-@pytest.mark.parametrize("staleness", ["polynomial", "constant"])
-def test_asynchronous_rounds_are_an_event_queue_by_hand(
-    concurrency: int, staleness: Any, devices: dict[str, Any]
-) -> None:
-    samples = (3, 1, 2, 1, 4, 1, 2, 5)
-    rounds = {"kind": "asynchronous", "count": 40, "concurrency": concurrency, "staleness": staleness, "mixing": 0.7}
-    finished = run(rounds, devices, samples=samples)
-    s = weight_of(staleness)
-    x, clocks, ages = unsynchronised(40, 1, concurrency, lambda age: 0.7 * s(age), True, samples)
-    np.testing.assert_allclose(point(finished), x, rtol=1e-10)
-    assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(clocks)
-    assert [line["staleness_mean"] for line in finished.metrics] == pytest.approx(ages)
 
 
 def weight_of(staleness: Any) -> Any:
@@ -488,21 +480,6 @@ def test_rounds_of_bounded_staleness_are_an_event_queue_by_hand(
     np.testing.assert_allclose(point(finished), x, rtol=1e-10)
     assert [line["virtual_s"] for line in finished.metrics] == pytest.approx(ends)
     assert max(leads) == most or bound == "none"
-
-
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "local_sgd"])
-def test_staleness_bound_zero_is_synchronous_with_equal_devices(algorithm: str) -> None:
-    runs = [
-        simulate(
-            fed.Experiment(algorithm=algorithm, rounds={"count": 4, **rounds}, local={"batch_size": 8}),
-            data=equal_data(),
-            model=Classifier,
-        )
-        for rounds in ({}, {"kind": "bounded_staleness", "bound": 0})
-    ]
-    states = [b"".join(part.numpy().tobytes() for part in one.model.state_dict().values()) for one in runs]
-    assert states[0] == states[1]
-    assert [{**line, "wall_s": 0} for line in runs[0].metrics] == [{**line, "wall_s": 0} for line in runs[1].metrics]
 
 
 def test_one_client_with_all_data_needs_no_cohort(devices: dict[str, Any]) -> None:

@@ -1,66 +1,15 @@
 """Synthetic(α, β) against the moments that its definition states, and against itself when drawn at once."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from fed.clients.data import FederatedData
 from fed.clients.data.held_out import share
 from fed.clients.data.sources.synthetic import synthetic
 from fed.randomness import Streams
-
-DEVICES = 400
-
-
-@pytest.fixture(scope="module")
-def many() -> FederatedData:
-    """β = 2, whole: nothing is held out."""
-    return synthetic(Streams(0), alpha=0.0, beta=2.0, clients=DEVICES, test_fraction=0.0)
-
-
-@pytest.fixture(scope="module")
-def devices(many: FederatedData) -> list[torch.Tensor]:
-    return [many.read(client)[0].double() for client in many.clients]
-
-
-def test_sizes_are_lognormal_above_fifty(many: FederatedData) -> None:
-    sizes = np.array(list(many.sizes.values()))
-    assert sizes.min() >= 50
-    # n - 50 is a floor: below 54 = ⌊exp 4⌋ half of the time, below 403 = ⌊exp 6⌋ at one σ. Hoeffding at 1e-6.
-    bound = math.sqrt(math.log(2e6) / (2 * DEVICES))
-    assert abs((sizes - 50 < math.exp(4)).mean() - 0.5) < bound
-    assert abs((sizes - 50 < math.exp(6)).mean() - 0.8413) < bound
-
-
-def test_inputs_vary_as_sigma_says(devices: list[torch.Tensor]) -> None:
-    freedom = sum(len(x_nD) - 1 for x_nD in devices)
-    within_D = sum(((x_nD - x_nD.mean(dim=0)) ** 2).sum(dim=0) for x_nD in devices) / freedom
-    expected_D = torch.arange(1, 61, dtype=torch.float64) ** -1.2
-    # χ² with that many degrees of freedom: relative σ = sqrt(2/freedom); six of them over 60 features.
-    assert float((within_D / expected_D - 1).abs().max()) < 6 * math.sqrt(2 / freedom)
-
-
-def test_centres_of_devices_vary_as_beta_says(devices: list[torch.Tensor]) -> None:
-    centres_KD = torch.stack([x_nD.mean(dim=0) for x_nD in devices])
-    # The mean over 60 features is N(0, β² + 1/60 + Σ's share, below 0.01): β is a standard deviation.
-    variance = float(centres_KD.mean(dim=1).var())
-    assert abs(variance / (2.0**2 + 1 / 60) - 1) < 6 * math.sqrt(2 / (DEVICES - 1)) + 0.01
-    about_it = float(centres_KD.var(dim=1).mean())
-    # Within a device features scatter about B with variance 1, and the mean of n ≥ 50 adds Σjj/n: 0.0015 at most.
-    assert abs(about_it - 1) < 6 * math.sqrt(2 / (DEVICES * 59)) + 0.002
-
-
-def test_a_device_learns_a_linear_model_of_its_own() -> None:
-    data = synthetic(Streams(1), beta=0.0, clients=60, test_fraction=0.0)
-    largest, second = sorted(data.clients, key=data.size_of)[:-3:-1]
-    x, y = data.read(largest)
-    model = LogisticRegression(C=100.0, max_iter=2000).fit(x[:2000], y[:2000])
-    assert model.score(x[2000:], y[2000:]) > 0.9  # 0.976: the boundary is linear, 2,000 samples are not all
-    assert model.score(*data.read(second)) < 0.5
 
 
 def test_alpha_moves_all_logits_alike() -> None:

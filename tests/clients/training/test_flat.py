@@ -46,14 +46,6 @@ def test_gaps_stay_zero_in_vector_and_gradient() -> None:
     assert not working.x_Q[ones_Q == 0].any()
 
 
-def test_spread_puts_each_number_where_its_parameter_is() -> None:
-    module = odd()
-    working, layout = flat(module), Layout.of(module)
-    vector_P = torch.arange(float(layout.parameters))
-    working.x_Q.copy_(working.spread(vector_P))
-    assert torch.equal(layout.pack(module)[0][: layout.parameters], vector_P)
-
-
 def test_tied_weights_get_the_sum_of_their_gradients() -> None:
     module = nn.Module()
     module.embed, module.read = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)

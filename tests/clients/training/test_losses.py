@@ -3,8 +3,6 @@
 Shapes: B, samples of a batch; C, classes; T, positions of a sample.
 """
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
@@ -110,22 +108,3 @@ def test_a_loss_that_reads_numbers_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match="data-dependent"):
         of_each_sample(hinge, torch.randn(3, 2), torch.randn(3, 2))
-
-
-def weighted(weights_C: list[float]) -> Callable[[Tensor, Tensor], Tensor]:
-    return nn.CrossEntropyLoss(weight=torch.tensor(weights_C, dtype=torch.float64))
-
-
-def test_weights_of_classes_vanish_from_a_sample_alone() -> None:
-    r"""A batch's loss is :math:`\sum_b w_{y_b} ℓ_b / \sum_b w_{y_b}`; of one sample :math:`ℓ`, whatever its weight.
-
-    So the mean of samples' losses is the loss without weights. With nine samples of weight 1 whose losses are a and one
-    of weight 9 whose loss is b, it is (9 a + b) / 10, and the batch's (a + b) / 2.
-    """
-    output = torch.tensor([[2.0, 0.0]] * 10, dtype=torch.float64)
-    target = torch.tensor([0] * 9 + [1])
-    a, b = (functional.cross_entropy(output[:1], torch.tensor([label])).item() for label in (0, 1))
-    loss = weighted([1.0, 9.0])
-    assert loss(output, target).item() == pytest.approx((a + b) / 2, rel=1e-12)
-    assert of_each_sample(loss, output, target).mean().item() == pytest.approx((9 * a + b) / 10, rel=1e-12)
-    torch.testing.assert_close(of_each_sample(loss, output, target), of_each_sample(cross_entropy, output, target))

@@ -13,7 +13,6 @@ from torch import Tensor, fx
 from torch.func import vmap
 from torch.nn import functional
 
-from fed.clients.training import op_graphs as programs
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 
 Function = Callable[..., Sequence[Tensor]]
@@ -284,18 +283,10 @@ PROPERTIES: dict[str, Callable[[Function, Sequence[Tensor], Sequence[Tensor]], f
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(steps)
 def test_programs_of_any_operations_are_those_operations(name: str, steps: Steps) -> None:
     """Also where what one input moves by is computed from another, or is another."""
-    PROPERTIES[name](chain(steps), numbers(*CUBES), numbers(*CUBES, seed=1))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", PROPERTIES)
-@settings(max_examples=500)
-@given(steps)
-def test_programs_of_many_more_operations_are_those_operations(name: str, steps: Steps) -> None:
     PROPERTIES[name](chain(steps), numbers(*CUBES), numbers(*CUBES, seed=1))
 
 
@@ -374,15 +365,6 @@ def test_useless_operations_are_dropped_and_products_fused() -> None:
         *("baddbmm", "relu", "sum", "mul", "sum"),
         *("threshold_backward.default", "sum", "baddbmm_", "add_"),
     ]
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_simplifying_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = numbers(*CUBES)
-    simplified = record(FUNCTIONS[name], examples).forward(*copies(examples))
-    monkeypatch.setattr(programs, "_same_tensor", lambda node: None)
-    monkeypatch.setattr(programs, "_join_products_and_sums", lambda graph, written: None)
-    assert_same(simplified, record(FUNCTIONS[name], examples).forward(*copies(examples)))
 
 
 def test_a_program_holds_none_of_its_example_tensors() -> None:

@@ -6,8 +6,6 @@ Shapes: N samples; B, those of a step; P parameters.
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,79 +115,6 @@ def test_training_is_a_loop_over_torchs_sgd_to_the_bit(keys: dict[str, Any], dty
     assert trained.train_loss == pytest.approx(loss, rel=1e-6)  # float32 rounds a loss times its samples by 2^-24
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_training_is_a_loop_over_torchs_adam(optimizer: str) -> None:
-    module, on = mlp(torch.float64), samples(dtype=torch.float64)
-    by = trainer(module, lr=0.01, optimizer=optimizer, epochs=3, weight_decay=0.1)
-    rule = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
-    expected, _ = loop(module, lambda p: rule(p, 0.01, weight_decay=0.1), steps_by_hand(50, 7, 3), on)
-    for name, part in state_of(by, train(by, module, on)).items():
-        torch.testing.assert_close(part, expected.state_dict()[name], rtol=1e-11, atol=1e-13)
-
-
-@dataclass
-class TrainingLoop:
-    """A loss that remembers which samples it was asked about; each is its own label."""
-
-    batches: list[list[int]] = field(default_factory=list)
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        self.batches.append(target.tolist())
-        return output.sum() * 0.0
-
-
-def batches(count: int, module: nn.Module | None = None, **keys: Any) -> list[list[int]]:
-    recording = TrainingLoop()
-    module = module or nn.Linear(5, 1)
-    train(trainer(module, recording, **keys), module, (samples(count)[0], torch.arange(count)))
-    return recording.batches
-
-
-@pytest.mark.parametrize(
-    ("count", "keys", "sizes"),
-    [
-        (10, {"batch_size": 4, "epochs": 2}, [4, 4, 2, 4, 4, 2]),
-        (8, {"batch_size": 4, "epochs": 1}, [4, 4]),
-        (3, {"batch_size": 4, "epochs": 3}, [3, 3, 3]),
-        (10, {"batch_size": 4, "steps": 5}, [4, 4, 2, 4, 4]),
-        (10, {"batch_size": 4, "steps": 1}, [4]),
-        (3, {"batch_size": 4, "steps": 2}, [3, 3]),
-        (9, {"batch_size": 4}, [4, 4, 1]),
-        (11, {"batch_size": 2, "accumulate": 3}, [2, 2, 2, 2, 2, 1]),
-        (11, {"batch_size": 2, "accumulate": 3, "steps": 3}, [2, 2, 2, 2, 2, 1, 2, 2, 2]),
-        (5, {"batch_size": 2, "accumulate": 9}, [2, 2, 1]),
-    ],
-)
-def test_batches_are_of_one_size_but_the_last(count: int, keys: dict[str, Any], sizes: list[int]) -> None:
-    seen = batches(count, **keys)
-    assert [len(batch) for batch in seen] == sizes
-
-
-def test_every_epoch_sees_every_sample_once_in_new_order() -> None:
-    epochs = np.array(batches(12, batch_size=4, epochs=3)).reshape(3, 12)
-    assert (np.sort(epochs) == np.arange(12)).all()
-    assert all((one != other).any() for one, other in pairwise(epochs))
-
-
-@pytest.mark.parametrize(
-    ("samples_", "keys", "steps"),
-    [
-        (10, {"batch_size": 4}, 3),
-        (10, {"batch_size": 4, "epochs": 5}, 15),
-        (10, {"batch_size": 4, "accumulate": 2, "epochs": 5}, 10),
-        (8, {"batch_size": 4}, 2),
-        (1, {"batch_size": 4}, 1),
-        (10, {"batch_size": 4, "steps": 7}, 7),
-    ],
-)
-def test_steps_of_a_task_are_known_beforehand(samples_: int, keys: dict[str, Any], steps: int) -> None:
-    assert Batches(local(**keys), samples_).steps == steps
-    module = nn.Linear(5, 1)
-    counting = Counting()
-    train(trainer(module, TrainingLoop(), counting, **keys), module, (samples(samples_)[0], torch.arange(samples_)))
-    assert counting.steps == steps
-
-
 class Counting(LocalRule):
     """A rule that counts the steps and lets gradients be."""
 
@@ -198,14 +123,6 @@ class Counting(LocalRule):
     def correct(self, gradient_P: Tensor, *_: object) -> Tensor:
         self.steps += 1
         return gradient_P
-
-
-def test_epochs_are_so_many_steps() -> None:
-    module, on = mlp(), samples()
-    in_epochs = train(trainer(module, epochs=2), module, on)
-    in_steps = train(trainer(module, steps=16), module, on)
-    assert torch.equal(in_epochs.vector_V, in_steps.vector_V)
-    assert in_epochs.train_loss == in_steps.train_loss
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(3, 4), (1, 12), (5, 2), (7, 2), (3, 5)])
@@ -307,13 +224,6 @@ def test_batch_norm_trains_like_a_loop_with_its_statistics() -> None:
     assert Batches(local(batch_size=4, epochs=3), 9, never_single=True).steps == 6
 
 
-@pytest.mark.parametrize(("count", "keys"), [(9, {}), (17, {"accumulate": 2}), (25, {"accumulate": 3}), (5, {})])
-def test_no_batch_under_batch_norm_has_a_single_sample(count: int, keys: dict[str, Any]) -> None:
-    seen = batches(count, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)), batch_size=4, epochs=2, **keys)
-    assert min(map(len, seen)) >= 2
-    assert sum(map(len, seen)) == 2 * count
-
-
 @pytest.mark.parametrize("count", [2, 127, 129, 257, 129 * 128 + 1])
 def test_no_measured_batch_under_batch_norm_has_a_single_sample(count: int) -> None:
     seen: list[int] = []
@@ -330,6 +240,13 @@ def test_no_measured_batch_under_batch_norm_has_a_single_sample(count: int) -> N
     assert math.isfinite(loss)
 
 
+def test_last_single_sample_stays_alone_without_batch_norm() -> None:
+    module, on = nn.Sequential(nn.Linear(5, 6), nn.GroupNorm(2, 6), nn.Linear(6, 2)), samples(9)
+    by = trainer(module, lr=0.2, batch_size=4)
+    expected, _ = loop(module, lambda p: torch.optim.SGD(p, 0.2), steps_by_hand(9, 4, 1), on)
+    assert same_bits(state_of(by, train(by, module, on)), expected)
+
+
 def test_loss_and_gradient_are_measured_over_all_samples() -> None:
     module, on = mlp(torch.float64), samples(300, torch.float64)
     by = trainer(module)
@@ -338,11 +255,6 @@ def test_loss_and_gradient_are_measured_over_all_samples() -> None:
     parts = torch.autograd.grad(whole, list(module.parameters()))
     assert loss == pytest.approx(whole.item(), rel=1e-13)
     torch.testing.assert_close(gradient_P, torch.cat([part.flatten() for part in parts]), rtol=1e-12, atol=1e-15)
-
-
-def test_last_single_sample_stays_alone_without_batch_norm() -> None:
-    grouped = nn.Sequential(nn.GroupNorm(1, 5), nn.Linear(5, 1))
-    assert [len(batch) for batch in batches(9, grouped, batch_size=4)] == [4, 4, 1]
 
 
 @pytest.mark.parametrize("make", [mlp, normed])
@@ -384,14 +296,6 @@ def test_a_modules_draws_come_from_its_own_stream_alone() -> None:
     assert not torch.equal(train(by, module, on, seed=2).vector_V, first.vector_V)
 
 
-def test_the_order_of_samples_comes_from_its_stream() -> None:
-    module, on = mlp(), samples()
-    by = trainer(module)
-    first = train(by, module, on, order=1)
-    assert torch.equal(train(by, module, on, order=1).vector_V, first.vector_V)
-    assert not torch.equal(train(by, module, on, order=2).vector_V, first.vector_V)
-
-
 @pytest.mark.parametrize("weight_decay", [0.0, 0.2])
 def test_frozen_parameters_stay_and_unused_ones_have_no_gradient(weight_decay: float) -> None:
     module = mlp()
@@ -410,24 +314,6 @@ def test_infinite_loss_is_reported_as_it_is() -> None:
     module, (inputs, labels) = mlp(), samples()
     inputs[3, 0] = math.nan
     assert math.isnan(train(trainer(module, lr=1e-9), module, (inputs, labels)).train_loss)
-
-
-def test_training_loss_is_the_mean_over_samples() -> None:
-    module, on = mlp(torch.float64), samples(dtype=torch.float64)
-    expected = functional.cross_entropy(module(on[0]), on[1]).item()
-    for keys in ({"batch_size": 16}, {"batch_size": 49}, {"batch_size": 9, "accumulate": 2}, {"batch_size": 64}):
-        standing_still = train(trainer(module, lr=1e-300, epochs=2, **keys), module, on)
-        assert standing_still.train_loss == pytest.approx(expected, rel=1e-12)
-
-
-def test_training_at_a_sensible_rate_lowers_the_loss() -> None:
-    module, on = mlp(), samples()
-    by = trainer(module, lr=0.5, epochs=20)
-    first, *_, last = [train(trainer(module, lr=0.5, epochs=epochs), module, on).train_loss for epochs in (1, 5, 20)]
-    assert last < first
-    trained = state_of(by, train(by, module, on))
-    module.load_state_dict(trained)
-    assert functional.cross_entropy(module(on[0]), on[1]).item() < 0.2
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])

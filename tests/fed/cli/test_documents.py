@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import typer
 
-import fed
 from fed.cli.documents import changes, in_force, read, read_comparison, read_experiment
 from fed.config import yaml
 from fed.errors import InvalidInput
@@ -68,19 +67,6 @@ def test_setting_that_is_no_yaml_names_itself() -> None:
         changes(["local.lr=["])
 
 
-def test_mapping_replaces_the_whole_section(write: Any) -> None:
-    path = write("local: {lr: 0.5, batch_size: 8}")
-    assert read_experiment(path, ["local={lr: 0.2}"]).local.batch_size == fed.Experiment().local.batch_size
-    assert read_experiment(path, ["local.lr=0.2"]).local.batch_size == 8
-
-
-def test_missing_sections_are_created(write: Any) -> None:
-    assert (
-        read_experiment(write("name: bare"), ["data.partition.kind=shards"]).dump()["data"]["partition"]["kind"]
-        == "shards"
-    )
-
-
 def test_setting_may_give_what_the_file_lacks(write: Any) -> None:
     assert (
         read_experiment(write("data: {kind: csv}"), ["data.path=x.csv", "data.label=y"]).dump()["data"]["path"]
@@ -103,12 +89,6 @@ def test_error_begins_with_the_file(write: Any, text: str, settings: list[str], 
     with pytest.raises(InvalidInput) as caught:
         read(path, settings)
     assert str(caught.value).startswith(str(path.with_name(line)))
-
-
-def test_every_error_has_a_line(write: Any) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        read(write("rounds: {cuont: 3}\nseed: -1"), [])
-    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_comparison_and_experiment_are_told_apart(write: Any) -> None:

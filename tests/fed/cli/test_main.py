@@ -68,6 +68,10 @@ def test_help_and_version_are_results(run: Run) -> None:
         (["simulate", "tiny.yaml", "--set", "model.kind=python:nowhere:Net"], "cannot import nowhere"),
         (["simulate", "tiny.yaml", "--output", "tiny.yaml"], "tiny.yaml exists and is not an empty folder"),
         (["simulate", "tiny.yaml", "--output", "tiny.yaml/run"], "tiny.yaml/run cannot be written to"),
+        (
+            ["simulate", "tiny.yaml", "--set", "simulation.batching=on", "--set", "local.precision=float16"],
+            "simulation.batching must be auto or off here, got on: float16 scales each client's loss by its own grad",
+        ),
         (["data", "tiny.yaml", "--set", "data=null"], "nothing to draw"),
         (["data", "tiny.yaml", "--picture", "picture.png"], "picture.png must end in .svg"),
         (["data", "tiny.yaml", "--picture", "none/picture.svg"], "none/picture.svg cannot be written"),
@@ -224,20 +228,6 @@ def comments(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("#")]
 
 
-def test_show_ends_with_how_clients_train_and_why(run: Run) -> None:
-    ways = {
-        (): "batched: up to 32 clients train as one computation, as simulation.group=32 says",
-        ("simulation.group=7",): "batched: up to 7 clients train as one computation, as simulation.group=7 says",
-        ("simulation.batching=off",): "one client at a time: simulation.batching is off",
-        ("rounds.cohort=1",): "one client at a time: a round trains one client",
-        ("local.precision=float16",): ("one client at a time: float16 scales each client's loss by its own gradients"),
-    }
-    for settings, way in ways.items():
-        code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
-        assert (code, err) == (0, "")
-        assert comments(out) == [f"# simulation: {way}"] == out.splitlines()[-1:]
-
-
 def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
     text = COMPARISON.replace("local: {lr: 0.5}", "simulation: {batching: off}")
     (folder / "two.yaml").write_text(text.replace("]", ", {name: alone, rounds.cohort: 1}]"), encoding="utf-8")
@@ -268,26 +258,6 @@ def test_show_prints_values_even_if_batching_is_unknown(run: Run, settings: tupl
     assert why in said
     shown = yaml.parse(out)
     assert shown == fed.Experiment(**shown).dump()
-
-
-def test_impossible_batching_is_refused_before_anything_is_written(run: Run, folder: Path) -> None:
-    settings = ("--set", "simulation.batching=on", "--set", "local.precision=float16")
-    code, out, err = run("simulate", "tiny.yaml", *settings)
-    assert (code, out) == (2, "")
-    assert err == (
-        "error: simulation.batching must be auto or off here, got on: float16 scales each client's loss by its own "
-        "gradients\n"
-    )
-    assert not (folder / "runs").exists()
-
-
-def test_run_folder_says_how_to_repeat_the_run(run: Run, folder: Path) -> None:
-    assert run("simulate", "tiny.yaml", "--set", "simulation.workers=0", "--output", "first").code == 0
-    kept = fed.Experiment.load(folder / "first/experiment.yaml")
-    assert kept.dump()["simulation"] == {"batching": "on", "group": 32, "workers": 0}
-    assert run("simulate", "first/experiment.yaml", "--output", "again").code == 0
-    first, again = ((folder / name / "model.safetensors").read_bytes() for name in ("first", "again"))
-    assert first == again
 
 
 def test_data_draws_who_holds_what(run: Run, folder: Path) -> None:

@@ -71,32 +71,9 @@ def wait_until(holds: Callable[[], bool], process: Process) -> None:
         time.sleep(0.01)
 
 
-def test_command_line_loads_neither_torch_nor_what_validates() -> None:
-    heavy = {"torch", "pydantic", "numpy", "sklearn", "matplotlib", "yaml"}
-    code = f"import fed.cli.main, sys; print({heavy} & {{*sys.modules}})"
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == "set()\n"
-
-
 def test_shell_completes_commands(start: Start) -> None:
     asked = {"_FED_COMPLETE": "complete_bash", "COMP_WORDS": "fed sh", "COMP_CWORD": "1"}
     assert start(**asked).communicate()[0].split() == ["show"]
-
-
-def test_interrupted_run_is_kept_and_exits_with_130(start: Start, folder: Path) -> None:
-    process = start("simulate", "tiny.yaml", "--set", ENDLESS, "--json")
-    metrics = folder / "runs/tiny/metrics.jsonl"
-    wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 0, process)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert err.splitlines()[-1].endswith("what was done is kept in runs/tiny")
-    summary = json.loads(out)
-    assert summary["status"] == "interrupted"
-    # The signal may come between the end of a round and its line.
-    assert 0 <= summary["rounds"] - len(metrics.read_text(encoding="utf-8").splitlines()) <= 1
-    assert (folder / "runs/tiny/model.safetensors").is_file()
 
 
 def members(session: int) -> list[Path]:

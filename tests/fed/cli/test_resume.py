@@ -4,8 +4,7 @@ import errno
 import json
 import os
 import resource
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from fed.storage.checkpoints import Checkpoints
 from tests.fed.cli.commands import Result, Run, runner
 from tests.simulations.durable_runs import DAMAGES, left_in
 
-ROOT = Path(__file__).resolve().parents[3]
 EXPERIMENT = """
 name: tiny
 data: {kind: digits, clients: 10}
@@ -166,14 +164,6 @@ def test_damaged_checkpoints_are_named(damage: str, run: Run, interrupted: Path,
     assert left_in(interrupted) == whole
 
 
-@pytest.mark.parametrize("torn", [b'{"round": 6, "virt', b"\0" * 50])
-def test_a_torn_line_of_the_metrics_is_cut_off(torn: bytes, run: Run, interrupted: Path, whole: dict[str, Any]) -> None:
-    with (interrupted / "metrics.jsonl").open("ab") as file:
-        file.write(torn)
-    assert run("--resume", "run").code == 0
-    assert left_in(interrupted) == whole
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -313,38 +303,3 @@ def test_a_line_that_does_not_fit_is_left_out_whole(limit_bytes: int, run: Run, 
     else:
         assert run("tiny.yaml", "--output", "run", "--overwrite").code == 0
     assert left_in(Path("run")) == whole
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(place)]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("this machine lets tests mount no disk")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.long
-def test_run_stopped_by_a_full_disk_resumes_with_room(run: Run, small_disk: Path, whole: dict[str, Any]) -> None:
-    ended = set()
-    for room_kb in range(0, 92, 4):
-        ballast = small_disk / "ballast"
-        ballast.write_bytes(b"x" * (92 - room_kb) * 1024)
-        folder = small_disk / "run"
-        result = run("tiny.yaml", "--output", str(folder))
-        assert "Traceback" not in result.err
-        ended.add(result.code)
-        ballast.unlink()
-        subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-        again = ["tiny.yaml", "--output", str(folder), "--overwrite"] if result.code == 2 else ["--resume", str(folder)]
-        if result.code == 2 and not (folder / "environment.json").exists():
-            again.pop()
-        assert run(*again).code == 0
-        assert left_in(folder) == whole
-        subprocess.run(["rm", "-r", str(folder)], check=True)
-        subprocess.run(["mount", "-o", "remount,size=96k", str(small_disk)], check=True)
-    assert {1, 2} <= ended

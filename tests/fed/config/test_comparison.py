@@ -121,12 +121,6 @@ def test_seeds_are_the_bases_own_unless_given() -> None:
     assert [variant.seed for variant in given_seeds.variants().values()] == [1]
 
 
-def test_variants_cannot_be_changed_from_outside() -> None:
-    found = comparison(grid={"local.lr": [0.1]})
-    found.variants().clear()
-    assert list(found.variants()) == ["local.lr=0.1"]
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to compare": ({}, "exactly one of compare, grid and random, got none of them"),
     "two ways": ({"grid": {"local.lr": [0.1]}, "compare": [{"name": "A"}]}, r"got \['compare', 'grid'\]"),

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -89,19 +88,3 @@ def test_a_module_that_fails_is_named_with_the_line(own: Own, source: str, place
     (line,) = str(caught.value).splitlines()
     assert line.startswith(f"model.kind: module {module} fails while it is imported, at ")
     assert f"{module}.py:{place}: {problem}" in line
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        ("python:nowhere:Net", "cannot import nowhere"),
-        ("python:fed.errors:Nothing", "module fed.errors has no Nothing"),
-        ("python:fed:__version__", "must be a class or a function, not a str"),
-        ("python:fed", "must have the form python:package.module:Name"),
-        ("python:.fed:Experiment", "must have the form python:package.module:Name"),
-    ],
-)
-def test_a_kind_that_names_nothing_is_bad_input(kind: str, problem: str) -> None:
-    keys: dict[str, Any] = {"model": {"kind": kind}}
-    with pytest.raises(InvalidExperiment, match=problem):
-        fed.Experiment(**keys)

@@ -1,7 +1,6 @@
 """The description of a run: what it takes, what it refuses and how it says so, and what an override changes."""
 
 import copy
-import itertools
 import math
 import pickle
 import re
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 
 from fed.config import yaml
 from fed.config.experiment import Experiment, Local, with_overrides
-from fed.errors import InvalidExperiment, InvalidInput
+from fed.errors import InvalidExperiment
 
 PERSONAL = "python:tests.simulations.users_parts:Personal"
 DIGITS = """
@@ -146,66 +145,16 @@ def holds(dumped: Any, keys: Any) -> bool:
 
 
 def test_dump_shows_defaults_of_sections_left_out() -> None:
-    assert experiment().dump() == {
-        "name": "experiment",
-        "seed": 0,
-        "data": {
-            "kind": "digits",
-            "clients": 100,
-            "partition": {"kind": "iid", "overlap": 0.0},
-            "test_fraction": 0.2,
-        },
-        "model": {"kind": "mlp", "hidden": [128], "batch_norm": False},
-        "local": {
-            "optimizer": "sgd",
-            "lr": 0.1,
-            "schedule": {"kind": "constant", "warm_up": 0},
-            "scaling": "none",
-            "base_cohort": 1,
-            "momentum": 0.0,
-            "nesterov": False,
-            "betas": [0.9, 0.999],
-            "eps": 1e-08,
-            "weight_decay": 0.0,
-            "batch_size": 16,
-            "accumulate": 1,
-            "epochs": 1,
-            "steps": None,
-            "precision": "float32",
-        },
-        "algorithm": {"kind": "fedavg"},
-        "topology": None,
-        "rounds": {
-            "kind": "synchronous",
-            "count": 50,
-            "sampling": {"kind": "uniform"},
-            "evaluate_every": 1,
-            "cohort": "all",
-            "over_selection": 1.0,
-            "deadline_s": None,
-            "quorum": 0.0,
-            "partial_work": "accept",
-            "backup_after_s": None,
-        },
-        "uplink": [],
-        "hierarchy": None,
-        "devices": {
-            "kind": "uniform",
-            "availability": {"kind": "always"},
-            "failure": 0.0,
-            "interruption": 0.0,
-            "joining_s": 0.0,
-            "staying_s": None,
-            "samples_per_s": 1000.0,
-            "down_bytes_per_s": 5e6,
-            "up_bytes_per_s": 1.25e6,
-            "latency_s": 0.05,
-        },
-        "evaluation": {"kind": "coordinator"},
-        "adversaries": None,
-        "checkpoints": {"every": 5, "keep": 3},
-        "simulation": {"batching": "auto", "group": 32, "workers": "auto"},
+    dumped = experiment().dump()
+    assert list(dumped) == list(Experiment.model_fields)
+    assert dumped["data"] == {
+        "kind": "digits",
+        "clients": 100,
+        "partition": {"kind": "iid", "overlap": 0.0},
+        "test_fraction": 0.2,
     }
+    assert dumped["evaluation"] == {"kind": "coordinator"}
+    assert (dumped["topology"], dumped["uplink"], dumped["rounds"]["cohort"]) == (None, [], "all")
 
 
 @settings(max_examples=150)
@@ -285,6 +234,7 @@ def test_sections_on_the_way_to_a_key_are_created() -> None:
     assert experiment().override({"algorithm.kind": "fedprox", "algorithm.mu": 1}).dump()["algorithm"]["mu"] == 1
     assert with_overrides({}, {"a.b.c": 1, "a.b.d": 2, "a.e": 3}) == {"a": {"b": {"c": 1, "d": 2}, "e": 3}}
     assert with_overrides({"a": 5}, {"a.b": 1}) == {"a": {"b": 1}}
+    assert with_overrides({}, {"a.b": 1, "a": {"c": 2}, "a.d": 3}) == {"a": {"c": 2, "d": 3}}, "in their order"
 
 
 def test_a_short_kind_stays_when_its_key_is_set() -> None:
@@ -296,10 +246,6 @@ def test_a_short_kind_stays_when_its_key_is_set() -> None:
     assert dumped["evaluation"] == {"kind": "clients", "fraction": 0.3}
     assert with_overrides({}, {"evaluation": "clients", "evaluation.fraction": 0.3})["evaluation"]["kind"] == "clients"
     assert with_overrides(keys, {"local.schedule.kind": "step"})["local"] == {"schedule": {"kind": "step"}}
-
-
-def test_later_overrides_come_on_top_of_earlier_ones() -> None:
-    assert with_overrides({}, {"a.b": 1, "a": {"c": 2}, "a.d": 3}) == {"a": {"c": 2, "d": 3}}
 
 
 def test_an_override_shares_nothing_with_what_it_was_given() -> None:
@@ -413,58 +359,41 @@ def test_a_key_like_none_is_refused_without_a_guess() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name must have at least 1 character, got ''"),
-    ({"name": 3}, "name must be a string, got 3"),
     ({"seed": True}, "seed must be an integer, got True"),
     ({"seed": -1}, "seed must be greater than or equal to 0, got -1"),
-    ({"seed": 1.0}, "seed must be an integer, got 1.0"),
-    ({"seed": "0"}, "seed must be an integer, got '0'"),
-    ({"seed": None}, "seed must be an integer, got None"),
     ({"local": {"lr": True}}, "local.lr must be a number, got True"),
-    ({"local": {"lr": "0.1"}}, "local.lr must be a number, got '0.1'"),
     ({"local": {"lr": 0}}, "local.lr must be greater than 0, got 0"),
     ({"local": {"lr": math.inf}}, "local.lr must be a finite number, got inf"),
-    ({"local": {"lr": math.nan}}, "local.lr must be a finite number, got nan"),
     ({"local": {"momentum": 1.0}}, "local.momentum must be less than 1, got 1.0"),
     ({"local": {"momentum": -0.1}}, "local.momentum must be greater than or equal to 0, got -0.1"),
     ({"local": {"nesterov": 1}}, "local.nesterov must be a boolean, got 1"),
-    ({"local": {"weight_decay": -math.inf}}, "local.weight_decay must be a finite number, got -inf"),
     ({"local": {"batch_size": 0}}, "local.batch_size must be greater than 0, got 0"),
-    ({"local": {"batch_size": 16.0}}, "local.batch_size must be an integer, got 16.0"),
     ({"local": {"epochs": 0}}, "local.epochs must be greater than 0, got 0"),
-    ({"local": {"steps": True}}, "local.steps must be an integer, got True"),
     ({"local": {"optimizer": "sdg"}}, "local.optimizer must be 'sgd', 'adam' or 'adamw', got 'sdg'"),
     ({"local": {"precision": "half"}}, "local.precision must be 'float32', 'bfloat16' or 'float16', got 'half'"),
     ({"local": {"betas": [0.9, 1.0]}}, "local.betas[1] must be less than 1, got 1.0"),
-    ({"local": {"betas": [True, 0.9]}}, "local.betas[0] must be a number, got True"),
     ({"local": {"betas": [0.9]}}, "local.betas[1]: missing key"),
     ({"local": None}, "local must be a mapping of keys to values, got None"),
-    ({"local": [1]}, "local must be a mapping of keys to values, got [1]"),
     ({"model": {"hidden": [128]}, "data": 3}, "data: must be a mapping with the key kind, got 3"),
     ({"model": {"hidden": [1.5]}}, "model.hidden[0] must be an integer, got 1.5"),
-    ({"model": {"hidden": [8, True]}}, "model.hidden[1] must be an integer, got True"),
     ({"model": {"hidden": [8, 0]}}, "model.hidden[1] must be greater than 0, got 0"),
-    ({"model": {"hidden": "128"}}, "model.hidden must be a list, got '128'"),
-    ({"algorithm": {"kind": "fedprox", "mu": math.inf}}, "algorithm.mu must be a finite number, got inf"),
     ({"algorithm": None}, "algorithm: must be a mapping with the key kind, got None"),
     ({"data": {"clients": 0}}, "data.clients must be greater than 0, got 0"),
-    ({"data": {"clients": False}}, "data.clients must be an integer, got False"),
     ({"data": {"test_fraction": 1.0}}, "data.test_fraction must be less than 1, got 1.0"),
     (
         {"data": {"partition": {"kind": "iid", "overlap": -1}}},
         "data.partition.overlap must be greater than or equal to 0, got -1",
     ),
     ({"data": {"kind": "csv"}}, "data.path: missing key"),
-    ({"rounds": {"count": 5.0}}, "rounds.count must be an integer, got 5.0"),
     ({"rounds": {"evaluate_every": 0}}, "rounds.evaluate_every must be greater than 0, got 0"),
+    *(
+        ({"evaluation": {"kind": "clients", "fraction": wrong}}, f"evaluation.fraction must be {said}, got {wrong}")
+        for wrong, said in ((0, "greater than 0"), (1, "less than 1"))
+    ),
     ({"simulation": {"batching": True}}, "simulation.batching must be 'auto', 'on' or 'off', got True"),
-    ({"simulation": {"batching": "yes"}}, "simulation.batching must be 'auto', 'on' or 'off', got 'yes'"),
     ({"simulation": {"group": 0}}, "simulation.group must be greater than 0, got 0"),
-    ({"simulation": {"group": "auto"}}, "simulation.group must be an integer, got 'auto'"),
     ({"simulation": {"workers": -1}}, "simulation.workers must be greater than or equal to 0 or 'auto', got -1"),
     ({"simulation": {"workers": "two"}}, "simulation.workers must be an integer or 'auto', got 'two'"),
-    ({"simulation": {"workers": 1.5}}, "simulation.workers must be an integer or 'auto', got 1.5"),
-    ({"simulation": {"workers": None}}, "simulation.workers must be an integer or 'auto', got None"),
-    ({"simulation": 2}, "simulation must be a mapping of keys to values, got 2"),
 ]
 
 
@@ -481,17 +410,6 @@ def test_a_cohort_is_a_number_or_all() -> None:
         )
 
 
-def test_on_and_off_are_words_in_a_file_too(tmp_path: Path) -> None:
-    """As other YAML readers take them for true and false."""
-    for word in ("on", "off", "auto"):
-        path = tmp_path / f"{word}.yaml"
-        path.write_text(f"simulation: {{batching: {word}, workers: 2}}")
-        loaded = Experiment.load(path)
-        assert loaded.simulation.batching == word
-        path.write_text(yaml.dump(loaded.dump()))
-        assert Experiment.load(path) == loaded
-
-
 def test_every_wrong_value_has_a_line_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("seed: true\nlocal: {lr: .inf, batch_size: 1.5}\nrounds: {count: 0}\nalgorithm: {kind: fedavgg}")
@@ -504,25 +422,14 @@ def test_every_wrong_value_has_a_line_with_the_file(tmp_path: Path) -> None:
     assert len(lines) == 5
 
 
-@pytest.mark.parametrize(("text", "got"), [("- 1", "list"), ("", "NoneType"), ("word", "str"), ("3", "int")])
-def test_a_file_holds_a_mapping(tmp_path: Path, text: str, got: str) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(text)
-    with pytest.raises(InvalidExperiment, match=rf"bad\.yaml: must hold a mapping of keys to values, got {got}$"):
-        Experiment.load(path)
-
-
-def test_a_missing_file_is_bad_input() -> None:
-    with pytest.raises(InvalidInput, match=r"^nowhere\.yaml: no such file \(looked in .+\)$"):
-        Experiment.load("nowhere.yaml")
-
-
 @pytest.mark.parametrize(
     ("local", "problem"),
     [
         ({"epochs": 1, "steps": 5}, "local: give epochs or steps, not both, got epochs=1 and steps=5: set one to null"),
         ({"optimizer": "adam", "momentum": 0.9}, "local: momentum and nesterov belong to sgd, got optimizer=adam: rem"),
         ({"optimizer": "adamw", "nesterov": True}, "local: momentum and nesterov belong to sgd, got optimizer=adamw:"),
+        ({"betas": [0.5, 0.9]}, "local: betas and eps belong to adam and adamw"),
+        ({"eps": 1e-3}, "local: betas and eps belong to adam and adamw"),
         ({"nesterov": True}, "local: nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov"),
     ],
 )
@@ -560,19 +467,6 @@ def test_coordinator_evaluation_refuses_keys_for_clients_own_models() -> None:
         experiment(evaluation="coordinator").override({"algorithm": {"kind": PERSONAL}})
 
 
-@pytest.mark.parametrize("short", ["coordinator", "clients"])
-def test_evaluation_has_a_short_form(short: str, tmp_path: Path) -> None:
-    path = tmp_path / "short.yaml"
-    path.write_text(f"evaluation: {short}\n", encoding="utf-8")
-    assert Experiment.load(path) == experiment(evaluation={"kind": short})
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, "half"])
-def test_clients_hold_out_some_and_not_all(fraction: Any) -> None:
-    (line,) = problems(evaluation={"kind": "clients", "fraction": fraction})
-    assert line.startswith("evaluation.fraction must ")
-
-
 def test_peers_are_on_a_ring_unless_given() -> None:
     first = experiment(algorithm={"kind": "dpsgd"})
     assert first.topology is not None
@@ -595,39 +489,9 @@ def test_data_and_model_may_be_null_and_given_in_python(tmp_path: Path) -> None:
     assert (experiment().data is None, experiment().model is None) == (False, False)
 
 
-@pytest.mark.parametrize("path", ["name", "local.lr", "data.clients", "data.partition.alpha", "model.hidden"])
-def test_an_experiment_cannot_be_changed(path: str, written: Path) -> None:
-    place: Any = Experiment.load(written)
-    *sections, key = path.split(".")
-    for name in sections:
-        place = getattr(place, name)
+def test_an_experiment_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        setattr(place, key, getattr(place, key))
-
-
-def test_two_experiments_share_no_state() -> None:
-    one, other = experiment(), experiment()
-    one.dump()["local"]["lr"] = 5
-    one.dump()["model"]["hidden"].append(7)
-    assert one == other
-    assert one.dump() == other.dump()
-
-
-def test_distances_between_names_are_what_people_mean() -> None:
-    """Every key of one letter less, or with two swapped, is understood as itself."""
-    known = list(Local.model_fields)
-    for key, place in itertools.product([name for name in known if len(name) > 4], range(3)):
-        typo = key[:place] + key[place + 1] + key[place] + key[place + 2 :]
-        if typo not in known:
-            assert f"did you mean {key}?" in problems(local={typo: 1})[0]
-
-
-@pytest.mark.parametrize("keys", [{"betas": [0.5, 0.9]}, {"eps": 1e-3}])
-def test_adam_keys_are_refused_under_sgd_unless_default(keys: dict[str, Any]) -> None:
-    with pytest.raises(InvalidExperiment, match="belong to adam and adamw"):
-        Experiment(local=keys)
-    assert Experiment(local={"optimizer": "adam", **keys}).local.optimizer == "adam"
-    assert Experiment(**Experiment().dump()) == Experiment()
+        setattr(experiment().local, "lr", 0.1)  # noqa: B010
 
 
 def test_an_experiment_goes_from_process_to_process() -> None:

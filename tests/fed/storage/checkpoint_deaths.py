@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -47,9 +47,10 @@ def killed(folder: Path, times: int) -> None:
     assert not any(folder.glob(".*")), "what was not finished is gone"
 
 
-def write_on(kept: Checkpoints, begin: int) -> None:
+def write_on(kept: Checkpoints, begin: int) -> NoReturn:
     for number in count(begin + 1):
         kept.write(number, state(number))
+    raise AssertionError
 
 
 def stepwise(folder: Path) -> None:
@@ -72,7 +73,7 @@ def stepwise(folder: Path) -> None:
             return
 
 
-def write_and_die(kept: Checkpoints, step: int) -> None:
+def write_and_die(kept: Checkpoints, step: int) -> int:
     calls = 0
 
     def end(event: str, _: Any) -> None:
@@ -83,16 +84,19 @@ def write_and_die(kept: Checkpoints, step: int) -> None:
 
     sys.addaudithook(end)
     kept.write(3, state(3))
-    os._exit(1)
+    return 1
 
 
-def forked(work: Callable[[], None]) -> int:
+def forked(work: Callable[[], int]) -> int:
+    """A child that does the work, and ends with the code that this gives, or with 2."""
+    sys.stdout.flush()
     child = os.fork()
     if child == 0:
+        code = 2
         try:
-            work()
+            code = work()
         finally:
-            os._exit(2)
+            os._exit(code)
     return child
 
 

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import resource
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -273,28 +272,6 @@ def test_failed_write_leaves_earlier_checkpoints_and_nothing_else(tmp_path: Path
     assert numbers_in(tmp_path) == [10, 15]
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("this user may not mount a disk")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_full_disk_is_named_and_the_last_state_kept(tiny_disk: Path) -> None:
-    kept = Checkpoints(tiny_disk / "checkpoints", keep=3)
-    kept.write(1, torch.ones(4000))
-    with pytest.raises(
-        CheckpointFailed, match=r"\(No space left on device\); earlier checkpoints are kept, the last of"
-    ):
-        kept.write(2, torch.ones(40_000))
-    assert set(contents(kept.folder)) == {file_name(1)}
-    assert same(kept.newest(), (1, torch.ones(4000)))
-
-
 @pytest.mark.parametrize("at", ["fsync", "open"])
 def test_an_error_of_the_disk_at_any_step_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     kept = of_rounds(tmp_path, 1)
@@ -359,11 +336,6 @@ def run(*arguments: str) -> None:
 
 def test_killed_at_any_point_writers_leave_whole_checkpoints(tmp_path: Path) -> None:
     run("killed", str(tmp_path / "checkpoints"), "60")
-
-
-@pytest.mark.long
-def test_killed_at_hundreds_of_points_writers_leave_whole_checkpoints(tmp_path: Path) -> None:
-    run("killed", str(tmp_path / "checkpoints"), "300")
 
 
 def test_writers_ended_before_any_system_call_leave_whole_checkpoints(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import resource
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import fed
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed
-from fed.storage.atomic_files import write_atomically
 from fed.storage.checkpoints import Checkpoints
 from fed.storage.run_folder import RunFolder, clear_run, environment, state_of
 
@@ -40,41 +38,6 @@ def lines(folder: RunFolder) -> list[Any]:
 
 def names(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
-
-
-def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "summary.json"
-    write_atomically(path, b"old")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # as on a full disk: ten bytes, and no more
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            write_atomically(path, b"new" * 100)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == {"summary.json"}
-
-
-def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    path, contents = tmp_path / "model", [bytes([digit]) * 300_000 for digit in range(2)]
-    write_atomically(path, contents[0])
-    done, seen = threading.Event(), set()
-
-    def read() -> None:
-        while not done.is_set():
-            seen.add(path.read_bytes())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        for number in range(1, 60):
-            write_atomically(path, contents[number % 2])
-    finally:
-        done.set()
-        reader.join()
-    assert seen <= set(contents)
-    assert names(tmp_path) == {"model"}
 
 
 def test_an_empty_or_missing_folder_is_used(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fed
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.storage.checkpoint_files import file_name
@@ -219,17 +218,3 @@ def test_unreadable_folders_are_reported_and_the_rest_listed(
     assert "done" in out
     closed = "runs"
     assert run() == (2, "", "error: runs cannot be read (Permission denied): make it readable\n")
-
-
-def test_comparisons_runs_are_listed_with_their_checkpoints(tmp_path: Path) -> None:
-    keys: dict[str, Any] = {
-        "base": {"data": {"clients": 10}, "model": {"kind": "logistic"}, "rounds": {"count": 1, "cohort": 3}},
-        "compare": [{"name": "A"}, {"name": "B", "local": {"lr": 0.5}}],
-    }
-    comparison = fed.Comparison(**keys)
-    fed.compare(comparison, output=tmp_path / "out", jobs=1)
-    found = [kept_run(path) for path in runs_below(tmp_path, no_error)]
-    assert [run.state for run in found] == [RunState.FINISHED] * 2
-    Checkpoints(found[0].folder / "checkpoints", 1).write(1, None)
-    fed.compare(comparison, output=tmp_path / "out", jobs=1, overwrite=True)
-    assert not (found[0].folder / "checkpoints").exists()

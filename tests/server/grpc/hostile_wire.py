@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 
 from fed.config.experiment import Experiment
-from fed.errors import FedError
 from fed.identity.credentials import NodeCredentials
 from fed.server.deploy import serve
 from fed.server.grpc.service import Patience
@@ -224,10 +223,6 @@ def run_with(
 
 def bits(run: Run) -> bytes:
     return b"".join(part.detach().numpy().tobytes() for part in run.model.state_dict().values())
-
-
-def said_by(error: grpc.RpcError | FedError) -> str:
-    return error.details() or "" if isinstance(error, grpc.RpcError) else str(error)
 
 
 def _bytes(message: Any) -> bytes:

@@ -1,5 +1,6 @@
 """A fleet and its nodes over real connections: what is sent, taken, called off and lost on the way."""
 
+import asyncio
 import math
 import struct
 import threading
@@ -21,7 +22,7 @@ from fed.server.coordinator import Coordinator
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.wire.messages import GlobalModel, Task
-from fed.wire.protocol_pb2 import Part, Plan
+from fed.wire.protocol_pb2 import Assignment, Part, Payload, Plan, TaskId
 from tests.server.deployed import wait_for
 from tests.server.grpc.hostile_wire import BOUND_S, Wire, answer, chunk
 
@@ -33,16 +34,17 @@ CLIENTS = ("ann", "bob")
 
 
 @pytest.fixture
-def begun() -> Iterator[Callable[[Path], NodeFleet]]:
+def begun() -> Iterator[Callable[..., NodeFleet]]:
     """Makes fleets with such a spool, which are closed at last."""
     made: list[NodeFleet] = []
 
-    def begin(spool: Path) -> NodeFleet:
+    def begin(spool: Path, *, knows_run: bool = True) -> NodeFleet:
         patience = Patience(heartbeat_s=0.1)
         fleet = NodeFleet(
             "127.0.0.1:0", spool, credentials=None, admits=None, accepts=lambda joining: None, patience=patience
         )
-        fleet.begin(Plan(), FORMAT, Streams(0))
+        if knows_run:
+            fleet.begin(Plan(), FORMAT, Streams(0))
         made.append(fleet)
         return fleet
 
@@ -52,7 +54,7 @@ def begun() -> Iterator[Callable[[Path], NodeFleet]]:
 
 
 @pytest.fixture
-def fleet(begun: Callable[[Path], NodeFleet], tmp_path: Path) -> NodeFleet:
+def fleet(begun: Callable[..., NodeFleet], tmp_path: Path) -> NodeFleet:
     return begun(tmp_path / "spool")
 
 
@@ -264,7 +266,7 @@ def test_without_checkpoints_nothing_is_gone_back_to(fleet: NodeFleet, nodes: li
 
 
 def test_a_fleet_goes_on_as_a_checkpoint_says(
-    fleet: NodeFleet, nodes: list[Attending], begun: Callable[[Path], NodeFleet], tmp_path: Path
+    fleet: NodeFleet, nodes: list[Attending], begun: Callable[..., NodeFleet], tmp_path: Path
 ) -> None:
     ann, _ = nodes
     first = answered(fleet, ann, 0)
@@ -306,9 +308,52 @@ def test_a_node_gets_a_task_as_it_was_made(fleet: NodeFleet, nodes: list[Attendi
     assert list(fleet.available()) == ["ann"]
 
 
-def test_a_fleet_begins_with_an_empty_spool(begun: Callable[[Path], NodeFleet], tmp_path: Path) -> None:
+def test_a_fleet_begins_with_an_empty_spool(begun: Callable[..., NodeFleet], tmp_path: Path) -> None:
     spool = tmp_path / "again"
     spool.mkdir()
     (spool / "3.in").write_bytes(bytes(9))
     begun(spool)
     assert list(spool.iterdir()) == []
+
+
+def test_a_fleet_that_is_closed_twice_is_closed(fleet: NodeFleet) -> None:
+    def close() -> None:
+        fleet.close("the server stops", is_final=False)
+        fleet.close("the run is over", is_final=True)
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(BOUND_S)
+    assert not closing.is_alive()
+    assert not fleet._thread.is_alive()
+
+
+def test_a_fleet_is_closed_when_its_calls_have_ended(fleet: NodeFleet) -> None:
+    call = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.2), fleet._loop)
+    fleet.close("the run is over", is_final=True)
+    assert call.done()
+
+
+def test_node_gets_heartbeats_before_the_run_is_known(begun: Callable[..., NodeFleet], tmp_path: Path) -> None:
+    fleet = begun(tmp_path / "spool", knows_run=False)
+    wire = Wire(fleet.port, "ann")
+    said = wire.attend()
+    assert next(said).HasField("heartbeat")
+    fleet.close("nobody else has come", is_final=True)
+    last = [message for message in said if not message.HasField("heartbeat")]
+    assert [message.farewell.reason for message in last] == ["nobody else has come"]
+    wire.outbox.put(None)
+
+
+def test_a_task_sent_late_carries_its_remaining_time(fleet: NodeFleet) -> None:
+    timed = Assignment(task=TaskId(number=1), payload=Payload(), deadline_s=100.0, takes_parts=True)
+    over = Assignment(task=TaskId(number=2), payload=Payload(), deadline_s=0.0)
+    without = Assignment(task=TaskId(number=3), payload=Payload())
+    fleet._call(fleet._service.assign, [("ann", one) for one in (timed, over, without)])
+    node = Attending(fleet, "ann")
+    first, second, third = (node.next("assignment") for _ in range(3))
+    assert 50 < first.deadline_s < 100
+    assert first.takes_parts
+    assert (second.HasField("deadline_s"), second.deadline_s) == (True, 0.0)
+    assert not third.HasField("deadline_s")
+    node.leave()

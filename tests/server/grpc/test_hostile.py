@@ -22,7 +22,6 @@ from fed.server.deploy import Deployment
 from fed.server.grpc.service import NodeService
 from fed.wire.protocol_pb2 import (
     Assignment,
-    Chunk,
     Examination,
     FromNode,
     Heartbeat,
@@ -114,40 +113,6 @@ def _names_anothers(wire: Wire, assignment: Assignment) -> None:
     wire.say(failed={"task": assignment.task, "reason": "enough"})
 
 
-def _twice(wire: Wire, assignment: Assignment) -> None:
-    """A good answer's header with a bad one behind it."""
-    wire.say(failed={"task": assignment.task, "reason": "enough"})
-    content = wire.trained(assignment, 7)
-    time_s = time.monotonic()
-    while True:
-        receipt = wire.deliver([Part(answer=answer(assignment, content, weight=math.nan)), chunk(content)])
-        if "not in flight" in receipt.reason or time.monotonic() > time_s + BOUND_S:
-            return
-
-
-def _damaged(wire: Wire, assignment: Assignment) -> None:
-    content = _content()
-    bad = Part(chunk=Chunk(data=content, crc32=1))
-    receipts = [wire.deliver([Part(answer=answer(assignment, content)), bad]) for _ in range(3)]
-    assert [receipt.reason == "" for receipt in receipts] == [True, True, False]
-
-
-def _another_hash(wire: Wire, assignment: Assignment) -> None:
-    content = wire.trained(assignment, 7)
-    said = answer(assignment, content)
-    said.payload.sha256 = "1" * 64
-    receipts = [wire.deliver([Part(answer=said), chunk(content)]) for _ in range(3)]
-    assert [receipt.reason == "" for receipt in receipts] == [True, True, False]
-
-
-def _other_tensors(wire: Wire, assignment: Assignment) -> None:
-    content = _content()
-    wire.deliver([Part(answer=answer(assignment, content))])
-    said = answer(assignment, content)
-    said.payload.tensors[0].dtype = "object"
-    assert "tensors must be" in wire.deliver([Part(answer=said), chunk(content)]).reason
-
-
 def _stalls(wire: Wire, assignment: Assignment) -> None:
     def parts() -> Iterator[Part]:
         yield Part(answer=answer(assignment, _content()))
@@ -189,33 +154,18 @@ def _asks_for(sha256: str, offset: int = 0) -> Attack:
 
 
 ATTACKS: dict[str, tuple[Attack, str]] = {
-    "a wrong shape": (_shaped(("float32", MODEL - 1), ("int64", 0)), "tensors must be"),
-    "a wrong type": (_shaped(("float64", MODEL), ("int64", 0)), "tensors must be"),
     "an unknown type": (_shaped(("object" * 10**4, MODEL), ("int64", 0)), "tensors must be"),
     "too many tensors": (_shaped(*[("float32", 1)] * 20_000), "tensors must be"),
     "a wrong size": (_shaped(("float32", MODEL), ("int64", 0), size_bytes=9), "take 2600 bytes, got 9"),
     "10 GB": (_shaped(("float32", 2_500_000_000), ("int64", 0), size_bytes=10**10), "tensors must be"),
-    "other tensors when it is sent again": (_other_tensors, "tensors must be"),
     "a hash that is none": (sends(payload=Payload(sha256="../" * 30, size_bytes=2600)), "tensors must be"),
     "NaN in the vector": (sends(_content(math.nan)), "vector must be finite"),
-    "infinity in the vector": (sends(_content(-math.inf)), "vector must be finite"),
-    "NaN for a weight": (sends(weight=math.nan), "weight must be positive"),
-    "infinity for a weight": (sends(weight=math.inf), "weight must be positive"),
-    "no weight": (sends(weight=0.0), "weight must be positive"),
-    "a negative weight": (sends(weight=-1.0), "weight must be positive"),
     "NaN for a loss": (sends(train_loss=math.nan), "loss must be finite"),
-    "infinity for a loss": (sends(train_loss=math.inf), "loss must be finite"),
     "a loss beyond all means": (sends(train_loss=1.7e308, samples=10**6), "loss must be finite and within"),
     "a weight beyond all means": (sends(weight=1e100), "weight must be positive and at most"),
-    "no samples": (sends(samples=0), "samples must be"),
     "2^63 samples": (sends(samples=2**63), "samples must be"),
-    "another task": (_with_task(number=1000), "task 100. is not in flight"),
     "another start": (_with_task(start=-1), "is not in flight"),
-    "twice": (_twice, "is not in flight"),
-    "a wrong checksum": (_damaged, "came damaged 3 times"),
-    "another hash": (_another_hash, "the whole has another hash"),
     "a chunk too long": (sends(_content(), chunk(_content() + b"12345678")), "a chunk must have"),
-    "a chunk too small": (sends(_content(), chunk(b"1")), "a chunk must have"),
     "no header": (lambda wire, assignment: _refused_call(wire, assignment, [chunk(b"1")]), "begin with the answer's"),
     "two headers": (
         lambda wire, assignment: _reason(wire, assignment, "there must be chunks"),
@@ -231,7 +181,6 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "a message of another version": (_says(), "nothing that is known"),
     "scores unasked": (_says(scores=Scores(id=1, samples=1, loss=0.1)), "not asked for scores"),
     "a path": (_asks_for("../" * 20 + "etc/passwd"), "64 hexadecimal digits"),
-    "a long path": (_asks_for("a" * 60_000), "64 hexadecimal digits"),
     "an offset beyond the end": (_asks_for("", 2**64 - 1), "an offset of 18446744073709551615"),
 }
 
@@ -282,15 +231,8 @@ def _joins(**changed: Any) -> Any:
     ("changed", "reason"),
     [
         ({"protocol": 2}, "version 1 of the protocol, got 2"),
-        ({"name": ""}, "a node's name must be"),
-        ({"name": "a" * 60_000}, "a node's name must be"),
         ({"name": "eve\nrefused 'ann'"}, "a node's name must be"),
-        ({"samples": 0}, "must have samples"),
-        ({"samples": 2**63}, "at most 2\\^53 samples"),
         ({"held": [TaskId(start=1, number=1)] * 10_000}, "1000 tasks at most"),
-        ({"signature": Signature(input_shape=[2**40, 2**40], input_dtype="float32")}, "a sample must have"),
-        ({"signature": Signature(input_shape=[1] * 10_000, input_dtype="float32")}, "a sample must have"),
-        ({"signature": Signature(input_shape=[64], input_dtype="float32", classes=2**60)}, "classes at most"),
         ({"signature": Signature(input_shape=[64], input_dtype="float64")}, "made for float32 inputs"),
         ({"signature": Signature(input_shape=[64], input_dtype="object" * 9999)}, "inputs must be of one of float32"),
     ],
@@ -467,26 +409,6 @@ def test_a_node_revoked_while_connected_is_dismissed(
     run = run_with(tmp_path, attack, authority=keys)
     assert bits(run) == untouched
     assert len([line for line in _refusals(caplog) if "refused 'mallory': 'mallory' was revoked" in line]) == 3
-
-
-def test_a_delivery_ends_when_its_sender_is_revoked(untouched: bytes, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    authority = Authority.create(keys, hosts=["127.0.0.1"])
-    for name in ("0", "1", "mallory"):
-        authority.issue(name)
-
-    def attack(wire: Wire, assignment: Assignment) -> None:
-        content = wire.trained(assignment, 7)
-
-        def parts() -> Iterator[Part]:
-            yield Part(answer=answer(assignment, content))
-            authority.revoke("mallory")
-            yield chunk(content)
-
-        with pytest.raises(grpc.RpcError, match="was revoked on"):
-            wire.deliver(parts())
-
-    assert bits(run_with(tmp_path, attack, authority=keys)) == untouched
 
 
 def test_the_summary_shows_a_node_that_fails_each_round(authority: Path, tmp_path: Path) -> None:

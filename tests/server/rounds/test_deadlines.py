@@ -11,11 +11,9 @@ from fed.clients.data import load
 from fed.config.experiment import Experiment
 from fed.randomness import Streams
 from fed.server.deploy import serve
-from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.storage.run_folder import Run
-from fed.wire.protocol_pb2 import Answer, Assignment, Failed, Payload, TaskId
-from tests.server.grpc.hostile_wire import Wire
+from fed.wire.protocol_pb2 import Answer, Assignment, Failed
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 CLIENTS = 2
@@ -121,27 +119,3 @@ def test_several_phases_go_together(tmp_path: Path) -> None:
     path.write_bytes(content)
     node.training.made_anew().train(assignment, path, time.monotonic())
     assert path.read_bytes() == node.training.answers[0][1]
-
-
-def test_a_task_sent_late_carries_its_remaining_time(tmp_path: Path) -> None:
-    fleet = NodeFleet(
-        "127.0.0.1:0",
-        tmp_path / "spool",
-        credentials=None,
-        admits=None,
-        accepts=lambda joining: None,
-        patience=PATIENCE,
-    )
-    timed = Assignment(task=TaskId(number=1), payload=Payload(), deadline_s=100.0, takes_parts=True)
-    over = Assignment(task=TaskId(number=2), payload=Payload(), deadline_s=0.0)
-    without = Assignment(task=TaskId(number=3), payload=Payload())
-    fleet._call(fleet._service.assign, [("ann", one) for one in (timed, over, without)])
-    wire = Wire(fleet.port, "ann")
-    said = (message.assignment for message in wire.attend() if message.HasField("assignment"))
-    first, second, third = next(said), next(said), next(said)
-    assert 50 < first.deadline_s < 100
-    assert first.takes_parts
-    assert (second.HasField("deadline_s"), second.deadline_s) == (True, 0.0)
-    assert not third.HasField("deadline_s")
-    wire.outbox.put(None)
-    fleet.close("the run is over", is_final=True)

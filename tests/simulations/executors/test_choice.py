@@ -2,9 +2,6 @@
 
 import logging
 import multiprocessing
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +13,13 @@ from torch import nn
 import fed
 from fed.clients.training.executor import InProcess, Item, Make, Work
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
-from fed.simulations.estimate import Expectation, expect
+from fed.simulations.estimate import Expectation
 from fed.simulations.executors import choice as hiring
 from fed.simulations.executors.shared_memory import packed
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
 
-ROOT = Path(__file__).resolve().parents[3]
 LONG = Expectation(rounds=3, wall_s=3600.0, bytes_up=0, bytes_down=0)
 SHORT = Expectation(rounds=3, wall_s=1.0, bytes_up=0, bytes_down=0)
 
@@ -107,22 +103,6 @@ def test_an_untimed_run_is_timed_where_it_matters(
         with hiring.hired(simulation(workers, group=group)):
             assert len(timed) == expected
     assert [count for count, _ in hired] == [3, 5]
-
-
-@pytest.mark.parametrize("says_sizes", [True, False])
-def test_estimating_time_reads_no_unneeded_client(says_sizes: bool) -> None:
-    reads: list[int] = []
-
-    def make(client: int) -> tuple[torch.Tensor, torch.Tensor]:
-        reads.append(client)
-        return parts.samples(5 + client, client)
-
-    train = fed.ClientsOnDemand(range(40), make, (lambda client: 5 + client) if says_sizes else None)
-    found = simulation("auto", fed.FederatedData(train, parts.samples(9, 99), classes=3))
-    expected = expect(found)
-    assert set(reads) == {0}
-    assert expected.wall_s > 0
-    assert expected.rounds == 50
 
 
 def test_auto_takes_none_within_one_of_several_processes(
@@ -260,37 +240,3 @@ class SumsColumns(nn.Module):
         sums = inputs.repeat(1, 50).sum(1, keepdim=True) if inputs.is_contiguous() else inputs.sum(1, keepdim=True) * 50
         outputs: torch.Tensor = self.layers(inputs + 1e-3 * sums)
         return outputs
-
-
-SCRIPT = """
-import sys
-import fed
-from fed.simulations.executors import choice as hiring
-from tests.simulations.users_parts import small, unequal
-
-print("begun", flush=True)
-hiring._WORTH_WORKERS_S = 0.0
-hiring.usable_cores = lambda: 2
-workers = "auto" if sys.argv[1] == "auto" else int(sys.argv[1])
-keys = fed.Experiment(rounds={"count": 2}, simulation={"group": 2, "workers": workers})
-run = fed.simulate(keys, data=unequal(), model=small, output=sys.argv[2], overwrite=True)
-print(run.summary["status"])
-"""
-
-
-@pytest.mark.parametrize("workers", ["2", pytest.param("auto", marks=pytest.mark.long)])
-def test_program_without_main_guard_gets_one_sentence_or_trains_alone(workers: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, str(script), workers, str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    # Each of two workers runs the script again, up to the simulation, and not once more.
-    assert 2 <= done.stdout.count("begun") <= 3
-    assert "if __name__ == '__main__':" in done.stderr
-    assert "bootstrapping" not in done.stderr
-    if workers == "auto":
-        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "finished"), done.stderr
-    else:
-        assert (done.returncode, "finished" in done.stdout) == (1, False)
-        assert done.stderr.splitlines()[-1].startswith("fed.errors.RunFailed: a worker process could not start")
