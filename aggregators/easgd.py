@@ -12,18 +12,13 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
+from fed.aggregators.base import ClientWork, Reduced, Report
+from fed.aggregators.fedavg import FedAvg, State
 
-__all__ = ["EASGD", "ClientState", "State"]
+__all__ = ["EASGD", "ClientState"]
 
 _ELASTICITY_OF_ALL = 0.9
 """β = N α of the paper."""
-
-
-class State(NamedTuple):
-    """Server state."""
-
-    model_P: Tensor  # c, the centre
 
 
 class ClientState(NamedTuple):
@@ -33,7 +28,7 @@ class ClientState(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EASGD(Aggregator):
+class EASGD(FedAvg):
     r"""Clients and centre are drawn towards each other after every τ steps (Zhang et al. 2015, 1412.6651).
 
     .. math::
@@ -56,10 +51,6 @@ class EASGD(Aggregator):
 
     elasticity: Annotated[float, Field(gt=0, lt=1)] | None = None
     period: PositiveInt | None = None
-
-    def init(self, params_P: Tensor) -> State:
-        """The centre."""
-        return State(params_P)
 
     def steps(self, state: State) -> int | None:
         """The period."""

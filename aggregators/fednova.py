@@ -9,16 +9,15 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.aggregators.fedavg import State
+from fed.aggregators.base import ClientWork, Reduced, Report
+from fed.aggregators.fedavg import FedAvg, State
 
 __all__ = ["FedNova"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedNova(Aggregator):
+class FedNova(FedAvg):
     r"""Updates are divided by the steps they took, and multiplied by the mean of those (Wang et al. 2020, 2007.07481).
 
     .. math::
@@ -32,10 +31,6 @@ class FedNova(Aggregator):
     and with Nesterov's momentum ρ² in place of the ρ before the fraction. η cancels, so clients divide by ‖a‖₁ alone.
     Where all take as many steps this is FedAvg. Under Adam, whose steps are no sum of gradients, ‖a‖₁ is τ.
     """
-
-    def init(self, params_P: Tensor) -> State:
-        """The model alone."""
-        return State(params_P)
 
     def report(self, work: ClientWork) -> Report:
         """The normalised update −η d_i = (y − x) / ‖a‖₁, ‖a‖₁ and a 1; weighted by samples."""

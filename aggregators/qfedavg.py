@@ -10,10 +10,9 @@ from typing import ClassVar
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat
-from torch import Tensor
 
-from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.aggregators.fedavg import State
+from fed.aggregators.base import ClientWork, Reduced, Report
+from fed.aggregators.fedavg import FedAvg, State
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
 
@@ -24,7 +23,7 @@ _LEAST_LOSS = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
-class QFedAvg(Aggregator):
+class QFedAvg(FedAvg):
     r"""Descends the mean of powers of the clients' losses, so that these become alike (Li et al. 2020, 1905.10497).
 
     .. math::
@@ -46,10 +45,6 @@ class QFedAvg(Aggregator):
 
     q: NonNegativeFloat = 1.0
     lipschitz: PositiveFloat | None = None
-
-    def init(self, params_P: Tensor) -> State:
-        """The model alone."""
-        return State(params_P)
 
     def check_local(self, local: Local) -> None:
         """Steps of sgd, or any local training where q is 0.

@@ -1,12 +1,14 @@
 """Checks that algorithm, model, data and loss fit each other, made before any training."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fed.clients.data import FederatedData
+from fed.clients.data.samples import check_classes
 from fed.clients.training.losses import Loss
 from fed.config.components import Component
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
@@ -64,27 +66,25 @@ def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bo
     # copies, for a model may change its inputs in place
     inputs, targets = (part[:2].clone().cpu() for part in data.read(data.clients[0]))
     module.eval()
-    try:
-        with torch.no_grad():
-            output = module(inputs)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InvalidModel(
-            f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}: "
-            f"{_first_line(error)}"
-        ) from error
+    what = f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}"
+    with torch.no_grad():
+        output = _tried(what, module, inputs)
     if labelled:
         return _classes(output, targets)
-    try:
-        value = loss(output, targets)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InvalidModel(
-            f"the loss cannot take an output of shape {tuple(output.shape)} and a target of shape "
-            f"{tuple(targets.shape)}: {_first_line(error)}"
-        ) from error
+    shapes = f"an output of shape {tuple(output.shape)} and a target of shape {tuple(targets.shape)}"
+    value = _tried(f"the loss cannot take {shapes}", loss, output, targets)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InvalidModel(f"the loss must be a scalar tensor, got {got}: take its mean over the batch")
     return 0
+
+
+def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> Any:
+    """Result of a user's function; what it raises becomes a sentence."""
+    try:
+        return function(*arguments)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise InvalidModel(f"{failure}: {_first_line(error)}") from error
 
 
 def _classes(output: object, targets: Tensor) -> int:
@@ -120,13 +120,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
     if data.test is not None:
         held.append(("the test set", data.test))
     for whose, (_, targets) in held:
-        lowest, highest = int(targets.long().min()), int(targets.long().max())
-        if lowest < 0 or highest >= classes:
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidData(
-                f"labels must be from 0 to {classes - 1}, for the model's output has {classes} classes, got {wrong} in "
-                f"{whose}: number the labels from 0, or give the model as many outputs as there are classes"
-            )
+        check_classes(targets, whose, classes, "for the model has as many outputs", are_labels=True)
     if not data.is_on_demand:
         return data
     if data.classes is not None and data.classes > classes:

@@ -4,9 +4,8 @@ Clients count alike unless told otherwise, for an attacker may claim any number 
 ``samples``, an attacker's influence grows with its claim, and a bound on the number of attackers bounds nothing.
 """
 
-from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -42,6 +41,9 @@ class Robust(Composed):
             2302.01772), behind the bucketing.
     """
 
+    rule: ClassVar[type[Reducer]]
+    """The transform in place of the mean."""
+
     attackers: NonNegativeInt
     weights: Literal["clients", "samples"] = "clients"
     bucketing: PositiveInt = 1
@@ -57,14 +59,12 @@ class Robust(Composed):
             )
 
     def transforms(self) -> tuple[Transform, ...]:
-        """Weights, bucketing, mixing and the rule."""
+        """Weights, bucketing, mixing and the rule, which has the hyper-parameters of the same names."""
         bucketing = [Bucketing(size=self.bucketing)] if self.bucketing > 1 else []
         mixing = [NearestNeighbourMixing(attackers=self.attackers)] if self.nearest_neighbour_mixing else []
-        return Weigh(by=self.weights), *bucketing, *mixing, self.rule()
-
-    @abstractmethod
-    def rule(self) -> Reducer:
-        """Rule that replaces the mean."""
+        own = vars(self)
+        given = {field.name: own[field.name] for field in fields(self.rule) if field.name in own}
+        return Weigh(by=self.weights), *bucketing, *mixing, self.rule(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +80,9 @@ class FedMedian(Robust):
         attackers: f ≥ 0; where given, n ≥ 2f + 1 replies are asked for. The rule itself needs no f, only the mixing.
     """
 
-    attackers: NonNegativeInt = 0
+    rule: ClassVar[type[Reducer]] = Median
 
-    def rule(self) -> Reducer:
-        """The median."""
-        return Median(attackers=self.attackers)
+    attackers: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +98,9 @@ class FedTrimmedMean(Robust):
         attackers: f ≥ 0; n ≥ 2f + 1 replies are asked for.
     """
 
-    attackers: NonNegativeInt = 1
+    rule: ClassVar[type[Reducer]] = TrimmedMean
 
-    def rule(self) -> Reducer:
-        """The trimmed mean."""
-        return TrimmedMean(attackers=self.attackers)
+    attackers: NonNegativeInt = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +133,9 @@ class FedKrum(_Unweighted):
         attackers: f ≥ 0; n ≥ 2f + 3 replies are asked for.
     """
 
-    attackers: NonNegativeInt = 1
+    rule: ClassVar[type[Reducer]] = Krum
 
-    def rule(self) -> Reducer:
-        """Krum."""
-        return Krum(attackers=self.attackers)
+    attackers: NonNegativeInt = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +152,10 @@ class FedMultiKrum(_Unweighted):
         selected: m, from 1, which is Krum, to n − f − 2, which is meant unless given.
     """
 
+    rule: ClassVar[type[Reducer]] = MultiKrum
+
     attackers: NonNegativeInt = 1
     selected: PositiveInt | None = None
-
-    def rule(self) -> Reducer:
-        """Multi-Krum."""
-        return MultiKrum(attackers=self.attackers, selected=self.selected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +171,9 @@ class FedBulyan(_Unweighted):
         attackers: f ≥ 0; n ≥ 4f + 3 replies are asked for.
     """
 
-    attackers: NonNegativeInt = 1
+    rule: ClassVar[type[Reducer]] = Bulyan
 
-    def rule(self) -> Reducer:
-        """Bulyan."""
-        return Bulyan(attackers=self.attackers)
+    attackers: NonNegativeInt = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,13 +192,11 @@ class FedGeometricMedian(Robust):
         attackers: f ≥ 0; where given, n ≥ 2f + 1 replies are asked for. The rule itself needs no f, only the mixing.
     """
 
+    rule: ClassVar[type[Reducer]] = GeometricMedian
+
     attackers: NonNegativeInt = 0
     nu: PositiveFloat = 1e-6
     iterations: PositiveInt = 100
-
-    def rule(self) -> Reducer:
-        """The geometric median."""
-        return GeometricMedian(nu=self.nu, iterations=self.iterations, attackers=self.attackers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,13 +214,11 @@ class FedCenteredClipping(Robust):
         attackers: f ≥ 0; where given, n ≥ 2f + 1 replies are asked for. The rule itself needs no f, only the mixing.
     """
 
+    rule: ClassVar[type[Reducer]] = CenteredClipping
+
     attackers: NonNegativeInt = 0
     radius: PositiveFloat = 1.0
     iterations: PositiveInt = 1
-
-    def rule(self) -> Reducer:
-        """Centred clipping."""
-        return CenteredClipping(radius=self.radius, iterations=self.iterations, attackers=self.attackers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +235,7 @@ class FedNormBound(Robust):
         attackers: f ≥ 0, of the mixing alone.
     """
 
+    rule: ClassVar[type[Reducer]] = NormBound
+
     attackers: NonNegativeInt = 0
     norm: PositiveFloat = 1.0
-
-    def rule(self) -> Reducer:
-        """The bound; the mean comes behind it."""
-        return NormBound(norm=self.norm)

@@ -3,7 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 from fed.randomness import Streams
 
-__all__ = ["at_random", "for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "of_first", "share"]
+__all__ = ["at_random", "for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "share"]
 
 _TESTED = 1000
 
@@ -76,23 +76,17 @@ def of_each(
     return kept, np.concatenate(test)
 
 
-def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams) -> FederatedData:
+def of_each_on_demand(data: FederatedData, fraction: float, streams: Streams | None = None) -> FederatedData:
     """Do as :func:`of_each`, to a client whenever it is read; the test set is what the first 1,000 clients hold out.
 
     Args:
         data: on demand, without a test set.
         fraction: of each client's samples to hold out, in [0, 1).
-        streams: the experiment's random streams.
+        streams: the experiment's random streams; None: hold out the last samples, where their order means nothing.
     """
     cut = _Cut(data, fraction, streams)
-    test = of_first(data.clients, cut.held_out)
-    return replace(data, train=cut.train(), test=test if len(test[1]) else None)
-
-
-def of_first(clients: Sequence[ClientId], held_out: Callable[[Any], Pair]) -> Pair:
-    """Samples that the first 1,000 clients hold out, or all where there are fewer, client by client."""
-    inputs, targets = zip(*map(held_out, clients[:_TESTED]), strict=True)
-    return torch.cat(inputs), torch.cat(targets)
+    inputs, targets = map(torch.cat, zip(*map(cut.held_out, data.clients[:_TESTED]), strict=True))
+    return replace(data, train=cut.train(), test=(inputs, targets) if len(targets) else None)
 
 
 def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[FederatedData, Mapping[Any, Pair]]:
@@ -138,7 +132,7 @@ class _Cut:
 
     data: FederatedData
     fraction: float
-    streams: Streams
+    streams: Streams | None
     purpose: str = "test set"
 
     def train(self) -> ClientsOnDemand:
@@ -157,7 +151,10 @@ class _Cut:
 
     def parts(self, client: ClientId) -> list[Pair]:
         inputs, targets = self.data.read(client)
-        parts = _cut(np.arange(len(targets)), self.fraction, self.streams.generator(self.purpose, client))
+        if self.streams is None:
+            parts = np.split(np.arange(len(targets)), [len(targets) - share(len(targets), self.fraction)])
+        else:
+            parts = [*_cut(np.arange(len(targets)), self.fraction, self.streams.generator(self.purpose, client))]
         return [(inputs[indices], targets[indices]) for indices in map(torch.from_numpy, parts)]
 
 

@@ -63,7 +63,13 @@ def by_hash(samples: Samples, clients: int, by: str = "content") -> NDArray[np.i
     Raises:
         InvalidData: if there is no such column.
     """
-    return (_hashes(samples, by, "hash") % np.uint64(clients)).astype(np.int64)
+    if by == "content" and by not in samples.columns:
+        texts = [x + y for x, y in zip(_rows(samples.inputs), _rows(samples.targets), strict=True)]
+    else:
+        texts = [str(value).encode() for value in _values(samples, by, "hash").tolist()]
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    # little-endian on every machine
+    return (np.frombuffer(digests, dtype="<u8") % np.uint64(clients)).astype(np.int64)
 
 
 def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
@@ -79,7 +85,14 @@ def rank(samples: Samples, clients: int, by: str = "mean") -> NDArray[np.int64]:
     Raises:
         InvalidData: if there is no such column, or it holds anything but numbers.
     """
-    order = np.argsort(-_scores(samples, by, "rank"), kind="stable")
+    column = _values(samples, by, "rank")
+    try:
+        scores_E = column.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InvalidData(
+            f"partition rank needs a column of numbers, got {column[:1].tolist()} in {by}: name another"
+        ) from None
+    order = np.argsort(-scores_E, kind="stable")
     turn_E, seat_E = np.divmod(np.arange(len(samples)), clients)
     return _dealt(order, np.where(turn_E % 2 == 0, seat_E, clients - 1 - seat_E))
 
@@ -285,34 +298,6 @@ def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
         return np.asarray(samples.inputs.reshape(len(samples), -1).to(torch.float64).mean(dim=1).numpy())
     known = [*_OF_ALL, *(name for name in samples.columns if name not in _OF_ALL)]
     raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")
-
-
-def _scores(samples: Samples, by: str, partition: str) -> NDArray[np.float64]:
-    """Values of ``_values`` as numbers.
-
-    Raises:
-        InvalidData: if the column holds anything else.
-    """
-    column = _values(samples, by, partition)
-    try:
-        return column.astype(np.float64)
-    except (TypeError, ValueError):
-        raise InvalidData(
-            f"partition {partition} needs a column of numbers, got {column[:1].tolist()} in {by}: name another"
-        ) from None
-
-
-def _hashes(samples: Samples, by: str, partition: str) -> NDArray[np.uint64]:
-    """Hash of each value, written as text, or of the sample itself where ``by`` is ``content``: 64 bits of BLAKE2b.
-
-    They are the same on every machine and in every run; the experiment's seed has no part in them.
-    """
-    if by == "content" and by not in samples.columns:
-        texts = [x + y for x, y in zip(_rows(samples.inputs), _rows(samples.targets), strict=True)]
-    else:
-        texts = [str(value).encode() for value in _values(samples, by, partition).tolist()]
-    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)  # little-endian on every machine
 
 
 def _rows(tensor: torch.Tensor) -> list[bytes]:

@@ -172,13 +172,14 @@ def check_alike(pair: Pair, whose: str, model: Pair, others: str) -> None:
             )
 
 
-def check_classes(targets: Tensor, whose: str, classes: int | None, *, are_labels: bool = False) -> None:
+def check_classes(targets: Tensor, whose: str, classes: int | None, why: str = "", *, are_labels: bool = False) -> None:
     """Check integer targets against the number of classes, where it is known.
 
     Args:
         targets: [E, ...].
         whose: they are, for the message.
         classes: how many classes there are.
+        why: there are as many, for the message; unless given, the data say so.
         are_labels: whether a negative number is wrong too; it may be a loss's own, such as one that it ignores.
 
     Raises:
@@ -190,8 +191,8 @@ def check_classes(targets: Tensor, whose: str, classes: int | None, *, are_label
     lowest, largest = int(labels.min()), int(labels.max())
     if largest >= classes or (are_labels and lowest < 0):
         raise InvalidData(
-            f"targets of {whose} must be in 0 … {classes - 1}, as classes={classes} says, got "
-            f"{largest if largest >= classes else lowest}: number the classes from 0, or raise classes"
+            f"targets of {whose} must be in 0 … {classes - 1}, {why or f'as classes={classes} says'}, got "
+            f"{largest if largest >= classes else lowest}: number the classes from 0, or raise their number"
         )
 
 

@@ -4,11 +4,11 @@ An item is a small picklable content with tensors. Here this process does it; in
 others do.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -54,7 +54,7 @@ class Result(NamedTuple):
     tensors: Sequence[Tensor]
 
 
-class Executor(ABC):
+class Executor(AbstractContextManager["Executor", None]):
     """Does items; one thread may use it, as a context that ends what it began.
 
     Attributes:
@@ -88,12 +88,7 @@ class Executor(ABC):
     def close(self) -> None:
         """Drop whatever is not done. Afterwards no process is left."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

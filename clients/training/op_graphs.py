@@ -19,34 +19,16 @@ _ATEN = torch.ops.aten
 
 _IN_PLACE = frozenset({torch.Tensor.add_, torch.Tensor.baddbmm_})
 
+_WITH_BINDINGS = (
+    "add.Tensor add_.Tensor baddbmm.default baddbmm_.default bmm.default cat.default clone.default div.Tensor "
+    "exp.default expand.default gather.default mean.dim mul.Tensor neg.default new_zeros.default permute.default "
+    "relu.default scatter_add.default sigmoid.default squeeze.dim sub.Tensor sum.dim_IntList tanh.default "
+    "transpose.int unsqueeze.default view.default"
+)
 # The same kernels behind Python bindings that take half the time of those of torch.ops.
 _BINDINGS: dict[Any, Callable[..., Any]] = {
-    _ATEN.add.Tensor: torch.add,
-    _ATEN.add_.Tensor: torch.Tensor.add_,
-    _ATEN.baddbmm.default: torch.baddbmm,
-    _ATEN.baddbmm_.default: torch.Tensor.baddbmm_,
-    _ATEN.bmm.default: torch.bmm,
-    _ATEN.cat.default: torch.cat,
-    _ATEN.clone.default: torch.clone,
-    _ATEN.div.Tensor: torch.div,
-    _ATEN.exp.default: torch.exp,
-    _ATEN.expand.default: torch.Tensor.expand,
-    _ATEN.gather.default: torch.gather,
-    _ATEN.mean.dim: torch.mean,
-    _ATEN.mul.Tensor: torch.mul,
-    _ATEN.neg.default: torch.neg,
-    _ATEN.new_zeros.default: torch.Tensor.new_zeros,
-    _ATEN.permute.default: torch.permute,
-    _ATEN.relu.default: torch.relu,
-    _ATEN.scatter_add.default: torch.scatter_add,
-    _ATEN.sigmoid.default: torch.sigmoid,
-    _ATEN.squeeze.dim: torch.squeeze,
-    _ATEN.sub.Tensor: torch.sub,
-    _ATEN.sum.dim_IntList: torch.sum,
-    _ATEN.tanh.default: torch.tanh,
-    _ATEN.transpose.int: torch.transpose,
-    _ATEN.unsqueeze.default: torch.unsqueeze,
-    _ATEN.view.default: torch.Tensor.view,
+    getattr(getattr(_ATEN, name), overload): getattr(torch, name, None) or getattr(torch.Tensor, name)
+    for name, overload in (operation.split(".") for operation in _WITH_BINDINGS.split())
 }
 
 

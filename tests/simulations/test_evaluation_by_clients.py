@@ -256,7 +256,7 @@ def test_held_out_labels_are_checked_against_the_model() -> None:
     labels = labels.clone()
     labels[held_out[0]] = 7
     assert held_out[0] not in wrong
-    with pytest.raises(InvalidData, match=r"labels must be from 0 to 2, .* got 7 in client 'a'"):
+    with pytest.raises(InvalidData, match=r"targets of client 'a' must be in 0 … 2, .* got 7"):
         simulate(experiment(rounds={"cohort": 1}), data=fed.FederatedData({"a": (inputs, labels)}), model=parts.small)
 
 

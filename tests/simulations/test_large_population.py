@@ -117,9 +117,9 @@ def test_labels_are_checked_at_once_or_when_read() -> None:
     assert check_labels(million(classes=2), 5).classes == 2, "what the data say counts"
     with pytest.raises(InvalidData, match=r"data on demand must have at most 3 classes, .* got classes=5: give"):
         check_labels(million(classes=5), 3)
-    with pytest.raises(InvalidData, match=r"labels must be from 0 to 1, .* got -3 in client 7"):
+    with pytest.raises(InvalidData, match=r"targets of client 7 must be in 0 … 1, .* got -3"):
         check_labels(fed.FederatedData({7: (TEST[0], TEST[1] - 3)}), 2)
-    with pytest.raises(InvalidData, match=r"labels must be from 0 to 1, .* got 6 in the test set"):
+    with pytest.raises(InvalidData, match=r"targets of the test set must be in 0 … 1, .* got 6"):
         check_labels(million(classes=None, test=(TEST[0], TEST[1] + 5)), 2)
 
 

@@ -54,9 +54,9 @@ def synthetic(
         >>> data.clients, data.classes, data.read(999_999)[0].shape[1]
         (range(0, 1000000), 10, 60)
     """
-    devices = _Devices(streams, alpha, beta, test_fraction)
-    train = ClientsOnDemand(range(clients), devices.kept, devices.size)
-    return FederatedData(train, held_out.of_first(train.clients, devices.held_out) if test_fraction else None, _CLASSES)
+    devices = _Devices(streams, alpha, beta)
+    data = FederatedData(ClientsOnDemand(range(clients), devices.draw, devices.size), None, _CLASSES)
+    return held_out.of_each_on_demand(data, test_fraction) if test_fraction else data
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,12 @@ class _Devices:
     streams: Streams
     alpha: float
     beta: float
-    test_fraction: float
 
     def size(self, client: int) -> int:
-        n = _size(self._generator(client))
-        return n - held_out.share(n, self.test_fraction)
+        return _size(self._generator(client))
 
-    def kept(self, client: int) -> Pair:
-        return self._parts(client)[0]
-
-    def held_out(self, client: int) -> Pair:
-        return self._parts(client)[1]
-
-    def _parts(self, client: int) -> tuple[Pair, Pair]:
-        x_EF, y_E = _device(self._generator(client), self.alpha, self.beta)
-        end = len(y_E) - held_out.share(len(y_E), self.test_fraction)
-        return (x_EF[:end], y_E[:end]), (x_EF[end:], y_E[end:])
+    def draw(self, client: int) -> Pair:
+        return _device(self._generator(client), self.alpha, self.beta)
 
     def _generator(self, client: int) -> np.random.Generator:
         return self.streams.generator("synthetic", client)

@@ -5,12 +5,12 @@ Shapes: see :mod:`fed.layout`.
 
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from csv import Error as CSVError
 from csv import reader
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from fed.config.validation import nearest
 from fed.errors import InvalidData
 
 __all__ = ["csv", "npz"]
-
-_Number = TypeVar("_Number", int, float)
 
 
 def csv(
@@ -58,7 +56,7 @@ def csv(
     if client:
         columns[client] = sheet.names(client)
     columns = _with_holders(columns, client, [file.stem for file, _ in sheet.places])
-    labels_E = _labels(sheet.integers(label), path, label, classes)
+    labels_E = _labels(sheet.numbers(label, np.int64, "be an integer"), path, label, classes)
     inputs_EF = np.stack(list(reals.values()), axis=1)
     inputs, targets = torch.from_numpy(inputs_EF), torch.from_numpy(labels_E)
     return Samples(inputs, targets, None, {**columns, label: labels_E}, classes, Names((*reals, label)))
@@ -200,19 +198,25 @@ class _Sheet:
                 raise self._wrong(name, row, "not be empty")
         return self.cells[name]
 
-    def integers(self, name: str) -> NDArray[np.int64]:
-        """A column of integers."""
-        return np.array(self._numbers(name, _int64, "be an integer"), dtype=np.int64)
+    def numbers(self, name: str, kind: type[Any], allowed: str) -> NDArray[Any]:
+        """A column of numbers.
+
+        Args:
+            name: the column's.
+            kind: of NumPy's types.
+            allowed: what each cell must be, for the message.
+        """
+        cells = self.column(name)
+        if (values := _numbers(cells, kind)) is not None:
+            return values
+        wrong = [row for row, cell in enumerate(cells) if _numbers([cell], kind) is None]
+        raise self._wrong(name, wrong[0], allowed, are_texts=len(wrong) == len(cells))
 
     def reals(self, name: str) -> NDArray[np.float32]:
         """A column of numbers that float32 can hold."""
-        if not any(_is_number(cell) for cell in self.column(name)):
-            raise self._wrong(
-                name, 0, "be a number", "a column of texts is no feature; name it in data.metadata or as data.client"
-            )
         with np.errstate(over="ignore"):
             # as above, what overflows is refused with its place
-            values = np.array(self._numbers(name, float, "be a number")).astype(np.float32)
+            values = self.numbers(name, np.float64, "be a number").astype(np.float32)
         if not np.isfinite(values).all():
             raise self._wrong(name, int(np.flatnonzero(~np.isfinite(values))[0]), "be finite in float32")
         return values
@@ -220,32 +224,21 @@ class _Sheet:
     def names(self, name: str) -> NDArray[np.generic]:
         """A column of integers where every cell is one as Python would write it, else of texts."""
         cells = self.column(name)
-        try:
-            numbers = [_int64(cell) for cell in cells]
-        except ValueError:
-            return np.array(cells)
-        return np.array(numbers if tuple(map(str, numbers)) == cells else cells)  # 7 and 007 may be two clients
+        numbers = _numbers(cells, np.int64)
+        # 7 and 007 may be two clients
+        are_numbers = numbers is not None and tuple(map(str, numbers.tolist())) == cells
+        return numbers if numbers is not None and are_numbers else np.array(cells)
 
     def values(self, name: str) -> NDArray[np.generic]:
         """A column of numbers where every cell is one, else of texts."""
-        try:
-            return np.array([float(cell) for cell in self.column(name)])
-        except ValueError:
-            return np.array(self.column(name))
+        numbers = _numbers(self.column(name), np.float64)
+        return np.array(self.column(name)) if numbers is None else numbers
 
-    def _numbers(self, name: str, number: Callable[[str], _Number], allowed: str) -> list[_Number]:
-        values = []
-        for row, cell in enumerate(self.column(name)):
-            try:
-                values.append(number(cell))
-            except ValueError:
-                raise self._wrong(name, row, allowed) from None
-        return values
-
-    def _wrong(
-        self, name: str, row: int, allowed: str, remedy: str = "correct the cell, or remove the row"
-    ) -> InvalidData:
+    def _wrong(self, name: str, row: int, allowed: str, *, are_texts: bool = False) -> InvalidData:
         file, number = self.places[row]
+        remedy = "correct the cell, or remove the row"
+        if are_texts:
+            remedy = "a column of texts is no feature; name it in data.metadata or as data.client"
         return InvalidData(
             f"{file}: row {number}, column {name} must {allowed}, got {self.cells[name][row]!r}: {remedy}"
         )
@@ -303,16 +296,9 @@ def _check_header(header: list[str], file: Path, required: dict[str, str]) -> No
             raise InvalidData(f"{file}: data.{key} must name a column, got {name!r}{nearest(name, header)}")
 
 
-def _is_number(text: str) -> bool:
+def _numbers(cells: Sequence[str], kind: type[Any]) -> NDArray[Any] | None:
+    """Cells as numbers of one of NumPy's types; None where one is no such number."""
     try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _int64(text: str) -> int:
-    value = int(text)
-    if not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value} needs more than 64 bits")
-    return value
+        return np.array(cells).astype(kind)
+    except (ValueError, OverflowError):
+        return None
