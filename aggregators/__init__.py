@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _BASES = ("Aggregator", "Algorithm", "ClientWork", "LocalRule", "PeerRule", "Phase", "Reduced", "Report")
 _TRANSFORMS = (
-    *("Adagrad", "Adam", "Chain", "Clip", "Composed", "Lookahead", "Momentum", "Nesterov", "Reducer", "Scale"),
-    *("Transform", "TrustRatio", "Weigh", "WeightDecay", "Yogi", "chain"),
+    *("Adagrad", "Adam", "Chain", "Clip", "Composed", "Lookahead", "Messages", "Momentum", "Nesterov", "Reducer"),
+    *("Scale", "Transform", "TrustRatio", "Weigh", "WeightDecay", "Yogi", "chain"),
 )
 _HOME_OF = {
     **{target.partition(":")[2]: target.partition(":")[0] for target in ALGORITHMS.builtin.values()},

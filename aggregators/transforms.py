@@ -28,6 +28,7 @@ __all__ = [
     "Clip",
     "Composed",
     "Lookahead",
+    "Messages",
     "Moments",
     "Momentum",
     "Nesterov",
@@ -76,6 +77,22 @@ class Transform(Hyperparameters):
         return mean_update_P, state
 
 
+class Messages(NamedTuple):
+    """Messages of a round, in the order of their tasks.
+
+    Args:
+        vectors_SM: in float64.
+        weights_S: above 0.
+    """
+
+    vectors_SM: Tensor
+    weights_S: Tensor
+
+    def replaced_by(self, point_M: Tensor) -> "Messages":
+        """A single message in the place of all, with their weight."""
+        return Messages(point_M.unsqueeze(0), self.weights_S.sum(0, keepdim=True))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reducer(Transform, ABC):
     """Transform that needs the single messages of a round."""
@@ -89,15 +106,12 @@ class Reducer(Transform, ABC):
         return messages
 
     @abstractmethod
-    def reduce(
-        self, state: Any, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[Any, Tensor, Tensor]:
-        """Next state, and fewer or other messages with their weights; a single one is the round's mean.
+    def reduce(self, state: Any, messages: Messages, generator: np.random.Generator) -> tuple[Any, Messages]:
+        """Next state, and fewer or other messages; a single one is the round's mean.
 
         Args:
             state: what it kept until now.
-            messages_SM: in the order of their tasks, in float64.
-            weights_S: above 0.
+            messages: of the round.
             generator: the round's own stream.
 
         Raises:
@@ -388,15 +402,15 @@ class Composed(Aggregator):
         self, state: State, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
     ) -> tuple[State, Tensor]:
         """The messages through the transforms that need them; the weighted mean of what is left."""
-        kept = []
+        messages, kept = Messages(messages_SM, weights_S), []
         for transform, its_state in zip(self._transforms, state.kept, strict=True):
             if isinstance(transform, Reducer):
-                its_state, messages_SM, weights_S = transform.reduce(its_state, messages_SM, weights_S, generator)
+                its_state, messages = transform.reduce(its_state, messages, generator)
             kept.append(its_state)
         state = state._replace(kept=tuple(kept))
-        if len(messages_SM) == 1:  # it keeps its bits, which w m / w may not have
-            return state, messages_SM[0]
-        return super().combine(state, messages_SM, weights_S, generator)
+        if len(messages.vectors_SM) == 1:  # it keeps its bits, which w m / w may not have
+            return state, messages.vectors_SM[0]
+        return super().combine(state, *messages, generator)
 
     def apply(self, state: State, reduced: Reduced) -> State:
         """The model plus the mean update through the transforms."""

@@ -9,10 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from fed.aggregators.robust.centres import CenteredClipping, GeometricMedian, NormBound
-from fed.aggregators.robust.coordinates import Median, TrimmedMean
-from fed.aggregators.robust.distances import Bucketing, NearestNeighbourMixing
-from fed.aggregators.robust.selection import Bulyan, Krum, MultiKrum
+from fed.aggregators.robust.centres import CenteredClipping, GeometricMedian, Median, NormBound, TrimmedMean
+from fed.aggregators.robust.distances import Bucketing, Bulyan, Krum, MultiKrum, NearestNeighbourMixing
 from fed.aggregators.transforms import Composed, Reducer, Transform, Weigh
 from fed.errors import ValueRange
 

@@ -1,21 +1,136 @@
-"""Rules that bound a single message's influence on the result.
+"""Rules that put one point in the place of a round's messages, or bound how far a single message can move it.
+
+Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018, arXiv 1803.01498
+(median and trimmed mean, each coordinate by itself); the other rules name their papers themselves.
 
 Shapes: see :mod:`fed.layout`.
 """
 
+import re
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fed.aggregators.robust.bounds import Outvoting, Point
-from fed.aggregators.robust.coordinates import Median
-from fed.aggregators.transforms import Reducer
+from fed.aggregators.transforms import Messages, Reducer
+from fed.errors import InvalidExperiment
 
-__all__ = ["CenteredClipping", "Centre", "GeometricMedian", "NormBound"]
+__all__ = [
+    "CenteredClipping",
+    "Centre",
+    "GeometricMedian",
+    "Median",
+    "NormBound",
+    "Outvoting",
+    "Point",
+    "TrimmedMean",
+    "by_columns",
+]
+
+_COLUMNS = 2**15
+"""So many columns of a few dozen messages, sorted and summed up, stay in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outvoting(Reducer):
+    """Base of rules that need n ≥ a f + b messages of a round.
+
+    Args:
+        attackers: f ≥ 0.
+
+    Example:
+        >>> from fed.aggregators.robust.distances import Krum
+        >>> Krum(attackers=2).left(5)
+        Traceback (most recent call last):
+        fed.errors.InvalidExperiment: krum needs n ≥ 2f + 3 messages in a round, got n=5 with attackers f=2: raise \
+rounds.cohort, or lower bucketing, until there are 7, or lower attackers
+    """
+
+    per_attacker: ClassVar[int] = 2
+    """a."""
+    beside: ClassVar[int] = 1
+    """b."""
+
+    attackers: NonNegativeInt = 0
+
+    def left(self, messages: int) -> int:
+        """One."""
+        needed = self.per_attacker * self.attackers + self.beside
+        if messages < needed:
+            kind = re.sub(r"\B(?=[A-Z])", "_", type(self).__name__).lower()
+            raise InvalidExperiment(
+                f"{kind} needs n ≥ {self.per_attacker}f + {self.beside} messages in a round, got n={messages} with "
+                f"attackers f={self.attackers}: raise rounds.cohort, or lower bucketing, until there are {needed}, or "
+                "lower attackers"
+            )
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Outvoting):
+    """Base of rules that replace all messages by one point, and keep no state."""
+
+    def reduce(self, state: None, messages: Messages, generator: np.random.Generator) -> tuple[None, Messages]:
+        """The point, with the weight of all."""
+        self.left(len(messages.vectors_SM))
+        return None, messages.replaced_by(self.point(*messages))
+
+    @abstractmethod
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
+        """The point: [M]."""
+
+
+def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
+    """Apply a rule to each column by itself, a few columns at a time.
+
+    Args:
+        rule: [S, C] → [C].
+        messages_SM: the whole.
+    """
+    return torch.cat([rule(part_SJ) for part_SJ in torch.split(messages_SM, _COLUMNS, dim=1)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Median(Point):
+    r"""Each coordinate's weighted median, in the middle between both where there are two.
+
+    .. math:: \tfrac12 (\min\{v: W(≤ v) ≥ W/2\} + \max\{v: W(≥ v) ≥ W/2\})
+
+    It stays within the honest values while attackers have less than half of the weight.
+
+    Args:
+        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+    """
+
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
+        """The medians."""
+        return by_columns(lambda part_SJ: _median(part_SJ, weights_S), messages_SM)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimmedMean(Point):
+    r"""Each coordinate's weighted mean without the largest and the smallest values.
+
+    .. math:: \text{of weight } β W \text{ at either end}, \qquad β = f / n
+
+    Equal weights lose f values at either end. A value at the edge of what is cut counts with the part of its weight
+    that is left. It stays within the honest values while attackers have no more than β of the weight.
+
+    Args:
+        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+    """
+
+    attackers: NonNegativeInt = 1
+
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
+        """The means of what is left."""
+        share = self.attackers / len(messages_SM)
+        return by_columns(lambda part_SJ: _trimmed_mean(part_SJ, weights_S, share), messages_SM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +194,9 @@ class CenteredClipping(Outvoting):
         """A centre of zero."""
         return Centre(torch.zeros_like(params_P))
 
-    def reduce(
-        self, state: Centre, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[Centre, Tensor, Tensor]:
+    def reduce(self, state: Centre, messages: Messages, generator: np.random.Generator) -> tuple[Centre, Messages]:
         """The centre."""
+        messages_SM, weights_S = messages
         self.left(len(messages_SM))
         shares_S, params = weights_S / weights_S.sum(), len(state.centre_P)
         centre_M = torch.cat([state.centre_P, messages_SM.new_zeros(messages_SM.shape[1] - params)])
@@ -90,7 +204,7 @@ class CenteredClipping(Outvoting):
             away_SM = messages_SM - centre_M
             centre_M = centre_M + (shares_S * _shortening(away_SM, self.radius)) @ away_SM
         # a view would keep the buffers' part too
-        return Centre(centre_M[:params].clone()), centre_M.unsqueeze(0), weights_S.sum(0, keepdim=True)
+        return Centre(centre_M[:params].clone()), messages.replaced_by(centre_M)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,11 +221,38 @@ class NormBound(Reducer):
 
     norm: PositiveFloat = 1.0
 
-    def reduce(
-        self, state: None, messages_SM: Tensor, weights_S: Tensor, generator: np.random.Generator
-    ) -> tuple[None, Tensor, Tensor]:
+    def reduce(self, state: None, messages: Messages, generator: np.random.Generator) -> tuple[None, Messages]:
         """The shortened messages, as many as before."""
-        return None, messages_SM * _shortening(messages_SM, self.norm).unsqueeze(1), weights_S
+        messages_SM, weights_S = messages
+        return None, Messages(messages_SM * _shortening(messages_SM, self.norm).unsqueeze(1), weights_S)
+
+
+def _median(part_SJ: Tensor, weights_S: Tensor) -> Tensor:
+    values_SJ, weights_SJ = _sorted(part_SJ, weights_S)
+    below_SJ = weights_SJ.cumsum(0)
+    half_J = below_SJ[-1] / 2
+    middle = [below.sum(0, keepdim=True) for below in (below_SJ < half_J, below_SJ <= half_J)]
+    low_1J, high_1J = (torch.take_along_dim(values_SJ, index_1J, 0) for index_1J in middle)
+    return (low_1J + high_1J).squeeze(0) / 2
+
+
+def _trimmed_mean(part_SJ: Tensor, weights_S: Tensor, share: float) -> Tensor:
+    values_SJ, weights_SJ = _sorted(part_SJ, weights_S)
+    end_SJ = weights_SJ.cumsum(0)
+    cut = share * float(weights_S.sum())
+    kept_SJ = torch.minimum(end_SJ, end_SJ[-1] - cut) - (end_SJ - weights_SJ).clamp(min=cut)
+    # What rounding leaves of a value that is cut is nothing: it may be the attacker's 1e200.
+    kept_SJ = torch.where(kept_SJ > 1e-9 * weights_SJ, kept_SJ, 0)
+    return (kept_SJ * values_SJ).sum(0) / kept_SJ.sum(0)
+
+
+def _sorted(part_SJ: Tensor, weights_S: Tensor) -> tuple[Tensor, Tensor]:
+    """Each column's values in ascending order, and their weights; equal weights have one column for all."""
+    if bool((weights_S == weights_S[0]).all()):
+        # NumPy's sort takes a sixth of the time of PyTorch's, which cannot leave out where values came from.
+        return torch.from_numpy(np.sort(part_SJ.numpy(), axis=0)), weights_S.unsqueeze(1)
+    values_SJ, order_SJ = part_SJ.sort(dim=0, stable=True)
+    return values_SJ, weights_S[order_SJ]
 
 
 def _norms(vectors_SM: Tensor) -> Tensor:

@@ -156,12 +156,10 @@ class NodeTraining:
         return replace(train, steps=(steps,)) if steps < most else train
 
     def _steps_of(self, train: Train) -> int:
-        """Optimizer steps of all phases."""
-        samples, never_single = self._prepared.data.size_of(self._client), normalises_batches(self._recipe.module)
-        return sum(
-            Batches(phase.local(self._recipe.local), samples, never_single, phase.steps(train.steps[0])).steps
-            for phase in self._recipe.phases
-        )
+        """Optimizer steps of the first phase; several phases are not counted."""
+        recipe, phase, samples = self._recipe, self._recipe.phases[0], self._prepared.data.size_of(self._client)
+        local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
+        return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
 
     def _keep(self, name: str, before: ClientState, rows: Sequence[Tensor]) -> None:
         """Store the client's state before and after a task, until it is known which part of the way counts."""

@@ -16,11 +16,11 @@ from torch.func import functional_call, vmap
 
 from fed.aggregators.base import Phase
 from fed.clients.data import Pair
+from fed.clients.training.batches import Block, GroupSteps
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, of_each_sample
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import is_plain_descent, optimizer_for
-from fed.clients.training.padded_batches import Block, GroupSteps
 from fed.clients.training.stacked_states import StackedStates
 from fed.config.experiment import Local
 from fed.errors import InvalidModel

@@ -1,15 +1,26 @@
-"""Batches: a client's samples cut into optimizer steps, and a step into the batches that it accumulates."""
+"""Batches: a client's samples cut into optimizer steps, and a group's samples into steps that all clients take at once.
 
-from collections.abc import Iterator
+Shapes: see :mod:`fed.layout`.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.config.experiment import Local
 
-__all__ = ["Batches", "normalises_batches"]
+__all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
+
+_STEPS_AT_ONCE = 512  # steps for which the indices of samples are made at a time
+
+_Order: TypeAlias = Callable[[], np.random.Generator]
 
 
 class Batches:
@@ -77,3 +88,124 @@ def _cut(samples: int, size: int, never_single: bool) -> list[int]:
     if never_single and len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [sizes[-2] + 1]
     return sizes
+
+
+class Block(NamedTuple):
+    """Consecutive steps of a group, clients in descending order of their steps.
+
+    Args:
+        index_E: for each batch, which of all samples stands in each place, K · B of them.
+        weights_KB: for each batch, what its losses count in their client's mean; 0 where a place is filled up.
+        sizes_LK: the samples that each client has in each step, in float64; 0 once it has finished.
+        active: the number of clients that take part in each step.
+    """
+
+    index_E: tuple[Tensor, ...]
+    weights_KB: tuple[Tensor, ...]
+    sizes_LK: Tensor
+    active: list[int]
+
+    def batches(self, step: int, rows: int) -> list[tuple[Tensor, Tensor]]:
+        """Batches of a step for the first rows: indices [rows · B] and weights [rows, B] each."""
+        batches = len(self.index_E) // len(self.active)
+        its = slice(step * batches, (step + 1) * batches)
+        pairs = zip(self.index_E[its], self.weights_KB[its], strict=True)
+        return [(index_E[: rows * weights_KB.shape[1]], weights_KB[:rows]) for index_E, weights_KB in pairs]
+
+
+class _Client(NamedTuple):
+    plan: Batches
+    order: _Order
+    begin: int  # of its samples among those of all
+
+
+class GroupSteps:
+    """Cuts groups into steps, one group after another.
+
+    Where a client has fewer samples in a step than another, its last one fills its places, with weight 0.
+
+    Attributes:
+        plan: the :class:`Batches` of a number of samples, and of a task's own number of steps, if it says one; the
+            same object for the same numbers.
+
+    Args:
+        local: the experiment's section of that name.
+        device: where the indices and weights are wanted.
+        dtype: of the weights.
+
+    Example:
+        >>> steps = GroupSteps(Local(batch_size=4, epochs=1), torch.device("cpu"), torch.float32)
+        >>> orders = [lambda: np.random.default_rng(0)] * 2
+        >>> (block,) = steps.blocks([steps.plan(6, None), steps.plan(3, None)], orders, [0, 1])
+        >>> block.sizes_LK.tolist(), block.active
+        ([[4.0, 3.0], [2.0, 0.0]], [2, 1])
+    """
+
+    def __init__(self, local: Local, device: torch.device, dtype: torch.dtype) -> None:
+        self._local = local
+        self._device = device
+        self._dtype = dtype
+        self.plan = cache(lambda samples, steps: Batches(local, samples, steps=steps))
+        self._ordered: tuple[list[Batches], list[Block]] | None = None
+
+    def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
+        """Blocks of a group's steps; those of the last group are used again if sizes agree and all keep their order.
+
+        Args:
+            plans: each client's ``plan``.
+            orders: each client's stream that shuffles its samples, made when something is drawn.
+            rows: the clients in descending order of steps, as they stand in the blocks.
+        """
+        in_rows = [plans[row] for row in rows]
+        if self._ordered is not None and self._ordered[0] == in_rows:
+            return self._ordered[1]
+        begins = [0, *itertools.accumulate(plan.samples for plan in plans)]
+        blocks = self._blocks([_Client(plans[row], orders[row], begins[row]) for row in rows])
+        if in_rows[0].steps > _STEPS_AT_ONCE or not all(plan.keeps_order for plan in in_rows):
+            return blocks
+        self._ordered = in_rows, list(blocks)
+        return self._ordered[1]
+
+    def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
+        """Blocks of at most 512 steps."""
+        plans = [client.plan for client in clients]
+        largest = max(plan.sizes[0] for plan in plans)
+        batch = min(self._local.batch_size, 1 << (largest - 1).bit_length())  # few shapes, for each of them is recorded
+        places_W = np.arange(-(-largest // batch) * batch)
+        places = [_places(client, places_W) for client in clients]
+        for first in range(0, plans[0].steps, _STEPS_AT_ONCE):
+            steps_L = np.arange(first, min(first + _STEPS_AT_ONCE, plans[0].steps))
+            index_LKW = np.zeros((len(steps_L), len(plans), len(places_W)), dtype=np.int64)
+            sizes_LK = np.zeros(index_LKW.shape[:2], dtype=np.int64)
+            for row, (plan, its_places) in enumerate(zip(plans, places, strict=True)):
+                own_L = steps_L[steps_L < plan.steps]
+                if len(own_L):
+                    index_LKW[: len(own_L), row] = next(its_places)
+                    # every epoch has the sizes of the first
+                    sizes_LK[: len(own_L), row] = np.take(plan.sizes, own_L, mode="wrap")
+            # a finished client has size 0
+            weights_LKW = (places_W < sizes_LK[..., None]) / np.maximum(sizes_LK, 1)[..., None]
+            index_UKB, weights_UKB = (
+                part.reshape(*sizes_LK.shape, -1, batch).swapaxes(1, 2).reshape(-1, len(plans), batch)
+                for part in (index_LKW, weights_LKW)
+            )
+            yield Block(
+                torch.from_numpy(index_UKB).to(self._device).flatten(1).unbind(),
+                torch.from_numpy(weights_UKB).to(self._device, self._dtype).unbind(),
+                torch.from_numpy(sizes_LK).to(self._device, torch.float64),
+                (sizes_LK > 0).sum(1).tolist(),
+            )
+
+
+def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Samples in a client's places [L, W], a block at a time; places left over hold the step's last sample."""
+    plan = client.plan
+    orders = itertools.repeat(np.arange(plan.samples)) if plan.keeps_order else plan.orders(client.order())
+    taken: list[NDArray[np.int64]] = []
+    for first in range(0, plan.steps, _STEPS_AT_ONCE):
+        epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))
+        epochs_L -= epochs_L[0]
+        taken = taken[-1:] if steps_L[0] else []
+        taken += itertools.islice(orders, int(epochs_L[-1]) + 1 - len(taken))
+        places_LW = np.minimum(places_W, np.take(plan.sizes, steps_L)[:, None] - 1) + plan.sizes[0] * steps_L[:, None]
+        yield client.begin + np.stack(taken)[epochs_L[:, None], places_LW]

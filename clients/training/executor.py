@@ -4,11 +4,10 @@ An item is a small picklable content with tensors. Here this process does it; in
 others do.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from torch import Tensor
 
@@ -54,7 +53,7 @@ class Result(NamedTuple):
     tensors: Sequence[Tensor]
 
 
-class Executor(AbstractContextManager["Executor", None]):
+class Executor(ABC):
     """Does items; one thread may use it, as a context that ends what it began.
 
     Attributes:
@@ -87,6 +86,9 @@ class Executor(AbstractContextManager["Executor", None]):
     @abstractmethod
     def close(self) -> None:
         """Drop whatever is not done. Afterwards no process is left."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -205,11 +205,8 @@ class GroupTraining:
         if message.codecs:
             stages.append(("what the codecs of uplink make of its update", [*filter(torch.is_floating_point, sent)]))
         for name, tensors in stages:
-            if all(math.isfinite(tensor.sum(dtype=torch.float64)) for tensor in tensors):
-                continue
-            finite_K = torch.stack([torch.isfinite(tensor).all(1) for tensor in tensors]).all(0)
-            if not bool(finite_K.all()):
-                return task.clients[finite_K.tolist().index(False)], f"{name} is not finite"
+            if (row := _first_not_finite(*tensors)) is not None:
+                return task.clients[row], f"{name} is not finite"
         return None
 
     def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
@@ -291,12 +288,18 @@ def _largest(integers_KI: Tensor, sent_I: Tensor) -> Tensor:
 def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:
     """The first client of a group whose numbers are not finite in a phase, if there is one."""
     for group in groups:
-        # That a sum is finite says so of each number; a sum of finite numbers may be none.
-        if all(map(math.isfinite, group.train_losses)) and math.isfinite(group.params_KV.sum()):
-            continue
-        for client, loss, vector_V in zip(task.clients, group.train_losses, group.params_KV, strict=True):
+        for client, loss in zip(task.clients, group.train_losses, strict=True):
             if not math.isfinite(loss):
                 return client, f"the training loss became {loss}"
-            if not bool(torch.isfinite(vector_V).all()):
-                return client, "the trained model is not finite"
+        if (row := _first_not_finite(group.params_KV)) is not None:
+            return task.clients[row], "the trained model is not finite"
     return None
+
+
+def _first_not_finite(*tensors: Tensor) -> int | None:
+    """The first row that is not finite in all of the tensors [K, ·]; None if there is none."""
+    # that a sum is finite says so of each number; a sum of finite numbers may be none
+    if all(math.isfinite(tensor.sum()) for tensor in tensors):
+        return None
+    finite = torch.stack([torch.isfinite(tensor).all(1) for tensor in tensors]).all(0).tolist()
+    return finite.index(False) if False in finite else None

@@ -8,7 +8,7 @@ Shapes: see :mod:`fed.layout`.
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,14 +16,6 @@ from torch import Tensor
 from fed.config.experiment import Local
 
 __all__ = ["SGD", "AdamOptimizer", "Optimizer", "is_plain_descent", "optimizer_for"]
-
-
-class Optimizer(Protocol):
-    """A rule for one step, and its state."""
-
-    def step(self, x_P: Tensor, gradient_P: Tensor) -> None:
-        """Move x_P in place; the gradient may be overwritten."""
-        ...
 
 
 @dataclass
@@ -100,6 +92,10 @@ class AdamOptimizer:
         # in torch.optim's order, so that the last bits agree
         root_P = second_P.sqrt().div_(math.sqrt(1 - beta2**self._steps)).add_(self.eps)
         x_P.addcdiv_(first_P, root_P, value=-self.lr / (1 - beta1**self._steps))
+
+
+Optimizer: TypeAlias = SGD | AdamOptimizer
+"""A rule for one step, which moves x_P in place and may overwrite the gradient, with its state."""
 
 
 def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:

@@ -117,9 +117,10 @@ ALGORITHMS = Family(
     "algorithm",
     Component,
     {
-        **_pages("FedAvg", "FedProx", "FedAvgM", "BMUF", "MOON", "SlowMo", "DiLoCo", "EASGD", "EAMSGD", "Scaffold"),
-        **_pages("FedNova", "FedDyn", "MimeLite", "QFedAvg", "AFL", "FedAdagrad", "FedAdam", "FedYogi", "FedBN"),
-        **_pages("FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
+        **_pages("FedAvg", "FedProx", "FedAvgM", "BMUF", "MOON", "SlowMo", "DiLoCo", "Scaffold", "FedNova"),
+        **_in("aggregators.easgd", easgd="EASGD", eamsgd="EAMSGD"),
+        **_in("aggregators.fedopt", fedadagrad="FedAdagrad", fedadam="FedAdam", fedyogi="FedYogi"),
+        **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
         "local": "fed.aggregators.local:LocalOnly",
         "local_sgd": "fed.aggregators.local_sgd:LocalSGD",
         "post_local_sgd": "fed.aggregators.post_local_sgd:PostLocalSGD",

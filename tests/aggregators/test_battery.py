@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced
 from fed.aggregators.client_side import first_client_state, format_of, reported, starting_states
-from fed.aggregators.fedadagrad import FedAdagrad
-from fed.aggregators.fedadam import FedAdam
-from fed.aggregators.fedyogi import FedYogi
+from fed.aggregators.fedopt import FedAdagrad, FedAdam, FedYogi
 from fed.config.docstrings import arguments
 from fed.config.registry import ALGORITHMS
 from fed.layout import Layout

@@ -14,8 +14,7 @@ from fed.aggregators.afl import AFL, onto_simplex
 from fed.aggregators.base import Aggregator, ClientWork, Reduced
 from fed.aggregators.bmuf import BMUF
 from fed.aggregators.diloco import DiLoCo
-from fed.aggregators.eamsgd import EAMSGD
-from fed.aggregators.easgd import EASGD
+from fed.aggregators.easgd import EAMSGD, EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.feddyn import FedDyn
 from fed.aggregators.fednova import FedNova

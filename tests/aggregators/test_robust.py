@@ -28,11 +28,9 @@ from fed.aggregators.robust.algorithms import (
     FedTrimmedMean,
     Robust,
 )
-from fed.aggregators.robust.centres import CenteredClipping, Centre, GeometricMedian, NormBound
-from fed.aggregators.robust.coordinates import Median, TrimmedMean
-from fed.aggregators.robust.distances import Bucketing, NearestNeighbourMixing, distances
-from fed.aggregators.robust.selection import Bulyan, Krum, MultiKrum
-from fed.aggregators.transforms import Momentum, Reducer, Weigh, chain
+from fed.aggregators.robust.centres import CenteredClipping, Centre, GeometricMedian, Median, NormBound, TrimmedMean
+from fed.aggregators.robust.distances import Bucketing, Bulyan, Krum, MultiKrum, NearestNeighbourMixing, distances
+from fed.aggregators.transforms import Messages, Momentum, Reducer, Weigh, chain
 from fed.errors import InvalidExperiment, ValueRange
 from fed.simulations.simulation import Simulation
 
@@ -68,7 +66,9 @@ def reduced(piece: Reducer, messages_SM: Matrix, weights_S: Any = None, state: A
         np.ones(len(messages_SM)) if weights_S is None else np.array(weights_S, dtype=np.float64)
     )
     state = piece.init(torch.zeros(messages_SM.shape[1], dtype=torch.float64)) if state is None else state
-    return piece.reduce(state, torch.from_numpy(messages_SM), weights, np.random.default_rng(seed))
+    messages = Messages(torch.from_numpy(messages_SM), weights)
+    state, messages = piece.reduce(state, messages, np.random.default_rng(seed))
+    return state, *messages
 
 
 def result(rule: Robust, messages_SM: Matrix, weights_S: Any = None, seed: int = 0) -> Matrix:
@@ -179,8 +179,8 @@ def test_bucketing_is_byzfls(count: int, size: int, attackers: int, bucket: int)
     np.random.seed(3)  # theirs draws from the global generator
     theirs = byzfl.Bucketing(s=bucket)(messages_SM)
     piece, stream = Bucketing(size=bucket), np.random.RandomState(3)
-    given = torch.from_numpy(messages_SM), torch.ones(count, dtype=torch.float64), stream
-    _, ours_BM, weights_B = piece.reduce(None, *given)  # type: ignore[arg-type]  # it permutes as a generator does
+    messages = Messages(torch.from_numpy(messages_SM), torch.ones(count, dtype=torch.float64))
+    _, (ours_BM, weights_B) = piece.reduce(None, messages, stream)  # type: ignore[arg-type]  # as a generator permutes
     same(ours_BM, theirs)
     assert len(ours_BM) == piece.left(count)
     assert set(weights_B.tolist()) == {1.0}

@@ -9,9 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from fed.aggregators.base import Aggregator, Reduced
-from fed.aggregators.fedadagrad import FedAdagrad
-from fed.aggregators.fedadam import FedAdam
-from fed.aggregators.fedyogi import FedYogi
+from fed.aggregators.fedopt import FedAdagrad, FedAdam, FedYogi
 
 Floats = NDArray[np.float64]
 STEPS, PARAMETERS = 50, 9

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.aggregators.robust.centres import NormBound
-from fed.aggregators.robust.coordinates import Median
+from fed.aggregators.robust.centres import Median, NormBound
 from fed.aggregators.transforms import (
     Clip,
     Lookahead,
