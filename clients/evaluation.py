@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -73,6 +74,7 @@ def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair
         return tally.score(samples[1])
 
 
+@dataclass(eq=False)
 class BatchedEvaluator:
     """Evaluation of many models of one kind on the same samples, as :func:`evaluate` scores one.
 
@@ -87,20 +89,16 @@ class BatchedEvaluator:
         private: the names of the tensors that the model does not share.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Loss,
-        metric: Metric | None,
-        device: torch.device,
-        private: Collection[str] = (),
-    ) -> None:
-        self._module = copy.deepcopy(module).to(device).eval()
-        self._layout = Layout.of(self._module, private)
+    module: nn.Module
+    loss: Loss
+    metric: Metric | None
+    device: torch.device
+    private: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self._module = copy.deepcopy(self.module).to(self.device).eval()
+        self._layout = Layout.of(self._module, self.private)
         self._names = [part.name for part in self._layout.parts]
-        self._loss = loss
-        self._metric = metric
-        self._device = device
         self._programs: dict[tuple[int, torch.Size], fx.GraphModule] = {}
 
     def scores(self, vectors_KV: Tensor, integers_KI: Tensor, samples: Pair) -> list[Score]:
@@ -111,10 +109,10 @@ class BatchedEvaluator:
             integers_KI: their integers.
             samples: (inputs, targets), anywhere.
         """
-        states = [part.to(self._device) for part in self._layout.tensors(vectors_KV, integers_KI)]
-        tallies_K = [_Tally(self._loss, self._metric, self._device) for _ in vectors_KV]
+        states = [part.to(self.device) for part in self._layout.tensors(vectors_KV, integers_KI)]
+        tallies_K = [_Tally(self.loss, self.metric, self.device) for _ in vectors_KV]
         with torch.no_grad():
-            for inputs, target in _batches(samples, self._device):
+            for inputs, target in _batches(samples, self.device):
                 for tally, output in zip(tallies_K, self._outputs(states, inputs), strict=True):
                     tally.add(output, target)
             return [tally.score(samples[1]) for tally in tallies_K]

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
-from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_id, check_pair, is_real
+from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_pair, is_real
 from fed.errors import InvalidData
 
 __all__ = ["FederatedData"]
@@ -141,7 +142,11 @@ class FederatedData:
         return self.train.size_of(client) if isinstance(self.train, ClientsOnDemand) else None
 
     def _check(self, client: ClientId, pair: Pair) -> None:
-        check_id(client)
+        if not isinstance(client, int | str | np.integer):
+            raise InvalidData(
+                f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
+                "number the clients, or name them"
+            )
         whose = f"client {client!r}"
         check_pair(pair, whose)
         if self._like is None:

@@ -21,7 +21,6 @@ __all__ = [
     "Samples",
     "check_alike",
     "check_classes",
-    "check_id",
     "check_pair",
     "dense",
     "is_real",
@@ -102,19 +101,6 @@ def dense(pair: Pair) -> Pair:
     """Pair in contiguous memory, as processes share it: kernels may round otherwise for other strides."""
     inputs_E, targets_E = pair
     return inputs_E.contiguous(), targets_E.contiguous()
-
-
-def check_id(client: object) -> None:
-    """Check that a client's id can name a random stream.
-
-    Raises:
-        InvalidData: if it is neither an integer nor a text.
-    """
-    if not isinstance(client, int | str | np.integer):
-        raise InvalidData(
-            f"a client's id must be an integer or a text, for it names random streams, got {client!r}: "
-            "number the clients, or name them"
-        )
 
 
 def check_pair(pair: object, whose: str) -> None:

@@ -5,26 +5,23 @@ Shapes: see :mod:`fed.layout`.
 
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.func import functional_call, vmap
 
-from fed.aggregators.base import Phase
 from fed.clients.data import Pair
 from fed.clients.training.batches import Block, GroupSteps
+from fed.clients.training.flat import StackedStates
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, of_each_sample
+from fed.clients.training.local_trainer import LocalTrainer
+from fed.clients.training.losses import of_each_sample
 from fed.clients.training.op_graphs import keeps, move_in_place, record
-from fed.clients.training.optimizers import is_plain_descent, optimizer_for
-from fed.clients.training.stacked_states import StackedStates
-from fed.config.experiment import Local
+from fed.clients.training.optimizers import optimizer_for
 from fed.errors import InvalidModel
-from fed.layout import Layout
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 
@@ -48,7 +45,7 @@ class TrainedGroup(NamedTuple):
     samples_seen: list[int]
 
 
-class BatchedTrainer:
+class BatchedTrainer(LocalTrainer):
     r"""Trains many clients with one module at once, as :class:`fed.clients.training.trainer.Trainer` trains one.
 
     Parameters are stacked, one operation serves all clients, and the gradient is that of
@@ -63,43 +60,24 @@ class BatchedTrainer:
     parameters nor buffers. It must treat each sample of a batch as if it were alone, and the loss must be the mean of
     its samples' losses. What is not so raises an error when a step is recorded, as far as its samples show it.
 
-    Args:
-        module: the model; it is only read.
-        loss: (output, target) → scalar.
-        local: the experiment's section of that name; its precision is not float16.
-        phase: what is trained, and by which rule; not by one that adds a term to the loss.
-        device: where to compute.
-        private: the names of what the model does not share.
+    The model is only read. The phase's rule adds no term to the loss.
 
     Raises:
         InvalidModel: if the precision is float16.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Loss,
-        local: Local,
-        phase: Phase,
-        device: torch.device,
-        private: Collection[str] = (),
-    ) -> None:
-        if local.precision == "float16":
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.half is torch.float16:
             raise _unfit("local.precision must be float32 or bfloat16, got float16")
-        assert phase.rule is None or not phase.rule.contrasts
-        self.layout = Layout.of(module, private)
-        self._module = module.to(device).train()
-        self._loss = loss
-        self._local = local = phase.local(local)
+        rule, local = self.phase.rule, self.local
+        assert rule is None or not rule.contrasts
+        self.module.train()
         self._lr = local.lr
-        self._phase = phase
-        self._rule = phase.rule
-        self._device = device
         self._names = [part.name for part in self.layout.parts]
-        self._constants = {name: part for name, part in module.named_buffers() if name not in self._names}
-        is_plain = phase.rule is None and phase.trains == "all" and is_plain_descent(local)
-        self._moves_in_place = is_plain and local.accumulate == 1
-        self._steps = GroupSteps(local, device, self.layout.trained[0].dtype)
+        self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
+        self._moves_in_place = self.is_plain and local.accumulate == 1
+        self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
         self._stacks: dict[int, StackedStates] = {}
         self._held_to = 0
         self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
@@ -129,7 +107,7 @@ class BatchedTrainer:
         """
         said = context.steps or (None,) * len(samples)
         plans = [
-            self._steps.plan(targets.shape[0], self._phase.steps(steps))
+            self._steps.plan(targets.shape[0], self.phase.steps(steps))
             for (_, targets), steps in zip(samples, said, strict=True)
         ]
         # so that clients with steps left are always the first rows
@@ -137,11 +115,11 @@ class BatchedTrainer:
         back = None if rows == list(range(len(rows))) else torch.tensor(rows).argsort()
         stack = self._stack(len(rows))
         stack.load(*(part if back is None or part.ndim == 1 else part[rows] for part in (start_V, integers_I)))
-        inputs_E, targets_E = (torch.cat(parts).to(self._device) for parts in zip(*samples, strict=True))
+        inputs_E, targets_E = (torch.cat(parts).to(self.device) for parts in zip(*samples, strict=True))
         blocks = self._steps.blocks(plans, orders, rows)
         if back is not None:
             context = context.of(rows)
-        self._set_lr(self._local.lr if context.lr is None else context.lr)
+        self._set_lr(self.local.lr if context.lr is None else context.lr)
         with torch.no_grad():
             sums_K = self._run(stack, (inputs_E, targets_E), blocks, context).cpu()
         vectors_KV, integers_KI = (part.cpu() for part in stack.states())
@@ -159,16 +137,16 @@ class BatchedTrainer:
 
     def _stack(self, rows: int) -> StackedStates:
         if rows not in self._stacks:
-            self._stacks[rows] = StackedStates(self.layout, rows, self._device, in_rows=not self._moves_in_place)
+            self._stacks[rows] = StackedStates(self.layout, rows, self.device, in_rows=not self._moves_in_place)
         return self._stacks[rows]
 
     def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], context: LocalContext) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""
-        sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self._device)
-        if self._rule is not None:
+        sums_K = torch.zeros(stack.rows, dtype=torch.float64, device=self.device)
+        if self.phase.rule is not None:
             context = context.spread(stack.spread, stack.x_KQ[:, : stack.shared])
-        moves = self._phase.moves(stack.shared)
-        optimizer, running = optimizer_for(self._local, self._lr), stack.rows
+        moves = self.phase.moves(stack.shared)
+        optimizer, running = optimizer_for(self.local, self._lr), stack.rows
         for block in blocks:
             step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
@@ -183,9 +161,9 @@ class BatchedTrainer:
                     else:
                         gradient_KQ, losses_K = self._gradient(stack, tensors, group, batches)
                         x_KQ, gradient_KQ = stack.x_KQ[:active], gradient_KQ[:active]
-                        if self._rule is not None:
+                        if self.phase.rule is not None:
                             of_active = context.of(slice(active))
-                            gradient_KQ = of_active.corrected(self._rule, gradient_KQ, x_KQ, stack.shared)
+                            gradient_KQ = of_active.corrected(self.phase.rule, gradient_KQ, x_KQ, stack.shared)
                         optimizer.step(x_KQ[:, moves], gradient_KQ[:, moves])
                     losses.append(losses_K)
                     running = active
@@ -234,20 +212,20 @@ class BatchedTrainer:
     def _hold_to_samples(self, state: Sequence[Tensor], inputs: Tensor, targets: Tensor) -> None:
         """Refuse a model that mixes the samples of a batch, and a loss that is not their mean."""
         half = -(-inputs.shape[1] // 2)
-        with self._precision():
+        with self.precision:
             # copies, for a model may change its inputs in place
             outputs, of_half = self._outputs(state, inputs.clone()), self._outputs(state, inputs[:, :half].clone())
             if not self._agree(outputs[:, :half], of_half):
                 raise _unfit("a model's output for a sample must not depend on others of its batch")
             pairs = zip(outputs.clone(), targets.clone(), strict=True)  # vmap would import PyTorch's compiler
-            means_K = torch.stack([self._loss(output, target) for output, target in pairs])
+            means_K = torch.stack([self.loss(output, target) for output, target in pairs])
             losses_KB = self._losses(outputs.clone(), targets.clone())
         if not self._agree(means_K, losses_KB.mean(1), 1e-5 * _largest(outputs)):
             raise _unfit("a loss must be the mean of its samples' losses")
 
     def _agree(self, one: Tensor, other: Tensor, allowance: float = 0.0) -> bool:
         """True if numbers are equal but for rounding."""
-        tolerance = 1e-3 if self._local.precision == "float32" else 5e-2
+        tolerance = 1e-3 if self.local.precision == "float32" else 5e-2
         limits = {"rtol": tolerance, "atol": tolerance * _largest(one) + allowance}
         return torch.allclose(one.double(), other.double(), **limits, equal_nan=True)
 
@@ -255,28 +233,24 @@ class BatchedTrainer:
         """Each trainable tensor's gradient [K, ...], and losses [K]."""
         *state, inputs, targets, weights_KB = tensors
         trained = [tensor.detach().requires_grad_() for tensor in state[: len(self.layout.trained)]]
-        with self._precision():
+        with self.precision:
             losses_KB = self._losses(self._outputs((*trained, *state[len(trained) :]), inputs), targets)
         losses_K = (losses_KB * weights_KB).sum(1)
         gradients = torch.autograd.grad(losses_K.sum(), trained, allow_unused=True, materialize_grads=True)
         return *gradients, losses_K.detach()
-
-    def _precision(self) -> AbstractContextManager[object]:
-        half = self._local.precision == "bfloat16"
-        return torch.autocast(self._device.type, dtype=torch.bfloat16) if half else nullcontext()
 
     def _outputs(self, state: Sequence[Tensor], inputs: Tensor) -> Tensor:
         outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
         return outputs
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        losses_n = of_each_sample(self._loss, outputs.flatten(0, 1), targets.flatten(0, 1))
+        losses_n = of_each_sample(self.loss, outputs.flatten(0, 1), targets.flatten(0, 1))
         return losses_n.view(targets.shape[:2])
 
     def _forward(self, state: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
         given = self._constants | dict(zip(self._names, state, strict=True))
         after = dict(given)
-        output: Tensor = functional_call(self._module, after, (inputs,))  # which notes there what the module has set
+        output: Tensor = functional_call(self.module, after, (inputs,))  # which notes there what the module has set
         if any(after[name] is not part for name, part in given.items()):
             raise _unfit("a model's forward pass must not set its parameters or buffers")
         return output

@@ -90,7 +90,9 @@ class GroupTraining:
 
     def _answer(self, sent: _Sent) -> tuple[Trained, Sequence[Tensor]]:
         samples, aggregator = sent.samples(), self._recipe.aggregator
-        begin = self._begin(sent)
+        begin = sent.start
+        if aggregator is not None:
+            begin = starting_states(aggregator, self._layout.shared, sent.start, sent.context.client_state)
         group, own, diverged = self._train(sent, begin)
         weights, algorithm = tuple(map(float, samples)), sent.context.client_state
         tensors: Sequence[Tensor] = (group.params_KV, group.integers_KI)
@@ -125,12 +127,6 @@ class GroupTraining:
         if task.wants != "payload":
             return (message.received(update_KM, draw),)
         return (params_KV,) if message.sends_models and params_KV is not None else message.encode(update_KM, draw)
-
-    def _begin(self, sent: _Sent) -> Tensor:
-        """States in which local steps begin: the task's model, or what the algorithm makes of it for each client."""
-        if self._recipe.aggregator is None:
-            return sent.start
-        return starting_states(self._recipe.aggregator, self._layout.shared, sent.start, sent.context.client_state)
 
     def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, tuple[ClientId, str] | None]:
         """Train in all phases, each from where the last of its model ends.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fed.config.experiment import Local
 
-__all__ = ["SGD", "AdamOptimizer", "Optimizer", "is_plain_descent", "optimizer_for"]
+__all__ = ["SGD", "AdamOptimizer", "Optimizer", "optimizer_for"]
 
 
 @dataclass
@@ -104,8 +104,3 @@ def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:
     if local.optimizer == "sgd":
         return SGD(lr, local.momentum, local.nesterov, local.weight_decay)
     return AdamOptimizer(lr, local.betas, local.eps, local.weight_decay, decoupled=local.optimizer == "adamw")
-
-
-def is_plain_descent(local: Local) -> bool:
-    """True if a step is x ← x − η g and no more, so that it can be taken where the gradient is computed."""
-    return local.optimizer == "sgd" and not local.momentum and not local.weight_decay

@@ -5,8 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import math
 import operator
-from collections.abc import Collection, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from functools import cache
 from itertools import chain, islice
 from typing import NamedTuple
@@ -15,21 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fed.aggregators.base import Phase
 from fed.clients.data import Pair
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.contrast import Contrast
 from fed.clients.training.flat import FlatParameters
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss
-from fed.clients.training.optimizers import is_plain_descent, optimizer_for
-from fed.config.experiment import Local
-from fed.layout import Layout
+from fed.clients.training.local_trainer import LocalTrainer
+from fed.clients.training.optimizers import optimizer_for
 from fed.randomness import seeded_torch
 
 __all__ = ["LocalResult", "Trainer"]
 
-_HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _LOSSES_AT_ONCE = 1024  # bounds the memory of losses that wait
 _SAMPLES_AT_ONCE = 128  # where no step is taken
 _NOTHING = LocalContext()
@@ -44,7 +39,7 @@ class LocalResult(NamedTuple):
     samples_seen: int
 
 
-class Trainer:
+class Trainer(LocalTrainer):
     """Trains one client after another with one module, whose parameters are views of one flat vector.
 
     A parameter that the loss does not reach has a gradient of zero: weight decay and momentum move it all the same,
@@ -56,48 +51,29 @@ class Trainer:
     Attributes:
         plan: the :class:`Batches` of a number of samples, and of a task's own number of steps, if it says one.
 
-    Args:
-        module: the model; the trainer takes it over.
-        loss: (output, target) → scalar.
-        local: the experiment's section of that name.
-        phase: what is trained, and by which rule.
-        device: where to compute.
-        private: the names of what the model does not share.
-
     Raises:
         InvalidModel: if a term of the loss compares representations, and the model has no linear layer.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Loss,
-        local: Local,
-        phase: Phase,
-        device: torch.device,
-        private: Collection[str] = (),
-    ) -> None:
-        self.module = module.to(device)
-        self.layout = Layout.of(self.module, private)
-        self.device = device
-        self._loss = loss
-        self._local = phase.local(local)
-        self._phase = phase
-        self._rule = rule = phase.rule
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = self.phase.rule
         self._flat = FlatParameters(self.module, self.layout)
-        self._moves = phase.moves(self._flat.shared)
+        self._moves = self.phase.moves(self._flat.shared)
         saved = self.module.state_dict().keys()
         self._unsaved = {name: part.clone() for name, part in self.module.named_buffers() if name not in saved}
         never_single = normalises_batches(self.module)
-        self.plan = cache(lambda samples, steps: Batches(self._local, samples, never_single, steps=phase.steps(steps)))
+        self.plan = cache(
+            lambda samples, steps: Batches(self.local, samples, never_single, steps=self.phase.steps(steps))
+        )
         self._contrast = Contrast(self.module, rule) if rule is not None and rule.contrasts else None
-        half = _HALF.get(local.precision)
-        self._precision = torch.autocast(device.type, dtype=half) if half else nullcontext()
-        self._is_scaled = half is torch.float16
-        self._is_plain = is_plain_descent(local) and rule is None and phase.trains == "all" and not self._is_scaled
-        is_full = half is None and self.layout.dtype.itemsize >= 4  # else normalising by groups becomes much slower
+        self._is_scaled = self.half is torch.float16
+        # in half precision normalising by groups becomes much slower with channels last
         self._tries_channels_last = (
-            device.type == "cpu" and is_full and self._flat.has_convolutions and not _normalises_channels(self.module)
+            (self.device.type, self.half) == ("cpu", None)
+            and self.layout.dtype.itemsize >= 4
+            and self._flat.has_convolutions
+            and not _normalises_channels(self.module)
         )
         self._in_usual_order: set[torch.Size] = set()  # the shapes of clients' inputs with which it has failed
 
@@ -159,23 +135,23 @@ class Trainer:
         """Train from the state that is loaded."""
         self.module.train()
         x_Q, shared = self._flat.x_Q, self._flat.shared
-        if self._rule is not None:
+        if self.phase.rule is not None:
             context = context.spread(self._flat.spread, x_Q[:shared])
         if self._contrast is not None:
             assert context.anchor_P is not None
             self._contrast.hold(self._flat.named(context.anchor_P), self._flat.named(context.client_state.previous_P))
-        lr = self._local.lr if context.lr is None else context.lr
-        optimizer, scaler, losses = optimizer_for(self._local, lr), _LossScale(), _MeanLoss()
+        lr = self.local.lr if context.lr is None else context.lr
+        optimizer, scaler, losses = optimizer_for(self.local, lr), _LossScale(), _MeanLoss()
         batches = self.plan(len(samples[0]), context.steps[0] if context.steps else None)
         with seeded_torch(seed, self.device):
             for step in self._steps(samples, batches, order):
-                if self._is_plain and len(step) == 1:
+                if self.is_plain and not self._is_scaled and len(step) == 1:
                     self._flat.descend(self._loss_of(*step[0], losses), lr)
                     continue
                 gradient_Q = self._gradient(step, losses, scaler)
                 self._flat.bind_again()
-                if self._rule is not None and self._rule.corrects:
-                    gradient_Q = context.corrected(self._rule, gradient_Q, x_Q, shared)
+                if self.phase.rule is not None and self.phase.rule.corrects:
+                    gradient_Q = context.corrected(self.phase.rule, gradient_Q, x_Q, shared)
                 # slices are views, so that the step moves x_Q
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)
@@ -240,8 +216,8 @@ class Trainer:
         return scaler.gradient(loss, self._flat) if self._is_scaled else self._flat.gradient(loss)
 
     def _loss_of(self, inputs_B: Tensor, targets_B: Tensor, losses: "_MeanLoss") -> Tensor:
-        with self._precision:
-            loss = self._loss(self.module(inputs_B), targets_B)
+        with self.precision:
+            loss = self.loss(self.module(inputs_B), targets_B)
             losses.add(loss.detach(), len(inputs_B))  # else the graph of every batch stays in memory
             return loss if self._contrast is None else loss + self._contrast.penalty(inputs_B)
 

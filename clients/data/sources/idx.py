@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from fed.clients.data import held_out
 from fed.clients.data.samples import Pair, Samples
@@ -98,12 +97,8 @@ def _read_pair(folder: Path, part: str) -> Pair:
             f"{labels_file} must hold one label for each image of {images_file}, got labels of shape {labels.shape} "
             f"and images of shape {images.shape}: {_REMEDY}"
         )
-    return _scaled(images), torch.from_numpy(labels.astype(np.int64))
-
-
-def _scaled(images: NDArray[np.uint8]) -> Tensor:
     inputs = torch.from_numpy(images.astype(np.float32)).div_(255)
-    return inputs.unsqueeze(1) if inputs.ndim == 3 else inputs
+    return inputs.unsqueeze(1) if inputs.ndim == 3 else inputs, torch.from_numpy(labels.astype(np.int64))
 
 
 def _find(folder: Path, part: str, content: str) -> Path | None:

@@ -210,7 +210,7 @@ class _Sheet:
         if (values := _numbers(cells, kind)) is not None:
             return values
         wrong = [row for row, cell in enumerate(cells) if _numbers([cell], kind) is None]
-        raise self._wrong(name, wrong[0], allowed, are_texts=len(wrong) == len(cells))
+        raise self._wrong(name, wrong[0], allowed, are_texts=kind is np.float64 and len(wrong) == len(cells))
 
     def reals(self, name: str) -> NDArray[np.float32]:
         """A column of numbers that float32 can hold."""
@@ -225,9 +225,9 @@ class _Sheet:
         """A column of integers where every cell is one as Python would write it, else of texts."""
         cells = self.column(name)
         numbers = _numbers(cells, np.int64)
-        # 7 and 007 may be two clients
-        are_numbers = numbers is not None and tuple(map(str, numbers.tolist())) == cells
-        return numbers if numbers is not None and are_numbers else np.array(cells)
+        if numbers is None or tuple(map(str, numbers.tolist())) != cells:  # 7 and 007 may be two clients
+            return np.array(cells)
+        return numbers
 
     def values(self, name: str) -> NDArray[np.generic]:
         """A column of numbers where every cell is one, else of texts."""
