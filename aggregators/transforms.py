@@ -43,6 +43,7 @@ __all__ = [
     "WeightDecay",
     "Yogi",
     "chain",
+    "shortening",
 ]
 
 
@@ -154,10 +155,14 @@ class Clip(Transform):
     def report(self, report: Report, work: ClientWork) -> Report:
         """The first part of the message, shortened."""
         update_KP, *others = report.message
-        norms_K1 = torch.linalg.vector_norm(update_KP, dim=1, keepdim=True)
-        # an update of zeros stays one, where 0/0 would be NaN
-        factor_K1 = (self.norm / norms_K1.clamp(min=torch.finfo(norms_K1.dtype).tiny)).clamp(max=1)
-        return report._replace(message=(update_KP * factor_K1, *others))
+        return report._replace(message=(update_KP * shortening(update_KP, self.norm), *others))
+
+
+def shortening(vectors_KM: Tensor, norm: float) -> Tensor:
+    """Factors [K, 1] that shorten vectors to a norm; 0 where a square overflows."""
+    norms_K1 = torch.linalg.vector_norm(vectors_KM, dim=1, keepdim=True)
+    # a vector of zeros stays one, where 0/0 would be NaN
+    return (norm / norms_K1.clamp(min=torch.finfo(norms_K1.dtype).tiny)).clamp(max=1)
 
 
 @dataclass(frozen=True, kw_only=True)

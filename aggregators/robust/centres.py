@@ -17,7 +17,7 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
-from fed.aggregators.transforms import Messages, Reducer
+from fed.aggregators.transforms import Messages, Reducer, shortening
 from fed.errors import InvalidExperiment
 
 __all__ = [
@@ -158,7 +158,7 @@ class GeometricMedian(Point):
         """The smoothed geometric median."""
         point_M, shares_S = Median().point(messages_SM, weights_S), weights_S / weights_S.sum()
         for _ in range(self.iterations):
-            attraction_S = shares_S / _norms(messages_SM - point_M).clamp(min=self.nu)
+            attraction_S = shares_S / torch.linalg.vector_norm(messages_SM - point_M, dim=1).clamp(min=self.nu)
             step_M = attraction_S @ messages_SM / attraction_S.sum() - point_M
             point_M = point_M + step_M
             if torch.linalg.vector_norm(step_M) * attraction_S.sum() <= self.tolerance:  # the gradient's length
@@ -202,7 +202,7 @@ class CenteredClipping(Outvoting):
         centre_M = torch.cat([state.centre_P, messages_SM.new_zeros(messages_SM.shape[1] - params)])
         for _ in range(self.iterations):
             away_SM = messages_SM - centre_M
-            centre_M = centre_M + (shares_S * _shortening(away_SM, self.radius)) @ away_SM
+            centre_M = centre_M + (shares_S * shortening(away_SM, self.radius).squeeze(1)) @ away_SM
         # a view would keep the buffers' part too
         return Centre(centre_M[:params].clone()), messages.replaced_by(centre_M)
 
@@ -224,7 +224,7 @@ class NormBound(Reducer):
     def reduce(self, state: None, messages: Messages, generator: np.random.Generator) -> tuple[None, Messages]:
         """The shortened messages, as many as before."""
         messages_SM, weights_S = messages
-        return None, Messages(messages_SM * _shortening(messages_SM, self.norm).unsqueeze(1), weights_S)
+        return None, Messages(messages_SM * shortening(messages_SM, self.norm), weights_S)
 
 
 def _median(part_SJ: Tensor, weights_S: Tensor) -> Tensor:
@@ -253,14 +253,3 @@ def _sorted(part_SJ: Tensor, weights_S: Tensor) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(np.sort(part_SJ.numpy(), axis=0)), weights_S.unsqueeze(1)
     values_SJ, order_SJ = part_SJ.sort(dim=0, stable=True)
     return values_SJ, weights_S[order_SJ]
-
-
-def _norms(vectors_SM: Tensor) -> Tensor:
-    norms_S: Tensor = torch.linalg.vector_norm(vectors_SM, dim=1)
-    return norms_S
-
-
-def _shortening(vectors_SM: Tensor, norm: float) -> Tensor:
-    """Factor that shortens each vector to a norm; 0 where its square overflows."""
-    # a vector of zeros stays one, where 0/0 would be NaN
-    return (norm / _norms(vectors_SM).clamp(min=torch.finfo(vectors_SM.dtype).tiny)).clamp(max=1)

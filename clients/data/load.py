@@ -53,17 +53,14 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
             return held_out.of_each_on_demand(source, section.test_fraction, streams)
     samples = _samples(source, section.kind)
     partition = section.partition or PARTITIONS.make("natural" if "client" in samples.columns else "iid")
-    deal = _deal_to_numbers if _takes_clients(partition) else _deal_to_names
+    takes_clients = "clients" in inspect.signature(partition.target).parameters
+    deal = _deal_to_numbers if takes_clients else _deal_to_names
     holdings, test_indices = deal(samples, section, partition, streams)
     if partition.overlap:
         holdings = replicated(holdings, partition.overlap, streams.generator("overlap"))
     test = samples.test or (_pair(samples, test_indices) if len(test_indices) else None)
     train = {client: _pair(samples, held) for client, held in holdings.items()}
     return FederatedData(train, test, samples.classes, samples.names)
-
-
-def _takes_clients(partition: PartitionSection) -> bool:
-    return "clients" in inspect.signature(partition.target).parameters
 
 
 def _deal_to_numbers(

@@ -18,23 +18,10 @@ from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import STATE_LOST
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed
+from fed.wire import protocol_pb2 as pb
 from fed.wire.dialling import Dialler, DialPatience, Outbox
 from fed.wire.messages import one_line
 from fed.wire.protocol import MOST_CLASSES, name_of
-from fed.wire.protocol_pb2 import (
-    Answer,
-    Assignment,
-    Examination,
-    Failed,
-    FromNode,
-    Heartbeat,
-    Joining,
-    Payload,
-    Plan,
-    Scores,
-    ToNode,
-)
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 from fed.wire.protocol_pb2_grpc import CoordinationStub
 from fed.wire.transfers import Transfers
 
@@ -50,7 +37,7 @@ _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 class _Held:
     """A task, until its answer is delivered or withdrawn; with when it must be there, by our clock."""
 
-    assignment: Assignment
+    assignment: pb.Assignment
     path: Path
     due_s: float
 
@@ -93,14 +80,14 @@ class EdgeNode:
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
-        self._dialler: Dialler[FromNode, ToNode] = Dialler(self.server, self.credentials, self.patience, self)
+        self._dialler: Dialler[pb.FromNode, pb.ToNode] = Dialler(self.server, self.credentials, self.patience, self)
         self._transfers = Transfers(self.patience, self._dialler.connected)
-        self._outbox: Outbox[FromNode] = queue.Queue()
+        self._outbox: Outbox[pb.FromNode] = queue.Queue()
         self._lock = threading.Lock()
         self._delivery_s: float | None = None  # that the last one took
         self._says_it_waits = True
-        self._described: Joining | None = None
-        self._plan: Plan | None = None
+        self._described: pb.Joining | None = None
+        self._plan: pb.Plan | None = None
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
         """Work until the server says farewell for good; returns its reason.
@@ -131,29 +118,29 @@ class EdgeNode:
         except OSError as error:
             raise InvalidInput(f"{self.folder} cannot be written to ({error.strerror}): give another --state") from None
 
-    def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
+    def open(self, channel: grpc.Channel, said: Iterator[pb.FromNode]) -> Any:
         """Attend, over this connection."""
         self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
         return stub.Attend(said)
 
-    def greet(self, outbox: Outbox[FromNode]) -> None:
+    def greet(self, outbox: Outbox[pb.FromNode]) -> None:
         """Join, with the tasks that are held."""
         self._says_it_waits = True
         assert self._described is not None
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
-            greeting = FromNode(joining=Joining(name=self.name, held=held))
+            greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
             greeting.joining.MergeFrom(self._described)
             outbox.put(greeting)
             # under one lock with the list: what ends between them would be told on the old connection
             self._outbox = outbox
 
-    def heartbeat(self) -> FromNode:
+    def heartbeat(self) -> pb.FromNode:
         """The tasks that are held."""
         with self._lock:
-            return FromNode(heartbeat=Heartbeat(held=[item.assignment.task for item in self._held.values()]))
+            return pb.FromNode(heartbeat=pb.Heartbeat(held=[item.assignment.task for item in self._held.values()]))
 
-    def take(self, message: ToNode) -> None:
+    def take(self, message: pb.ToNode) -> None:
         """Do what a message of the server asks for."""
         if self._work.qsize() >= _MOST_WAITING:
             self._dialler.problem = RunFailed(
@@ -181,7 +168,7 @@ class EdgeNode:
             else:
                 _log.info("%s ends the connection: %s", self.server, reason)
 
-    def _take_plan(self, plan: Plan) -> None:
+    def _take_plan(self, plan: pb.Plan) -> None:
         if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:  # so written, NaN is refused
             self._dialler.problem = RunFailed(
                 f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
@@ -196,7 +183,7 @@ class EdgeNode:
             # the thread that trains prepares: take() must not take long
             self._work.put((partial(self._prepare, plan), self._end_with))
 
-    def _prepare(self, plan: Plan) -> None:
+    def _prepare(self, plan: pb.Plan) -> None:
         assert self._described is not None
         said, own = plan.signature, self._described.signature
         if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
@@ -205,14 +192,14 @@ class EdgeNode:
             raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
         self.training.prepare(as_experiment(plan.experiment, self.allowed), plan)
 
-    def _accept(self, assignment: Assignment) -> None:
+    def _accept(self, assignment: pb.Assignment) -> None:
         name = name_of(assignment.task)
         due_s = time.monotonic() + assignment.deadline_s  # counted from now, since the clocks of two machines differ
         with self._lock:
             if name not in self._held:  # after a reconnection a server tells its tasks again
                 held = self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
                 self._work.put((partial(self._do, held), lambda error: self._give_up(held, self._sentence(error))))
-        self._outbox.put(FromNode(accepted=assignment.task))
+        self._outbox.put(pb.FromNode(accepted=assignment.task))
 
     def _work_on(self) -> None:
         """Tasks, one after another."""
@@ -239,14 +226,14 @@ class EdgeNode:
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # from a new file: half an answer may be in it
-        if isinstance(done, Failed):
+        if isinstance(done, pb.Failed):
             self._give_up(held, done.reason, diverged=done.diverged)
         elif done is not None:
             if done.began_anew:
                 _log.warning("task %d: %s", held.assignment.task.number, STATE_LOST)
             self._deliver(held, done)
 
-    def _train(self, held: _Held) -> Answer | Failed | None:
+    def _train(self, held: _Held) -> pb.Answer | pb.Failed | None:
         """Train; None if the task has been withdrawn."""
         assignment = held.assignment
         began_s = time.monotonic()
@@ -259,19 +246,19 @@ class EdgeNode:
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         return self.training.train(assignment, held.path, until_s)
 
-    def _score(self, examination: Examination, outbox: Outbox[FromNode]) -> None:
+    def _score(self, examination: pb.Examination, outbox: Outbox[pb.FromNode]) -> None:
         """Send scores to where they were asked for, as long as that connection lasts."""
         path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec[:2]
         try:
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
-                outbox.put(FromNode(scores=self.training.score(examination, path)))
+                outbox.put(pb.FromNode(scores=self.training.score(examination, path)))
         finally:
             path.unlink(missing_ok=True)
 
-    def _say_unscored(self, examination: Examination, outbox: Outbox[FromNode], error: Exception) -> None:
-        outbox.put(FromNode(scores=Scores(id=examination.id, problem=self._sentence(error))))
+    def _say_unscored(self, examination: pb.Examination, outbox: Outbox[pb.FromNode], error: Exception) -> None:
+        outbox.put(pb.FromNode(scores=pb.Scores(id=examination.id, problem=self._sentence(error))))
 
-    def _spec_of(self, payload: Payload) -> list[TensorMessage]:
+    def _spec_of(self, payload: pb.Payload) -> list[pb.Tensor]:
         """Tensors that a task must have, as far as they are known: a broadcast may have one number for each client."""
         model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
         if len(said) != len(broadcast):
@@ -280,7 +267,7 @@ class EdgeNode:
         fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
         return [*model, *(said if all(fits) else broadcast)]
 
-    def _deliver(self, held: _Held, answer: Answer) -> None:
+    def _deliver(self, held: _Held, answer: pb.Answer) -> None:
         """Send an answer, and hear what becomes of it."""
         began_s = time.monotonic()
         receipt = self._transfers.deliver(answer, held.path, lambda: self._is_wanted(held))
@@ -306,7 +293,8 @@ class EdgeNode:
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
             if self._held.get(held.name) is held:
                 del self._held[held.name]
-                self._outbox.put(FromNode(failed=Failed(task=held.assignment.task, reason=reason, diverged=diverged)))
+                failed = pb.Failed(task=held.assignment.task, reason=reason, diverged=diverged)
+                self._outbox.put(pb.FromNode(failed=failed))
 
     def _is_wanted(self, held: _Held) -> bool:
         with self._lock:

@@ -26,11 +26,11 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
 from fed.randomness import Streams
+from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import hold_to_payload
 from fed.wire.protocol import name_of
-from fed.wire.protocol_pb2 import Failed, Payload, Plan, Request, Response
 
 __all__ = ["FlowerNode", "client_app"]
 
@@ -53,15 +53,15 @@ def client_app(experiment: Path) -> Any:
     return app
 
 
-def _answering(path: Path, work: Callable[["FlowerNode", Request, bytes], tuple[Response, bytes | None]]) -> Any:
+def _answering(path: Path, work: Callable[["FlowerNode", pb.Request, bytes], tuple[pb.Response, bytes | None]]) -> Any:
     def answer(message: Any, context: Any) -> Any:
         torch.set_num_threads(1)  # as in a simulation: the same bits
         try:
             check_deployment(experiment := Experiment.load(path))
             node = FlowerNode(experiment, context.node_config)
-            response, data = work(node, *unpacked(message.content, Request))
+            response, data = work(node, *unpacked(message.content, pb.Request))
         except FedError as error:
-            response, data = Response(failed=Failed(reason=str(error))), None
+            response, data = pb.Response(failed=pb.Failed(reason=str(error))), None
         content = packed(response, None if data is None else array_of(data))
         return flower("app").Message(content, reply_to=message)
 
@@ -85,39 +85,39 @@ class FlowerNode:
         client, self._pair, self._names = self._own()
         self.client = client_id_of(str(client))
 
-    def describe(self, request: Request, data: bytes) -> tuple[Response, None]:
+    def describe(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
         """Say who this is, and what data it has."""
         found = described(self._pair, self._names)
-        plan = Plan(signature=found.signature)
+        plan = pb.Plan(signature=found.signature)
         if "folder" not in self._config and self._training(plan, Path()).keeps_states:
             raise InvalidInput(
                 f"clients of {self._experiment.algorithm.kind} keep something between tasks: say where with "
                 "--node-config 'folder=\"/var/lib/fed\"'"
             )
         found.name = str(self.client)
-        return Response(joining=found), None
+        return pb.Response(joining=found), None
 
-    def train(self, request: Request, data: bytes) -> tuple[Response, bytes | None]:
+    def train(self, request: pb.Request, data: bytes) -> tuple[pb.Response, bytes | None]:
         """Do a task."""
         assignment, training = request.assignment, self._training(request.plan, self._folder_of(request.plan))
         with _spooled(assignment.payload, data) as path:
             done = training.train(assignment, path)
-            if isinstance(done, Failed):
-                return Response(failed=done), None
+            if isinstance(done, pb.Failed):
+                return pb.Response(failed=done), None
             if done.began_anew:
                 _log.warning("task %s: %s", name_of(assignment.task), STATE_LOST)
-            return Response(answer=done), path.read_bytes()
+            return pb.Response(answer=done), path.read_bytes()
 
-    def score(self, request: Request, data: bytes) -> tuple[Response, None]:
+    def score(self, request: pb.Request, data: bytes) -> tuple[pb.Response, None]:
         """Score a model on what the node holds out."""
         examination, training = request.examination, self._training(request.plan, self._folder_of(request.plan))
         with _spooled(examination.payload, data) as path:
-            return Response(scores=training.score(examination, path)), None
+            return pb.Response(scores=training.score(examination, path)), None
 
-    def _training(self, plan: Plan, folder: Path) -> NodeTraining:
+    def _training(self, plan: pb.Plan, folder: Path) -> NodeTraining:
         return NodeTraining(self.client, self._pair, self._experiment, plan, folder)
 
-    def _folder_of(self, plan: Plan) -> Path:
+    def _folder_of(self, plan: pb.Plan) -> Path:
         """Folder of the client's states in a run."""
         if not plan.run.isalnum():  # it becomes part of a path
             raise InvalidInput(f"a run's name must be letters and digits, got {plan.run[:40]!r}")
@@ -155,7 +155,7 @@ class FlowerNode:
 
 
 @contextmanager
-def _spooled(payload: Payload, data: bytes) -> Iterator[Path]:
+def _spooled(payload: pb.Payload, data: bytes) -> Iterator[Path]:
     """A file of the bytes that came with a request, once they are what its header says."""
     hold_to_payload(data, payload)
     with tempfile.TemporaryDirectory() as spool:  # gone with the message, however that ends

@@ -10,8 +10,8 @@ from fed.clients.data import Names, Pair, load
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData
 from fed.randomness import Streams
+from fed.wire import protocol_pb2 as pb
 from fed.wire.protocol import PROTOCOL
-from fed.wire.protocol_pb2 import Joining, Signature
 
 __all__ = ["described", "samples_of", "signature_of"]
 
@@ -37,15 +37,15 @@ def samples_of(description: NodeData) -> tuple[Pair, Names]:
     return data.read(description.client), data.names
 
 
-def described(pair: Pair, names: Names) -> Joining:
+def described(pair: Pair, names: Names) -> pb.Joining:
     """Make the message with which a node joins, but for its name."""
     inputs, targets = pair
     classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
     signature = signature_of(inputs, classes, names)
-    return Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(targets), signature=signature)
+    return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(targets), signature=signature)
 
 
-def signature_of(inputs: Tensor, classes: int, names: Names) -> Signature:
+def signature_of(inputs: Tensor, classes: int, names: Names) -> pb.Signature:
     """Describe one sample; names beyond what a message holds are said by their hash alone.
 
     Args:
@@ -54,7 +54,7 @@ def signature_of(inputs: Tensor, classes: int, names: Names) -> Signature:
         names: what features and classes are called.
     """
     shape, dtype = inputs.shape[1:], str(inputs.dtype).removeprefix("torch.")
-    signature = Signature(input_shape=shape, input_dtype=dtype, classes=classes)
+    signature = pb.Signature(input_shape=shape, input_dtype=dtype, classes=classes)
     encoded = [name.encode() for part in names for name in (*part, "")]  # an empty name parts columns from classes
     ends = [*accumulate(len(name) + 3 for name in encoded)]  # Protobuf adds a tag, and a length of up to two bytes
     fitting = sum(end <= _MOST_BYTES for end in ends)

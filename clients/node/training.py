@@ -21,11 +21,10 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
 from fed.storage.checkpoints import Checkpoints
+from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.payloads import read, tensor_messages, written
 from fed.wire.protocol import name_of
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Scores
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 __all__ = ["STATE_LOST", "NodeTraining"]
 
@@ -53,7 +52,7 @@ class NodeTraining:
         InvalidPayload: if the server's model is another.
     """
 
-    def __init__(self, client: ClientId, pair: Pair, experiment: Experiment, plan: Plan, folder: Path) -> None:
+    def __init__(self, client: ClientId, pair: Pair, experiment: Experiment, plan: pb.Plan, folder: Path) -> None:
         self._client = client
         self._folder = folder
         data = FederatedData({client: pair}, None, plan.signature.classes or None)
@@ -69,11 +68,11 @@ class NodeTraining:
         """True if the client keeps a state from task to task."""
         return bool(self._prepared.client_states().names)
 
-    def spec(self) -> list[TensorMessage]:
+    def spec(self) -> list[pb.Tensor]:
         """The types and lengths of a task's tensors: the model's vector, its integers, then broadcasts at first."""
         return tensor_messages(self._message.downlink)
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
+    def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
         """Do a task; the answer's tensors take the place of those that came with it.
 
         Args:
@@ -103,13 +102,13 @@ class NodeTraining:
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
         if trained.diverged is not None:
-            return Failed(task=assignment.task, reason=trained.diverged[1], diverged=True)
+            return pb.Failed(task=assignment.task, reason=trained.diverged[1], diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         self._keep(name_of(assignment.task), states.of(self._client, (vector_V, integers_I)), tensors[count:])
         payload = written(path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
-        return Answer(
+        return pb.Answer(
             task=assignment.task,
             payload=payload,
             weight=trained.weights[0],
@@ -118,14 +117,14 @@ class NodeTraining:
             began_anew=are_lost and bool(states.names),
         )
 
-    def score(self, examination: Examination, path: Path) -> Scores:
+    def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model, or the client's own, on what the client holds out.
 
         Raises:
             RunFailed: if the client's own is lost.
         """
         if self._prepared.held_out is None:
-            return Scores(id=examination.id)
+            return pb.Scores(id=examination.id)
         vector_V, integers_I = read(path, examination.payload)
         states, are_lost = self._states(examination)
         models = states.models((vector_V, integers_I))
@@ -136,9 +135,9 @@ class NodeTraining:
         found, _ = self._work(EvaluateByClients((self._client,)), rows)
         assert isinstance(found, Evaluated)
         if not found.samples:
-            return Scores(id=examination.id)
+            return pb.Scores(id=examination.id)
         loss, metric = found.scores[0]
-        return Scores(id=examination.id, samples=found.samples[0], loss=loss, metric=metric)
+        return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metric=metric)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
         """Training with as many steps as fit at the pace of the last task; before a first one a step is tried out.
@@ -168,7 +167,7 @@ class NodeTraining:
             Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after})
             _make_newest(self._folder / name)
 
-    def _states(self, asked: Assignment | Examination) -> tuple[ClientStates, bool]:
+    def _states(self, asked: pb.Assignment | pb.Examination) -> tuple[ClientStates, bool]:
         """The state that the client resumes from, and true if it is lost: then the client begins with its first one."""
         discount = asked.kept_discount if asked.HasField("kept_discount") else 1.0
         if not 0 < discount <= 1:

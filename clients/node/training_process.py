@@ -16,8 +16,7 @@ from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+from fed.wire import protocol_pb2 as pb
 
 __all__ = ["TrainingProcess", "TrainingProcessDied"]
 
@@ -44,24 +43,24 @@ class TrainingProcess:
         self._arguments = client, description, folder
         self._process: Any = None
         self._pipe: Connection | None = None
-        self._prepared: tuple[Experiment, Plan] | None = None
-        self.spec: list[TensorMessage] = []
+        self._prepared: tuple[Experiment, pb.Plan] | None = None
+        self.spec: list[pb.Tensor] = []
         self._is_closed = False
 
-    def describe(self) -> Joining:
+    def describe(self) -> pb.Joining:
         """Describe the node's data."""
-        joining: Joining = self._ask("describe")
+        joining: pb.Joining = self._ask("describe")
         return joining
 
-    def prepare(self, experiment: Experiment, plan: Plan) -> None:
+    def prepare(self, experiment: Experiment, plan: pb.Plan) -> None:
         """Make ready for an experiment; for the same one again nothing is done."""
-        wanted = experiment, Plan(signature=plan.signature, format=plan.format)
+        wanted = experiment, pb.Plan(signature=plan.signature, format=plan.format)
         if self._prepared != wanted:
             self._prepared = None  # what fails here is not prepared
             self.spec = self._ask("prepare", *wanted)
             self._prepared = wanted
 
-    def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
+    def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
         """Do a task.
 
         Args:
@@ -69,12 +68,12 @@ class TrainingProcess:
             path: of the file with its payload.
             until_s: when it must be done, by :func:`time.monotonic`; None: no matter.
         """
-        done: Answer | Failed = self._ask("train", assignment, path, until_s)
+        done: pb.Answer | pb.Failed = self._ask("train", assignment, path, until_s)
         return done
 
-    def score(self, examination: Examination, path: Path) -> Scores:
+    def score(self, examination: pb.Examination, path: Path) -> pb.Scores:
         """Score a model on what the node holds out."""
-        scores: Scores = self._ask("score", examination, path)
+        scores: pb.Scores = self._ask("score", examination, path)
         return scores
 
     def close(self) -> None:

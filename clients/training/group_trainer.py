@@ -101,7 +101,8 @@ class GroupTraining:
             tensors = self._outgoing(sent, update_KM, group.params_KV if is_update else None)
             diverged = diverged or self._overflown(sent.task, update_KM, tensors, is_update=is_update)
             if sent.task.wants == "mean":
-                tensors = (_mean(tensors[0], weights), _largest(group.integers_KI, sent.integers))
+                integers_I = group.integers_KI.amax(0) if group.integers_KI.numel() else sent.integers
+                tensors = (_mean(tensors[0], weights), integers_I)
             else:
                 tensors = (*tensors, group.integers_KI)
         trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), weights, diverged)
@@ -275,10 +276,6 @@ def _mean(update_KM: Tensor, weights: Sequence[float]) -> Tensor:
     if len(weights) == 1:
         return update_KM[0]
     return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ update_KM
-
-
-def _largest(integers_KI: Tensor, sent_I: Tensor) -> Tensor:
-    return integers_KI.amax(0) if integers_KI.numel() else sent_I
 
 
 def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:

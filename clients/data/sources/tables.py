@@ -254,24 +254,21 @@ def _read_sheet(files: list[Path], required: dict[str, str]) -> _Sheet:
     Raises:
         InvalidData: if a file cannot be read, headers differ, a column is missing, or a row has cells too many or few.
     """
-    header: list[str] | None = None
-    rows: list[list[str]] = []
-    places: list[tuple[Path, int]] = []
-    for file in files:
-        first, *below = _rows(file)
-        _check_header(first, file, required)
-        if header is not None and first != header:
+    sheets = {file: _rows(file) for file in files}
+    header = sheets[files[0]][0]
+    _check_header(header, files[0], required)
+    for file, (first, *below) in sheets.items():
+        if first != header:
             raise InvalidData(f"{file}: must have the header of {files[0]}, {header}, got {first}: make them alike")
-        header = first
         for number, row in enumerate(below, start=1):
             if len(row) != len(header):
                 raise InvalidData(
                     f"{file}: row {number} must have {len(header)} cells like the header, got {len(row)}: correct it"
                 )
-            places.append((file, number))
-        rows += below
-    if not rows or header is None:
+    rows = [row for sheet in sheets.values() for row in sheet[1:]]
+    if not rows:
         raise InvalidData(f"{files[0]}: must have rows below the header, got none: give it data")
+    places = [(file, number) for file, sheet in sheets.items() for number in range(1, len(sheet))]
     return _Sheet(dict(zip(header, zip(*rows, strict=True), strict=True)), places)
 
 

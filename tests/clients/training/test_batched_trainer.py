@@ -459,7 +459,7 @@ def test_results_belong_to_the_caller(name: str, counts: tuple[int, ...], own_st
     module = MODELS[name][0]().double()
     task = Task(module, samples(counts), local(), own_starts=own_starts)
     by, inputs = task.group_trainer(), [part for pair in task.pairs for part in pair]
-    before = [part.clone() for part in (*inputs, *by._module.state_dict().values())]
+    before = [part.clone() for part in (*inputs, *by.module.state_dict().values())]
     start_V, integers_I = task.starts()
     orders = [partial(np.random.default_rng, number) for number in range(len(counts))]
     first = by.train(start_V, integers_I, task.pairs, orders)
@@ -474,7 +474,7 @@ def test_results_belong_to_the_caller(name: str, counts: tuple[int, ...], own_st
     again = by.train(*task.starts(), task.pairs, orders)
     assert torch.equal(again.params_KV, kept.params_KV)
     assert torch.equal(again.integers_KI, kept.integers_KI)
-    assert all(map(torch.equal, (*inputs, *by._module.state_dict().values()), before))
+    assert all(map(torch.equal, (*inputs, *by.module.state_dict().values()), before))
 
 
 @pytest.mark.parametrize(
