@@ -162,7 +162,8 @@ def shortening(vectors_KM: Tensor, norm: float) -> Tensor:
     """Factors [K, 1] that shorten vectors to a norm; 0 where a square overflows."""
     norms_K1 = torch.linalg.vector_norm(vectors_KM, dim=1, keepdim=True)
     # a vector of zeros stays one, where 0/0 would be NaN
-    return (norm / norms_K1.clamp(min=torch.finfo(norms_K1.dtype).tiny)).clamp(max=1)
+    factors_K1: Tensor = (norm / norms_K1.clamp(min=torch.finfo(norms_K1.dtype).tiny)).clamp(max=1)
+    return factors_K1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,10 @@ from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Reduced
 from fed.aggregators.bmuf import BMUF
-from fed.aggregators.fedadagrad import FedAdagrad
-from fed.aggregators.fedadam import FedAdam
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.fedavgm import FedAvgM
+from fed.aggregators.fedopt import FedAdagrad, FedAdam, FedYogi
 from fed.aggregators.fedprox import FedProx
-from fed.aggregators.fedyogi import FedYogi
 from fed.errors import ValueRange
 
 PARAMETERS = 11
