@@ -18,6 +18,8 @@
         └── Diverged            a client's loss or update is no longer finite
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "OutputExists",
     "RunFailed",
     "ValueRange",
+    "os_errors_as",
 ]
 
 
@@ -110,3 +113,24 @@ class Diverged(RunFailed):
             f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
             "lower local.lr, or clean that client's data"
         )
+
+
+@contextmanager
+def os_errors_as(kind: type[FedError], problem: str, remedy: str) -> Iterator[None]:
+    """Raise what the system refuses within the block as an error for the user, with the system's reason.
+
+    Args:
+        kind: the error's class.
+        problem: a clause that names the file, such as ``roster.json cannot be read``.
+        remedy: an imperative clause.
+
+    Example:
+        >>> with os_errors_as(InvalidInput, "data.csv cannot be read", "make it readable"):
+        ...     raise PermissionError(13, "Permission denied")
+        Traceback (most recent call last):
+        fed.errors.InvalidInput: data.csv cannot be read (Permission denied): make it readable
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem} ({error.strerror or error}): {remedy}") from None

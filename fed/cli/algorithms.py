@@ -123,16 +123,14 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     if algorithm.personal:
         yield "evaluated", "by the clients, each its own model on its own data"
     needs = "needs only the mean" if algorithm.linear else "needs each client's message"
-    yield "combines with", f"{_clause(algorithm.check_local)}; {_ROUNDS}; {needs}"
+    rounds = "any cohort, sampling and schedule of the step size"
+    yield "combines with", f"{_clause(algorithm.check_local)}; {rounds}; {needs}"
 
 
 def _clause(method: Any) -> str:
     """The first line of a method's docstring, within a sentence."""
     line = summary(method).removesuffix(".")
     return line[0].lower() + line[1:]
-
-
-_ROUNDS = "any cohort, sampling and schedule of the step size"
 
 
 def _fields(state: Any) -> str:
@@ -168,21 +166,7 @@ def _cited(line: str) -> tuple[str, str]:
     return (f"{match['what']}.", match["paper"]) if match else (line, "")
 
 
-_SYMBOLS = {
-    r"\qquad": "   ",
-    r"\quad": "  ",
-    r"\,": " ",
-    r"\;": " ",
-    r"\\": "\n",
-    r"\sum": "Σ",
-    r"\cdot": "·",
-    r"\sqrt": "√",
-    r"\langle": "⟨",
-    r"\rangle": "⟩",
-    r"\bar W": "W̄",
-    r"\left": "",
-    r"\right": "",
-}
+_SYMBOLS = {r"\qquad": "   ", r"\quad": "  ", r"\,": " ", r"\;": " ", r"\sum": "Σ", r"\sqrt": "√", r"\bar W": "W̄"}
 
 
 def _plain(paragraph: str) -> str:
@@ -203,6 +187,7 @@ def _plain(paragraph: str) -> str:
         text = exponent.sub(lambda match: match[1] + _grouped(match[2]), text)
     for latex, plain in _SYMBOLS.items():
         text = text.replace(latex, plain)
+    text = re.sub(r"\\(?:left|right)", "", text)
     return re.sub(r"\\([a-zA-Z]+|[{}&])", r"\1", text).replace("{", "").replace("}", "")
 
 

@@ -2,11 +2,13 @@
 
 import os
 import platform
-import re
 import shutil
 import sys
-from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from rich.table import Table
 
 import fed
 from fed.cli.tables import console
@@ -16,23 +18,6 @@ from fed.wire.engines import FLOWER
 
 __all__ = ["examine"]
 
-_PACKAGES = {
-    "torch": "models and training",
-    "numpy": "data",
-    "pydantic": "experiments",
-    "PyYAML": "experiments in files",
-    "scikit-learn": "data of kind digits",
-    "networkx": "topologies",
-    "safetensors": "model.safetensors",
-    "matplotlib": "pictures and reports",
-    "jinja2": "reports",
-    "rich": "progress and tables",
-    "typer": "the command line",
-    "cryptography": "keys and certificates",
-    "grpcio": "real nodes",
-}
-"""What each package is needed for."""
-
 
 def examine() -> int:
     """Say what this machine has, and what is missing for which feature.
@@ -40,14 +25,8 @@ def examine() -> int:
     Returns:
         The exit code: 1 if experiments cannot run, else 0.
     """
-    from rich.table import Table
-
-    shown, machine, packages = (
-        console(),
-        Table(show_header=False, box=None),
-        Table("package", "version", "at least", "for"),
-    )
-    devices, no_gpu = _devices()
+    shown, machine, packages = console(), Table(show_header=False, box=None), Table("package", "version", "needed")
+    devices, notes = _devices()
     for row in (
         ("fed", f"{fed.__version__} in {Path(fed.__file__).parent}"),
         ("Python", f"{platform.python_version()} in {sys.prefix}"),
@@ -57,36 +36,46 @@ def examine() -> int:
         *devices,
     ):
         machine.add_row(*row)
-    for package, feature in _PACKAGES.items():
-        packages.add_row(package, _version(package) or "missing", _minimum(package), feature)
-    engine = "Flower's engine, if you want it"
-    packages.add_row("flwr", _version("flwr") or "none", FLOWER.removeprefix("flwr=="), engine)
+    required, flower = _required(), Requirement(FLOWER)
+    for package in (*required, flower):
+        packages.add_row(package.name, _version(package.name) or "none", f"{package.specifier or 'any'}")
     shown.print(machine)
     shown.print(packages)
-    missing = [*_missing_packages()]
-    for line in (*missing, *no_gpu, *_missing_extras()):
+    missing = [*filter(None, map(_problem, required))]
+    if problem := _problem(flower):
+        notes.append(f"only apps that fed flower-app writes need Flower: {problem}")
+    if shutil.which("git") is None:
+        notes.append("git is missing: runs do not record the commit that they ran from")
+    for line in (*missing, *notes):
         shown.print(f"• {line}", markup=False, soft_wrap=True)  # a command is copied whole
     if not missing:
         shown.print("All that experiments need is here.")
     return 1 if missing else 0
 
 
-def _missing_packages() -> Iterator[str]:
-    for package, feature in _PACKAGES.items():
-        found, least = _version(package), _minimum(package)
-        if found is None or _numbers(found) < _numbers(least):
-            what = "is missing" if found is None else f"is {found}, which is too old"
-            yield f'{package} {what}: needed for {feature}: pip install "{package}{least and f">={least}"}"'
+def _required() -> list[Requirement]:
+    """The packages that fed requires, without its extras; none where it is not installed."""
+    try:
+        needed = metadata.requires("fed") or []
+    except metadata.PackageNotFoundError:
+        needed = []
+    return [package for package in map(Requirement, needed) if package.marker is None]
 
 
-def _missing_extras() -> Iterator[str]:
-    if shutil.which("git") is None:
-        yield "git is missing: runs do not record the commit that they ran from"
-    found, tested = _version("flwr"), _numbers(FLOWER)
-    if found is None:
-        yield f'no Flower: only apps that fed flower-app writes need it: pip install "{FLOWER}"'
-    elif _numbers(found)[: len(tested)] != tested:
-        yield f'flwr is {found}, which is not tested: pip install "{FLOWER}"'
+def _problem(package: Requirement) -> str:
+    """A sentence with the remedy where a package is missing or of another version; else empty."""
+    found = _version(package.name)
+    if found is not None and package.specifier.contains(found, prereleases=True):
+        return ""
+    what = "is missing" if found is None else f"is {found}, not {package.specifier}"
+    return f'{package.name} {what}: pip install "{package.name}{package.specifier}"'
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _devices() -> tuple[list[tuple[str, str]], list[str]]:
@@ -122,29 +111,3 @@ def _memory() -> str:
     text = limit.read_text().strip() if limit.is_file() else "max"
     limited = f", of which this process may use {bytes_text(int(text))}" if text.isdigit() else ""
     return f"{bytes_text(size_bytes)}, {bytes_text(free_bytes)} free{limited}"
-
-
-def _version(package: str) -> str | None:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _minimum(package: str) -> str:
-    """Least version that fed requires; empty where fed is not installed."""
-    from importlib import metadata
-
-    try:
-        needed = metadata.requires("fed") or []
-    except metadata.PackageNotFoundError:
-        return ""
-    found = (re.fullmatch(rf"{re.escape(package)}>=([\d.]+)", text, re.IGNORECASE) for text in needed)
-    return next((match[1] for match in found if match), "")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    # without a build's name, as in 2.9.0+cpu
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0]))

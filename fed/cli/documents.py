@@ -1,9 +1,8 @@
 """Documents of the command line: an experiment or a comparison, from a file and ``--set``, shown or written."""
 
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,18 +10,9 @@ import fed
 from fed.cli.options import File, Settings
 from fed.errors import InvalidExperiment, InvalidInput
 
-if TYPE_CHECKING:
-    from fed.config.comparison import Comparison
-    from fed.config.experiment import Experiment
-
 __all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read_experiment", "schema", "show"]
 
 _OF_COMPARISONS = ("base", "compare", "grid", "random")
-
-
-class _Document(StrEnum):
-    EXPERIMENT = "experiment"
-    COMPARISON = "comparison"
 
 
 def show(file: File, settings: Settings = None) -> None:
@@ -36,14 +26,16 @@ def show(file: File, settings: Settings = None) -> None:
 
 
 def schema(
-    document: Annotated[_Document, typer.Argument(help="Of what the schema is wanted.")] = _Document.EXPERIMENT,
+    document: Annotated[
+        Literal["experiment", "comparison"], typer.Argument(help="Of what the schema is wanted.")
+    ] = "experiment",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a reference of both documents instead.")] = False,
 ) -> None:
     """Print the JSON schema by which editors complete and check the YAML, or a reference of all keys in Markdown."""
     from fed.config import reference
     from fed.config.schema import schema_text
 
-    kind = fed.Experiment if document is _Document.EXPERIMENT else fed.Comparison
+    kind = fed.Experiment if document == "experiment" else fed.Comparison
     typer.echo(reference.markdown() if markdown else schema_text(kind), nl=False)
 
 
@@ -65,20 +57,18 @@ def flower_app(
     typer.echo(f"{output}: a Flower app; start it with: flwr run {output} FEDERATION --stream")
 
 
-def read(path: Path, settings: Sequence[str] | None) -> "Experiment | Comparison":
+def read(path: Path, settings: Sequence[str] | None) -> "fed.Experiment | fed.Comparison":
     """Read a file; the values of ``--set`` replace its own.
 
     Raises:
         InvalidInput: one line, which begins with the file, for each thing wrong.
     """
     from fed.config import yaml
+    from fed.config.experiment import with_overrides
 
     values = changes(settings or ())
     keys = yaml.load(path)
-    from fed.config.comparison import Comparison
-    from fed.config.experiment import Experiment, with_overrides
-
-    document = Comparison if any(key in keys for key in _OF_COMPARISONS) else Experiment
+    document = fed.Comparison if any(key in keys for key in _OF_COMPARISONS) else fed.Experiment
     try:
         return document(**with_overrides(keys, values))
     except InvalidExperiment as error:
@@ -86,22 +76,18 @@ def read(path: Path, settings: Sequence[str] | None) -> "Experiment | Comparison
         raise InvalidExperiment("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
 
 
-def read_experiment(path: Path, settings: Sequence[str] | None) -> "Experiment":
+def read_experiment(path: Path, settings: Sequence[str] | None) -> "fed.Experiment":
     """Read an experiment; a comparison is refused with the command that takes it."""
-    from fed.config.experiment import Experiment
-
     document = read(path, settings)
-    if not isinstance(document, Experiment):
+    if not isinstance(document, fed.Experiment):
         raise InvalidInput(f"{path} holds a comparison, not an experiment: run it with fed compare {path}")
     return document
 
 
-def read_comparison(path: Path, settings: Sequence[str] | None) -> "Comparison":
+def read_comparison(path: Path, settings: Sequence[str] | None) -> "fed.Comparison":
     """Read a comparison; an experiment is refused with the command that takes it."""
-    from fed.config.experiment import Experiment
-
     document = read(path, settings)
-    if isinstance(document, Experiment):
+    if isinstance(document, fed.Experiment):
         raise InvalidInput(
             f"{path} holds an experiment, not a comparison (it has none of the keys {', '.join(_OF_COMPARISONS)}): "
             f"run it with fed simulate {path}"
@@ -133,14 +119,12 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def in_force(document: "Experiment | Comparison") -> dict[str, Any]:
+def in_force(document: "fed.Experiment | fed.Comparison") -> dict[str, Any]:
     """Every value in force, as a document that means the same.
 
     Of a comparison, ``base`` holds the sections that all variants share, and each variant the others, whole.
     """
-    from fed.config.experiment import Experiment
-
-    if isinstance(document, Experiment):
+    if isinstance(document, fed.Experiment):
         return document.dump()
     variants = {name: experiment.dump() for name, experiment in document.variants().items()}
     first = next(iter(variants.values()))
@@ -158,12 +142,11 @@ def in_force(document: "Experiment | Comparison") -> dict[str, Any]:
     }
 
 
-def _batching(document: "Experiment | Comparison") -> Iterator[str]:
+def _batching(document: "fed.Experiment | fed.Comparison") -> Iterator[str]:
     """Sentence for each variant: whether its clients train in groups or one by one, and the reason."""
-    from fed.config.experiment import Experiment
     from fed.simulations.simulation import Simulation
 
-    variants = {"": document} if isinstance(document, Experiment) else document.variants()
+    variants = {"": document} if isinstance(document, fed.Experiment) else document.variants()
     for name, experiment in variants.items():
         try:
             chosen = Simulation(experiment).batching

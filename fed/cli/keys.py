@@ -85,9 +85,9 @@ def _list(folder: _Folder) -> None:
         typer.echo(f"no nodes: fed keys issue {folder} NAME adds one")
         return
     rows = []
-    for entry in entries.values():
+    for name, entry in entries.items():
         dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
-        rows.append((entry.name, entry.status(authority.clock()), *dates, f"{entry.sha256[:16]}…"))
+        rows.append((name, entry.status(authority.clock()), *dates, f"{entry.sha256[:16]}…"))
     console().print(listed(("node", "status", "issued", "expires", "revoked", "sha256"), rows))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fed.cli.tables import console, listed
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, os_errors_as
 
 if TYPE_CHECKING:
     from fed.storage.run_reader import KeptRun
@@ -22,10 +22,9 @@ def runs(
     """List runs: how they ended, how far they came, and what they could be resumed from."""
     from fed.storage.run_reader import kept_run, runs_below
 
-    try:
+    # a system's own limits: links in a circle, names too long
+    with os_errors_as(InvalidInput, f"{folder} cannot be read", "make it readable"):
         found = [kept_run(path) for path in runs_below(folder, _tell)]
-    except OSError as error:  # a system's own limits: links in a circle, names too long
-        raise InvalidInput(f"{folder} cannot be read ({error.strerror}): make it readable") from None
     if as_json:
         typer.echo(json.dumps([_entry(run) for run in found], indent=2, ensure_ascii=False))
         return

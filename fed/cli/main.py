@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed.cli import algorithms, doctor, documents, keys, nodes, runs, tables
+from fed.cli import algorithms, documents, keys, nodes, runs, tables
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
 from fed.errors import FedError
@@ -46,6 +46,13 @@ def _fed(
         typer.echo(context.get_help())
 
 
+def _doctor() -> int:
+    """Say what this machine has, and what is missing for which feature."""
+    from fed.cli.doctor import examine
+
+    return examine()
+
+
 _COMMANDS: dict[str, Callable[..., int | None]] = {
     "simulate": runs.simulate,
     "server": nodes.server,
@@ -57,7 +64,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "algorithms": algorithms.algorithms,
     "schema": documents.schema,
     "flower-app": documents.flower_app,
-    "doctor": doctor.examine,
+    "doctor": _doctor,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, help=summary(_command))(_command)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from fed.cli.documents import read_experiment
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
-from fed.cli.progress import Display, display, say_all
-from fed.cli.runs import folder, is_told, tell
+from fed.cli.progress import Lines, display, say_all
+from fed.cli.runs import folder, tell, to_run
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
@@ -62,23 +61,14 @@ def server(
         json: print the summary as JSON.
         patience: NAME=SECONDS, each a time limit to change.
     """
-    if resume is not None and (settings or output is not None or overwrite):
-        raise InvalidInput("--resume goes on with a run as it is: give neither --set, --output nor --overwrite")
-    if file is not None:
-        experiment = read_experiment(file, settings)
-    elif resume is not None:
-        from fed.storage.run_folder import RunFolder
-
-        experiment = RunFolder.existing(resume).experiment()
-    else:
-        raise InvalidInput("fed server needs an experiment, got none: give a file, or --resume DIR")
+    experiment = to_run("server", file, settings, output, overwrite, resume, json)
+    if experiment is None:
+        return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials
     from fed.server.deploy import serve
     from fed.server.grpc.service import Patience
 
-    if resume is not None and is_told(resume, json):
-        return 0
     _hold_to_certificates(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     shown = display()
@@ -106,7 +96,7 @@ def server(
     return 0
 
 
-def _say_round(shown: Display, rounds: int, line: Mapping[str, Any]) -> None:
+def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
     accuracy = line.get("test_accuracy")
     parts = [f"round {line['round']}/{rounds}", f"{line['replied']} of {line['selected']} answered"]
     parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []

@@ -15,14 +15,17 @@ from fed.quantities import bytes_text, duration_text
 if TYPE_CHECKING:
     from fed.simulations.estimate import Expectation
 
-__all__ = ["Bar", "ComparisonProgress", "Display", "Lines", "SimulationProgress", "display", "say_all"]
+__all__ = ["Bar", "ComparisonProgress", "Lines", "SimulationProgress", "display", "say_all"]
 
 _LONG_S = 10.0
 """A run expected to take longer is announced."""
 
 
-class Display:
-    """Place where progress is shown, from ``with`` to its end."""
+class Lines:
+    """Place where progress is shown, from ``with`` to its end: eleven lines at most, whatever the number of steps."""
+
+    def __init__(self) -> None:
+        self._tenths = 0
 
     def __enter__(self) -> Self:
         return self
@@ -32,38 +35,25 @@ class Display:
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
+        # A run does not fail because its progress has no reader any more.
+        with contextlib.suppress(BrokenPipeError):
+            typer.echo(text, err=True)
 
     def show(self, done: float, total: float, text: str) -> None:
-        """Show progress.
+        """Print a line if a tenth of the way has passed since the last one.
 
         Args:
             done: the amount done.
             total: the whole amount.
             text: what to write beside it.
         """
-
-
-class Lines(Display):
-    """Eleven lines at most, whatever the number of steps."""
-
-    def __init__(self) -> None:
-        self._tenths = 0
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        # A run does not fail because its progress has no reader any more.
-        with contextlib.suppress(BrokenPipeError):
-            typer.echo(text, err=True)
-
-    def show(self, done: float, total: float, text: str) -> None:
-        """Print a line if a tenth of the way has passed since the last one."""
         tenths = int(10 * done / total + 1e-6)  # a sum of floats may end just short of a tenth
         if tenths > self._tenths:
             self._tenths = tenths
             self.say(text)
 
 
-class Bar(Display):
+class Bar(Lines):
     """One line that changes in place, and is removed at the end."""
 
     def __init__(self) -> None:
@@ -93,7 +83,7 @@ class Bar(Display):
         self._progress.update(self._task, completed=done, total=total, description=text)
 
 
-def display() -> Display:
+def display() -> Lines:
     """A bar where standard error is a terminal that can show one, lines elsewhere."""
     from rich.console import Console
 
@@ -101,7 +91,7 @@ def display() -> Display:
 
 
 class _Said(logging.Handler):
-    def __init__(self, shown: Display) -> None:
+    def __init__(self, shown: Lines) -> None:
         super().__init__()
         self._shown = shown
 
@@ -109,7 +99,7 @@ class _Said(logging.Handler):
         self._shown.say(self.format(record))
 
 
-def say_all(shown: Display) -> None:
+def say_all(shown: Lines) -> None:
     """Show all that is logged, between the progress of a run."""
     logger = logging.getLogger("fed")
     logger.setLevel(logging.INFO)
@@ -137,7 +127,7 @@ class SimulationProgress:
         folder: the run's, whose metrics say which rounds were done before it was resumed.
     """
 
-    def __init__(self, display: Display, folder: Path | None = None) -> None:
+    def __init__(self, display: Lines, folder: Path | None = None) -> None:
         self._display = display
         self._folder = folder
         self._rounds = 0
@@ -192,7 +182,7 @@ class ComparisonProgress:
         jobs: how many run side by side.
     """
 
-    def __init__(self, display: Display, expected: "Mapping[str, Expectation]", seeds: int, jobs: int) -> None:
+    def __init__(self, display: Lines, expected: "Mapping[str, Expectation]", seeds: int, jobs: int) -> None:
         self._display = display
         self._expected = expected
         self._seeds = seeds

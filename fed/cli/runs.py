@@ -14,17 +14,16 @@ import typer
 import fed
 from fed.cli.documents import read_comparison, read_experiment
 from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
-from fed.cli.progress import ComparisonProgress, Display, SimulationProgress, display, say_all
+from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, os_errors_as
 from fed.machine import keep_freed_memory, usable_cores
 from fed.quantities import bytes_text, duration_text
 
 if TYPE_CHECKING:
-    from fed.config.experiment import Experiment
     from fed.simulations.estimate import Expectation
 
-__all__ = ["compare", "folder", "is_told", "simulate", "tell"]
+__all__ = ["compare", "folder", "simulate", "tell", "to_run"]
 
 _RUNS = Path("runs")
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
@@ -52,19 +51,9 @@ def simulate(
         verbose: show all that is logged.
         json: print the summary as JSON.
     """
-    if resume is not None:
-        from fed.storage.run_folder import RunFolder
-
-        if file is not None or settings or output is not None or overwrite:
-            raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
-        kept = RunFolder.existing(resume)
-        if is_told(resume, json):
-            return 0
-        experiment = kept.experiment()
-    elif file is None:
-        raise InvalidInput("fed simulate needs an experiment, got none: give a file, or --resume DIR")
-    else:
-        experiment = read_experiment(file, settings)
+    experiment = to_run("simulate", file, settings, output, overwrite, resume, json)
+    if experiment is None:
+        return 0
     keep_freed_memory()
     shown = display()
     if verbose:
@@ -79,14 +68,40 @@ def simulate(
     return 0
 
 
-def is_told(directory: Path, as_json: bool) -> bool:
-    """True if the run in a folder has finished; its outcome is then printed."""
-    from fed.storage.run_reader import RunState, state_of, summary_of
+def to_run(
+    command: str,
+    file: Path | None,
+    settings: list[str] | None,
+    output: Path | None,
+    overwrite: bool,
+    resume: Path | None,
+    as_json: bool,
+) -> "fed.Experiment | None":
+    """Experiment to run or to resume; None where the run to resume has finished, whose outcome is then printed.
 
-    if state_of(directory) is not RunState.FINISHED:
-        return False
-    tell(directory, summary_of(directory) or {}, as_json)
-    return True
+    Args:
+        command: which asks.
+        file: of the experiment.
+        settings: values in place of the file's.
+        output: the run's folder.
+        overwrite: replace a run that is there.
+        resume: the folder of a run to resume; nothing else may be given then.
+        as_json: print the summary as JSON.
+    """
+    from fed.storage.run_folder import RunFolder, state_of
+    from fed.storage.run_reader import RunState, summary_of
+
+    if resume is None:
+        if file is None:
+            raise InvalidInput(f"fed {command} needs an experiment, got none: give a file, or --resume DIR")
+        return read_experiment(file, settings)
+    if file is not None or settings or output is not None or overwrite:
+        raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
+    kept = RunFolder.existing(resume)
+    if state_of(resume) is not RunState.FINISHED:
+        return kept.experiment()
+    tell(resume, summary_of(resume) or {}, as_json)
+    return None
 
 
 def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
@@ -175,18 +190,13 @@ def folder(name: str, output: Path | None, overwrite: bool) -> Iterator[Path]:
 
 
 def _new_folder(name: str) -> Path:
-    for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
-        directory = _RUNS / f"{name}{suffix}"
-        try:
-            directory.mkdir(parents=True)  # fails where another run has just made it, so that no two share a name
-        except FileExistsError:
-            if _RUNS.is_dir():
-                continue
-            raise InvalidInput(f"{_RUNS} is a file, where runs are kept: give another folder by --output") from None
-        except OSError as error:
-            problem = f"{directory} cannot be made ({error.strerror}): give another folder by --output"
-            raise InvalidInput(problem) from None
-        return directory
+    with os_errors_as(InvalidInput, f"{_RUNS / name} cannot be made", "give another folder by --output"):
+        _RUNS.mkdir(exist_ok=True)
+        for suffix in itertools.chain([""], (f"-{number}" for number in itertools.count(2))):
+            directory = _RUNS / f"{name}{suffix}"
+            with contextlib.suppress(FileExistsError):  # another run has just made it: no two share a name
+                directory.mkdir(parents=True)
+                return directory
     raise AssertionError("there is always a next number")
 
 
@@ -196,7 +206,7 @@ def _as_file_name(name: str) -> str:
 
 
 @contextlib.contextmanager
-def _watched(watch: _Progress, shown: Display, directory: Path, as_json: bool) -> Iterator[None]:
+def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> Iterator[None]:
     """Show progress; when a run is broken off, print what is kept of it."""
     try:
         with _all_to_standard_error(as_json), shown:
@@ -214,7 +224,7 @@ def _all_to_standard_error(as_json: bool) -> Iterator[None]:
         yield
 
 
-def _expect(name: str, experiment: "Experiment") -> "Expectation":
+def _expect(name: str, experiment: "fed.Experiment") -> "Expectation":
     """Expected time and bytes of one run of a variant; a variant that cannot run is refused here."""
     import torch
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import fed
 from fed.cli.documents import read
 from fed.cli.options import File, Settings
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, os_errors_as
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-    from fed.clients.data import FederatedData
 
 __all__ = ["console", "data", "listed"]
 
@@ -60,13 +59,12 @@ def data(
     """
     from fed.clients.data import load
     from fed.clients.data.describe import heat_map
-    from fed.config.experiment import Experiment
     from fed.randomness import Streams
 
     document = read(file, settings)
     if picture is not None and picture.suffix.lower() != ".svg":
         raise InvalidInput(f"--picture {picture} must end in .svg: pictures are written as SVG alone")
-    experiment = document if isinstance(document, Experiment) else Experiment(**document.base)
+    experiment = document if isinstance(document, fed.Experiment) else fed.Experiment(**document.base)
     if experiment.data is None:
         raise InvalidInput("data: null stands for data given in Python: there is nothing to draw")
     dealt = load(experiment.data, Streams(experiment.seed))
@@ -76,7 +74,7 @@ def data(
     console().print(heat_map(dealt))
 
 
-def _in_words(dealt: "FederatedData") -> str:
+def _in_words(dealt: "fed.FederatedData") -> str:
     from fed.clients.data.describe import looked_at
 
     clients = looked_at(dealt)
@@ -86,12 +84,10 @@ def _in_words(dealt: "FederatedData") -> str:
     return f"{len(dealt.clients)} clients, {trained_on} to train on, {tested_on} to test on"
 
 
-def _draw(dealt: "FederatedData", picture: Path) -> None:
+def _draw(dealt: "fed.FederatedData", picture: Path) -> None:
     from fed.clients.data.describe import class_counts
     from fed.reports import charts
     from fed.reports.plot_style import for_file
 
-    try:
+    with os_errors_as(InvalidInput, f"--picture {picture} cannot be written", "give another file"):
         picture.write_text(for_file(charts.partition(*class_counts(dealt))), encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"--picture {picture} cannot be written ({error.strerror})") from None

@@ -19,24 +19,14 @@ import secrets
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
-from fed.errors import InvalidCredentials, OutputExists
-from fed.identity.certificates import (
-    CertificateFacts,
-    Pair,
-    Role,
-    fingerprint,
-    issue,
-    now,
-    read_facts,
-    read_pair,
-    read_pem,
-)
+from fed.errors import InvalidCredentials, OutputExists, os_errors_as
+from fed.identity.certificates import CertificateFacts, Role, fingerprint, issue, now, read_facts, read_pair
 from fed.identity.roster import Entry, Roster, keep
 from fed.storage.atomic_files import replaced
 from fed.wire.protocol import NODE_NAME
@@ -102,8 +92,8 @@ class Authority:
             pair = issue(Role.AUTHORITY, name, issued=started, expires=expires)
             authority._write("authority", {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem})
             _make_private(folder / "nodes")
-            authority._write_server(hosts)
-            keep(authority._roster_file, [])
+            authority._issue("server", Role.SERVER, "fed server", 365, hosts)
+            keep(authority._roster_file, {})
         return authority
 
     @classmethod
@@ -171,17 +161,11 @@ class Authority:
         with self._locked():
             entries = self.roster.entries()
             self._check_free(name, entries)
-            started = self.clock()
-            expires = self._expiry(started, days)
-            pair = issue(Role.NODE, name, issued=started, expires=expires, by=self._pair())
             place = f"nodes/{name}"
             with ExitStack() as undo:  # a folder without its entry on the roster would block the name
                 if not (self.folder / place).exists():
                     undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
-                self._write(place, self._belongings(pair))
-                sha256 = fingerprint(pair.certificate_pem)
-                entry = Entry(name=name, sha256=sha256, issued=started, expires=expires)
-                keep(self._roster_file, {**entries, name: entry}.values())
+                keep(self._roster_file, {**entries, name: self._issue(place, Role.NODE, name, days)})
                 undo.pop_all()
         return self.folder / place
 
@@ -203,7 +187,7 @@ class Authority:
         """
         hosts = self.server_facts.hosts if hosts is None else _valid_hosts(hosts)
         with self._locked():
-            self._write_server(hosts, days)
+            self._issue("server", Role.SERVER, "fed server", days, hosts)
         return self.folder / "server"
 
     def revoke(self, name: str) -> Entry:
@@ -223,7 +207,7 @@ class Authority:
                 )
             if entries[name].revoked is None:
                 entries[name] = replace(entries[name], revoked=self.clock())
-                keep(self._roster_file, entries.values())
+                keep(self._roster_file, entries)
         return entries[name]
 
     @property
@@ -246,27 +230,20 @@ class Authority:
                 f"fed keys revoke {self.folder} {name}"
             )
 
-    def _expiry(self, started: datetime, days: int) -> datetime:
-        expires = self.facts.expires
-        if started >= expires:
+    def _issue(self, place: str, role: Role, name: str, days: int, hosts: Sequence[str] = ()) -> Entry:
+        """Write a new key and certificate into a folder, with the authority's certificate."""
+        issued, last = self.clock(), self.facts.expires
+        if issued >= last:
             raise InvalidCredentials(
-                f"{self.folder} can issue nothing, its own certificate expired on {expires:%Y-%m-%d}: begin a new "
+                f"{self.folder} can issue nothing, its own certificate expired on {last:%Y-%m-%d}: begin a new "
                 "authority with fed keys init"
             )
-        return min(_expiry(started, days), expires)  # TLS refuses what an expired authority has signed
-
-    def _pair(self) -> Pair:
-        return read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
-
-    def _belongings(self, pair: Pair) -> dict[str, bytes]:
-        authority_pem = read_pem(self.folder / "authority" / "certificate.pem")
-        return {"authority.pem": authority_pem, "certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem}
-
-    def _write_server(self, hosts: Sequence[str], days: int = 365) -> None:
-        started = self.clock()
-        expires = self._expiry(started, days)
-        pair = issue(Role.SERVER, "fed server", issued=started, expires=expires, by=self._pair(), hosts=hosts)
-        self._write("server", self._belongings(pair))
+        expires = min(_expiry(issued, days), last)  # TLS refuses what an expired authority has signed
+        own = read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
+        pair = issue(role, name, issued=issued, expires=expires, by=own, hosts=hosts)
+        files = {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem}
+        self._write(place, {"authority.pem": own.certificate_pem, **files})
+        return Entry(sha256=fingerprint(pair.certificate_pem), issued=issued, expires=expires, revoked=None)
 
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:
         """Write files into a folder, all or, if there is no room, none of them."""
@@ -341,11 +318,6 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _written_into(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InvalidCredentials(
-            f"{folder} cannot be written to ({error.strerror}): make room, or give a folder that can be"
-        ) from None
+def _written_into(folder: Path) -> AbstractContextManager[None]:
+    remedy = "make room, or give a folder that can be"
+    return os_errors_as(InvalidCredentials, f"{folder} cannot be written to", remedy)

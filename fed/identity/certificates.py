@@ -1,8 +1,7 @@
 """X.509 certificates with ECDSA P-256 keys: an authority's, its server's and its nodes'.
 
 A certificate states its permitted use (RFC 5280, 4.2.1.12): a node's cannot serve, and the server's cannot
-report as a node, because both ends of TLS check its extended key usage. All are PEM. ``cryptography`` is imported
-when it is first used.
+report as a node, because both ends of TLS check its extended key usage. All are PEM.
 """
 
 import hashlib
@@ -15,13 +14,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from fed.errors import InvalidCredentials
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from fed.errors import InvalidCredentials, os_errors_as
 
 __all__ = [
     "CertificateFacts",
@@ -96,12 +98,6 @@ def issue(
     Raises:
         InvalidCredentials: if ``by`` is not a certificate and its key.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-    from cryptography.x509.oid import NameOID
-
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer_key = key if by is None else _private_key(by.key_pem)
@@ -128,9 +124,6 @@ def facts_of(certificate_pem: bytes) -> CertificateFacts:
     Raises:
         InvalidCredentials: if it is none, or none that fed issues.
     """
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
     certificate = _certificate(certificate_pem)
     try:
         role = Role.AUTHORITY
@@ -164,8 +157,6 @@ def fingerprint(certificate_pem: bytes) -> str:
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:
     """True if an authority signed a certificate."""
-    from cryptography.exceptions import InvalidSignature
-
     try:
         _certificate(certificate_pem).verify_directly_issued_by(_certificate(authority_pem))
     except (InvalidSignature, ValueError, TypeError):
@@ -209,12 +200,10 @@ def read_pem(path: Path) -> bytes:
     Raises:
         InvalidCredentials: if it cannot be read.
     """
-    try:
+    with os_errors_as(InvalidCredentials, f"{path} cannot be read", "make it readable"):
+        if not path.exists():
+            raise InvalidCredentials(f"{path}: no such file: restore the whole folder that fed keys wrote")
         return path.read_bytes()
-    except FileNotFoundError:
-        raise InvalidCredentials(f"{path}: no such file: restore the whole folder that fed keys wrote") from None
-    except OSError as error:
-        raise InvalidCredentials(f"{path} cannot be read ({error.strerror}): make it readable") from None
 
 
 @contextmanager
@@ -226,11 +215,8 @@ def _of_file(path: Path) -> Iterator[None]:
         raise InvalidCredentials(f"{path} {error}: restore it") from None
 
 
-def _uses(role: Role, name: str, hosts: Sequence[str]) -> "list[tuple[x509.ExtensionType, bool]]":
+def _uses(role: Role, name: str, hosts: Sequence[str]) -> list[tuple[x509.ExtensionType, bool]]:
     """Extensions that set roles apart, each with whether a reader that does not understand it must refuse."""
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
     is_authority = role is Role.AUTHORITY
     signs = {"key_cert_sign": is_authority, "crl_sign": is_authority, "digital_signature": not is_authority}
     never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
@@ -254,8 +240,7 @@ def _uses(role: Role, name: str, hosts: Sequence[str]) -> "list[tuple[x509.Exten
     ]
 
 
-def _host(host: str) -> "x509.GeneralName":
-    from cryptography import x509
+def _host(host: str) -> x509.GeneralName:
 
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -263,8 +248,7 @@ def _host(host: str) -> "x509.GeneralName":
         return x509.DNSName(host)
 
 
-def _certificate(pem: bytes) -> "x509.Certificate":
-    from cryptography import x509
+def _certificate(pem: bytes) -> x509.Certificate:
 
     try:
         return x509.load_pem_x509_certificate(pem)
@@ -272,10 +256,7 @@ def _certificate(pem: bytes) -> "x509.Certificate":
         raise InvalidCredentials("must be a certificate as PEM, got something else") from None
 
 
-def _private_key(pem: bytes) -> "EllipticCurvePrivateKey":
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+def _private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
     try:
         key = load_pem_private_key(pem, password=None)

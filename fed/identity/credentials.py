@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
+
+import grpc
 
 from fed.errors import InvalidCredentials, InvalidInput
 from fed.identity.certificates import CertificateFacts, Role, is_issued_by, now, read_facts, read_pair, read_pem
 from fed.identity.roster import Roster
-
-if TYPE_CHECKING:
-    import grpc
 
 __all__ = ["NodeCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
 
@@ -67,13 +66,11 @@ class ServerCredentials(_Credentials):
         own = _load(folder, Role.SERVER, clock)
         return cls(**vars(own), roster=Roster(folder / "roster.json", clock=clock))
 
-    def for_grpc(self) -> "grpc.ServerCredentials":
+    def for_grpc(self) -> grpc.ServerCredentials:
         """Credentials for ``server.add_secure_port``: a client needs a certificate of this authority for a node.
 
         The roster then admits or refuses each call.
         """
-        import grpc
-
         pair = (self.key_pem, self.certificate_pem)
         return grpc.ssl_server_credentials([pair], self.authority_pem, require_client_auth=True)
 
@@ -101,14 +98,12 @@ class NodeCredentials(_Credentials):
         """Name of the node."""
         return self.facts.name
 
-    def for_grpc(self) -> "grpc.ChannelCredentials":
+    def for_grpc(self) -> grpc.ChannelCredentials:
         """Credentials for ``grpc.secure_channel``: a server needs a certificate of this authority for servers."""
-        import grpc
-
         return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
 
 
-def peer_of(context: "grpc.ServicerContext") -> tuple[str, bytes] | None:
+def peer_of(context: grpc.ServicerContext) -> tuple[str, bytes] | None:
     """Name and certificate (PEM) of the caller, taken from its certificate alone, for ``Roster.admits``.
 
     None if the connection has no certificate, as an insecure one has not.

@@ -15,21 +15,23 @@ people can read, and a server that runs rereads it when it changes::
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from fed.errors import InvalidCredentials
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from fed.errors import InvalidCredentials, os_errors_as
 from fed.identity.certificates import fingerprint, now
 from fed.storage.atomic_files import write_atomically
 
 __all__ = ["Entry", "Roster", "keep"]
 
-_Entries = dict[str, "Entry"]
 _State = tuple[int, int, int]
+_Time = Annotated[datetime, AfterValidator(lambda time: time if time.tzinfo else time.replace(tzinfo=UTC))]
+"""A time; by hand, a day is enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +39,25 @@ class Entry:
     """A node on the roster.
 
     Args:
-        name: the node's.
         sha256: the fingerprint of the one certificate that counts.
         issued: when it was issued.
         expires: until when it is valid.
         revoked: when it was revoked; None while it is valid.
     """
 
-    name: str
-    sha256: str
-    issued: datetime
-    expires: datetime
-    revoked: datetime | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$"), AfterValidator(str.lower)]
+    issued: _Time
+    expires: _Time
+    revoked: _Time | None
 
     def status(self, time: datetime) -> str:
         """One word: valid, expired or revoked."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if time >= self.expires else "valid"
+
+
+_ENTRIES = TypeAdapter(dict[str, Entry])
 
 
 class Roster:
@@ -106,17 +109,18 @@ class Roster:
         return None
 
 
-def keep(path: Path, entries: Iterable[Entry]) -> None:
+def keep(path: Path, entries: Mapping[str, Entry]) -> None:
     """Write a roster, whole or not at all.
 
     Raises:
         OSError: if it cannot be written; what was there is as it was.
     """
-    content = {
-        entry.name: {key: value for key, value in vars(entry).items() if key != "name"}
-        for entry in sorted(entries, key=lambda entry: entry.name)
-    }
-    write_atomically(path, (json.dumps(content, indent=2, default=datetime.isoformat) + "\n").encode(), mode=0o600)
+    text = json.dumps(dict(sorted(entries.items())), indent=2, default=_plain)
+    write_atomically(path, f"{text}\n".encode(), mode=0o600)
+
+
+def _plain(value: Entry | datetime) -> object:
+    return value.isoformat() if isinstance(value, datetime) else vars(value)
 
 
 def _fingerprint(certificate_pem: bytes) -> str | None:
@@ -136,41 +140,14 @@ def _state(path: Path) -> _State | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: Path) -> tuple[_State, _Entries]:
+def _read(path: Path) -> tuple[_State, dict[str, Entry]]:
+    with os_errors_as(InvalidCredentials, f"{path} cannot be read", "restore the roster"), path.open("rb") as file:
+        found = os.fstat(file.fileno())  # of the file that is read: the path may name another by now
+        content = file.read()
     try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())  # of the file that is read: the path may name another by now
-            content = file.read()
-    except OSError as error:
-        raise InvalidCredentials(f"{path} cannot be read ({error.strerror}): restore the roster") from None
-    try:
-        nodes = json.loads(content)
-        if not isinstance(nodes, dict):
-            raise TypeError("must be names and what belongs to each")
-        entries = {name: _entry(name, values) for name, values in nodes.items()}
-    except (ValueError, TypeError, RecursionError) as error:
-        raise InvalidCredentials(f"{path} must be a roster as fed keys writes it ({error}): restore it") from None
+        entries = _ENTRIES.validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        raise InvalidCredentials(f"{path} must be a roster as fed keys writes it ({problem}): restore it") from None
     return (found.st_mtime_ns, found.st_size, found.st_ino), entries
-
-
-def _entry(name: str, values: Any) -> Entry:
-    try:
-        sha256, revoked = values["sha256"].lower(), values["revoked"]
-        if not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise ValueError(f"sha256 must be 64 hexadecimal digits, got {sha256}")
-        return Entry(
-            name=name,
-            sha256=sha256,
-            issued=_time(values["issued"]),
-            expires=_time(values["expires"]),
-            revoked=None if revoked is None else _time(revoked),
-        )
-    except KeyError as error:
-        raise ValueError(f"{name}: {error} is missing") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _time(text: str) -> datetime:
-    time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)  # by hand, a day is enough

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fed.errors import CheckpointFailed, InvalidCheckpoint, ValueRange
+from fed.errors import CheckpointFailed, InvalidCheckpoint, ValueRange, os_errors_as
 from fed.quantities import bytes_text
 from fed.storage.atomic_files import replaced, sync_folder
 from fed.storage.checkpoint_files import (
@@ -100,11 +100,8 @@ class Checkpoints:
         Raises:
             InvalidCheckpoint: if there are some, but none is whole.
         """
-        try:
+        with os_errors_as(InvalidCheckpoint, f"{self.folder} cannot be read", "make it readable, then resume"):
             number, flaws = newest_whole(self.folder, rounds)
-        except OSError as error:
-            problem = f"{self.folder} cannot be read ({error.strerror}): make it readable, then resume"
-            raise InvalidCheckpoint(problem) from None
         if number is not None:
             repeated = f", and rounds {number + 1} to {rounds} are repeated" if (rounds or 0) > number else ""
             for flaw in flaws:

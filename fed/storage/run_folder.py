@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fed import __version__
 from fed.config import yaml
 from fed.config.experiment import Experiment
-from fed.errors import InvalidInput, OutputExists, RunFailed
+from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
 from fed.storage.atomic_files import LOCK, held, write_atomically
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.run_reader import is_run, metrics_lines, state_of
@@ -230,16 +230,10 @@ class RunFolder:
             write_atomically(self.path / "report.html", report.encode())
             write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
-    @contextmanager
-    def _written_on(self) -> Iterator[None]:
+    def _written_on(self) -> AbstractContextManager[None]:
         """Turn a refusal of the system during a run into RunFailed."""
-        try:
-            yield
-        except OSError as error:
-            raise RunFailed(
-                f"{self.path} cannot be written to any more ({error.strerror or error}); what it holds is kept: make "
-                "room there that this process may write to, then resume the run"
-            ) from None
+        remedy = "make room there that this process may write to, then resume the run"
+        return os_errors_as(RunFailed, f"{self.path} cannot be written to any more, what it holds is kept", remedy)
 
 
 def clear_run(folder: Path) -> None:
@@ -288,17 +282,13 @@ def refuse_taken(folder: Path, *, overwrite: bool) -> None:
         )
 
 
-@contextmanager
-def written_to(folder: Path) -> Iterator[None]:
+def written_to(folder: Path) -> AbstractContextManager[None]:
     """Turn a refusal of the system into the advice to choose another folder.
 
     Raises:
         InvalidInput: if the folder cannot be read, made or written to.
     """
-    try:
-        yield
-    except OSError as error:
-        raise InvalidInput(f"{folder} cannot be written to ({error.strerror}): choose another --output") from None
+    return os_errors_as(InvalidInput, f"{folder} cannot be written to", "choose another --output")
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

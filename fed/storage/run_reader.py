@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fed.config import yaml
-from fed.errors import InvalidInput
+from fed.errors import InvalidInput, os_errors_as
 from fed.storage.checkpoint_files import newest_whole
 
 __all__ = ["KeptRun", "RunState", "is_run", "kept_run", "metrics_lines", "runs_below", "state_of", "summary_of"]
@@ -213,12 +213,8 @@ def _within(kind: type[_Kind], section: Any, *keys: str) -> _Kind | None:
 
 
 def _content(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read ({error.strerror}): make it readable") from None
+    with os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"):
+        return file.read_bytes() if file.exists() else None
 
 
 def _written(path: Path) -> datetime | None:

@@ -297,18 +297,17 @@ def test_doctor_names_what_is_missing_and_the_command(run: Run, monkeypatch: pyt
     monkeypatch.setattr(
         cli_doctor, "_version", lambda package: {"jinja2": None, "numpy": "1.9"}.get(package, known(package))
     )
-    monkeypatch.setattr(cli_doctor, "_minimum", lambda package: {"numpy": "2.0"}.get(package, ""))
     code, out, _ = run("doctor")
     assert code == 1
-    assert '• jinja2 is missing: needed for reports: pip install "jinja2"' in out
-    assert '• numpy is 1.9, which is too old: needed for data: pip install "numpy>=2.0"' in out
+    assert '• jinja2 is missing: pip install "jinja2>=3.1"' in out
+    assert '• numpy is 1.9, not >=2.0: pip install "numpy>=2.0"' in out
 
 
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        (None, '• no Flower: only apps that fed flower-app writes need it: pip install "flwr==1.41.*"'),
-        ("1.4.1", '• flwr is 1.4.1, which is not tested: pip install "flwr==1.41.*"'),
+        (None, '• only apps that fed flower-app writes need Flower: flwr is missing: pip install "flwr==1.41.*"'),
+        ("1.4.1", ': flwr is 1.4.1, not ==1.41.*: pip install "flwr==1.41.*"'),
         ("1.41.7", "│ flwr "),
     ],
 )

@@ -388,7 +388,8 @@ def test_full_disk_leaves_no_partial_node_and_others_unchanged(authority: Author
         assert authority.roster.admits("bob", bob.certificate_pem) is None
         assert not (authority.folder / "nodes/ann").exists()
         if "ann" in authority.roster.entries():  # the disk failed after the roster was written
-            keep(authority.roster.path, [entry for name, entry in authority.roster.entries().items() if name != "ann"])
+            others = {name: entry for name, entry in authority.roster.entries().items() if name != "ann"}
+            keep(authority.roster.path, others)
         step += 1
     assert step >= 8  # four files, each synced with its folder
     assert authority.roster.admits("ann", (authority.folder / "nodes/ann/certificate.pem").read_bytes()) is None
