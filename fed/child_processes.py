@@ -49,9 +49,6 @@ def _await_parents_end() -> None:
 
 def _start_deaf(process: BaseProcess) -> None:
     """Start a process that ignores the terminal's Ctrl-C, which this process still receives."""
-    if not hasattr(signal, "pthread_sigmask"):
-        process.start()
-        return
     resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the mask
     try:

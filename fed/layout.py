@@ -31,7 +31,7 @@ same meaning in every module:
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -184,11 +184,9 @@ class Layout:
         state = _state(module)
         device = state[self.trained[0].name].device
         vector_V = torch.empty(self.size, dtype=self.dtype, device=device)
-        for part in (*self.trained, *self.averaged):
-            part.view(vector_V).copy_(state[part.name])
         integers_I = torch.empty(self.integer_count, dtype=torch.int64, device=device)
-        for part in self.integers:
-            part.view(integers_I).copy_(state[part.name])
+        for name, view in self._views(vector_V, integers_I):
+            view.copy_(state[name])
         return vector_V, integers_I
 
     def unpack(self, vector_V: Tensor, integers_I: Tensor, module: nn.Module) -> None:
@@ -200,10 +198,14 @@ class Layout:
             module: the module that takes them.
         """
         state = _state(module)
-        for part in (*self.trained, *self.averaged):
-            state[part.name].copy_(part.view(vector_V))
-        for part in self.integers:
-            state[part.name].copy_(part.view(integers_I))
+        for name, view in self._views(vector_V, integers_I):
+            state[name].copy_(view)
+
+    def _views(self, vector_V: Tensor, integers_I: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor's name and its numbers in a state."""
+        for parts, vector in (((*self.trained, *self.averaged), vector_V), (self.integers, integers_I)):
+            for part in parts:
+                yield part.name, part.view(vector)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -217,10 +219,6 @@ class Layout:
             rows[:, part.offset : part.offset + part.size].reshape(len(rows), *part.shape).to(part.dtype)
             for part, rows in (*floats, *((part, integers_KI) for part in self.integers))
         ]
-
-    def size_bytes(self) -> int:
-        """Bytes of one state as it travels, uncompressed."""
-        return self.size * self.dtype.itemsize + self.integer_count * torch.int64.itemsize
 
 
 def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:

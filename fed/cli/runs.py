@@ -88,15 +88,15 @@ def to_run(
         resume: the folder of a run to resume; nothing else may be given then.
         as_json: print the summary as JSON.
     """
-    from fed.storage.run_folder import RunFolder, state_of
-    from fed.storage.run_reader import RunState, summary_of
-
     if resume is None:
         if file is None:
             raise InvalidInput(f"fed {command} needs an experiment, got none: give a file, or --resume DIR")
         return read_experiment(file, settings)
     if file is not None or settings or output is not None or overwrite:
         raise InvalidInput("--resume goes on with a run as it is: give its folder alone")
+    from fed.storage.run_folder import RunFolder, state_of
+    from fed.storage.run_reader import RunState, summary_of
+
     kept = RunFolder.existing(resume)
     if state_of(resume) is not RunState.FINISHED:
         return kept.experiment()
@@ -217,11 +217,9 @@ def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> 
         raise
 
 
-@contextlib.contextmanager
-def _all_to_standard_error(as_json: bool) -> Iterator[None]:
+def _all_to_standard_error(as_json: bool) -> contextlib.AbstractContextManager[object]:
     """Redirect a user's own prints to standard error with ``--json``."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        yield
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def _expect(name: str, experiment: "fed.Experiment") -> "Expectation":

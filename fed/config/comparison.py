@@ -162,17 +162,14 @@ class Comparison(Document):
         return dict(self._variants)
 
     def _validated(self) -> dict[str, Experiment]:
-        variants, problems = {}, []
-        of_the_base = _problems(self.base)
+        variants: dict[str, Experiment] = {}
+        problems, of_the_base = [], _made(self.base)[1]
         for place, name, changes in self._changes():
-            keys = with_overrides(self.base, changes) | {"name": name, "seed": self.seeds[0]}
-            found = (
-                ["seed: a comparison runs every variant with all of its seeds: remove it"] if "seed" in changes else []
-            )
-            found += _problems(keys)
+            if "seed" in changes:
+                problems.append(f"{place}: seed: a comparison runs every variant with all of its seeds: remove it")
+            made, found = _made(with_overrides(self.base, changes) | {"name": name, "seed": self.seeds[0]})
             problems += [f"base: {line}" if line in of_the_base else f"{place}: {line}" for line in found]
-            if not problems:
-                variants[name] = Experiment(**keys)
+            variants |= {} if made is None else {name: made}
         if problems:
             raise InvalidExperiment("\n".join(dict.fromkeys(problems)))
         return variants
@@ -195,12 +192,12 @@ class Comparison(Document):
         return [(f"random {name}", name, trial) for name, trial in zip(names, trials, strict=True)]
 
 
-def _problems(keys: dict[str, Any]) -> list[str]:
+def _made(keys: dict[str, Any]) -> tuple[Experiment | None, list[str]]:
+    """The experiment of these keys, or what is wrong with them."""
     try:
-        Experiment(**{str(key): value for key, value in keys.items()})
+        return Experiment(**{str(key): value for key, value in keys.items()}), []
     except InvalidExperiment as error:
-        return str(error).splitlines()
-    return []
+        return None, str(error).splitlines()
 
 
 def _hold_distinct(what: str, values: list[Any]) -> None:

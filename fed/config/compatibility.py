@@ -7,7 +7,7 @@ both values and both ways out.
 
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fed.errors import InvalidExperiment
 
@@ -68,23 +68,6 @@ class Combinable:
         """
 
 
-class _Topology(Combinable):
-    """The section topology, whose kinds are functions that make graphs."""
-
-    def needs(self) -> Sequence[Term]:
-        return (Term(Feature.NEIGHBOURS, "set topology to null"),)
-
-
-class _Deployment(Combinable):
-    """Real nodes in place of simulated clients."""
-
-    def needs(self) -> Sequence[Term]:
-        return (Term(Feature.REPORTS, "simulate it"),)
-
-    def lacks(self) -> Sequence[Term]:
-        return (Term(Feature.SIMULATION, "simulate it"),)
-
-
 def lacks(part: object, feature: Feature) -> bool:
     """Tell whether a part does not offer a feature."""
     return isinstance(part, Combinable) and any(term.feature is feature for term in part.lacks())
@@ -96,9 +79,8 @@ def check_combination(experiment: "Experiment") -> None:
     Raises:
         InvalidExperiment: one line for each pair of them.
     """
-    parts = dict(_parts(experiment))
-    _refuse(parts)
-    for part in parts.values():
+    _refuse(_terms(experiment))
+    for _, part in _parts(experiment):
         part.check_experiment(experiment)
 
 
@@ -108,7 +90,8 @@ def check_deployment(experiment: "Experiment") -> None:
     Raises:
         InvalidExperiment: one line for each reason.
     """
-    _refuse({**dict(_parts(experiment)), "a deployment": _Deployment()})
+    needed, lacked = (Term(feature, "simulate it") for feature in (Feature.REPORTS, Feature.SIMULATION))
+    _refuse({**_terms(experiment), "a deployment": ([needed], [lacked])})
     for name, made in experiment.objects().items():
         raise InvalidExperiment(
             f"{name} must be of a class that nodes can import, got {made!r}: define one at the top of a module, with "
@@ -120,23 +103,27 @@ def check_deployment(experiment: "Experiment") -> None:
 
 def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
-    sections = {
-        name: getattr(experiment, name)
-        for name in ("algorithm", "rounds", "hierarchy", "devices", "evaluation", "adversaries")
-    }
-    for name, section in sections.items():
+    names = ("algorithm", "rounds", "hierarchy", "devices", "evaluation", "adversaries")
+    sections = [(name, getattr(experiment, name)) for name in names]
+    for name, section in [*sections, *(("uplink", codec) for codec in experiment.uplink)]:
         if section is not None and isinstance(part := section.make(), Combinable):
             yield f"{name} {section.kind}", part
-    for section in experiment.uplink:
-        if isinstance(part := section.make(), Combinable):
-            yield f"uplink {section.kind}", part
-    if experiment.topology is not None:
-        yield f"topology {experiment.topology.kind}", _Topology()
 
 
-def _refuse(parts: dict[str, Combinable]) -> None:
-    needed = [(term.subject or name, term) for name, part in parts.items() for term in part.needs()]
-    lacked = [(term.subject or name, term) for name, part in parts.items() for term in part.lacks()]
+_Terms: TypeAlias = dict[str, tuple[Sequence[Term], Sequence[Term]]]
+"""Part of an experiment → what it needs and what it lacks."""
+
+
+def _terms(experiment: "Experiment") -> _Terms:
+    terms: _Terms = {name: (part.needs(), part.lacks()) for name, part in _parts(experiment)}
+    if experiment.topology is not None:  # its kinds are functions that make graphs, and declare nothing
+        terms[f"topology {experiment.topology.kind}"] = ([Term(Feature.NEIGHBOURS, "set topology to null")], [])
+    return terms
+
+
+def _refuse(terms: _Terms) -> None:
+    needed = [(term.subject or name, term) for name, (needs, _) in terms.items() for term in needs]
+    lacked = [(term.subject or name, term) for name, (_, lacks) in terms.items() for term in lacks]
     problems = [
         f"{subject} needs {need.feature.value}{_clause(need)}, got {other}{_clause(lack)}: "
         f"{need.way_out}, or {lack.way_out}"

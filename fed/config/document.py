@@ -1,6 +1,7 @@
 """Documents: sections that stand in a YAML file of their own."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -50,7 +51,7 @@ class Document(Section):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As keys, for the classes of its sections are made when their kinds are known, and pickle knows none of them.
-        return _made_of, (type(self), self.given_keys())
+        return partial(type(self), **self.given_keys()), ()
 
     def given_keys(self) -> dict[str, Any]:
         """The keys that were given, in the form that YAML holds; but objects that no file can name."""
@@ -63,7 +64,3 @@ class Document(Section):
     def dump(self) -> dict[str, Any]:
         """Every value in force, in the form that YAML holds."""
         return self.model_dump(mode="json")
-
-
-def _made_of(document: type[Document], keys: dict[str, Any]) -> Document:
-    return document(**keys)

@@ -97,7 +97,8 @@ class Local(Section):
             raise ValueError(
                 f"momentum and nesterov belong to sgd, got optimizer={self.optimizer}: remove them, or use sgd"
             )
-        if self.optimizer == "sgd" and any(getattr(self, key) != _default(key) for key in ("betas", "eps")):
+        defaults = Local.model_fields
+        if self.optimizer == "sgd" and any(getattr(self, key) != defaults[key].default for key in ("betas", "eps")):
             raise ValueError("betas and eps belong to adam and adamw, got optimizer=sgd: remove them, or use adam")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs momentum above 0, got momentum=0: raise momentum or drop nesterov")
@@ -131,10 +132,6 @@ def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
 def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
     are_theirs = lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL)
     return registry.EVALUATIONS.make("clients" if are_theirs else "coordinator")
-
-
-def _default(key: str) -> Any:
-    return Local.model_fields[key].get_default()
 
 
 class Experiment(Document):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.cells import cell_len, chop_cells
 
 from fed.quantities import bytes_text
-from fed.reports.plot_style import COLOURS, INK, WIDTH_EM, WIDTH_INCH, Style, blank, see_through, styles, svg_of
+from fed.reports.plot_style import INK, WIDTH_EM, WIDTH_INCH, Style, blank, see_through, styles, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -256,10 +256,8 @@ def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
             1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
         )
         totals, last = panels[0, 0], panels[-1, 0]
-        if clients <= 200:
-            totals.bar(np.arange(clients), counts_KC.sum(axis=1), width=0.8, color=INK, alpha=0.5)
-        else:  # one outline, however many
-            totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
+        # one outline, however many
+        totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
         totals.set_ylabel("samples")
         totals.set_ylim(bottom=0)
         if classes > 1:
@@ -275,7 +273,7 @@ def _cells(figure: "Figure", axes: "Axes", counts_KC: NDArray[np.int64]) -> None
 
     client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_KC.shape)
     # Beyond a thousand cells or so a picture within the picture is the smaller one.
-    colours = {"cmap": see_through(COLOURS[0]), "vmin": 0, "rasterized": counts_KC.size > 1500}
+    colours = {"cmap": see_through(), "vmin": 0, "rasterized": counts_KC.size > 1500}
     axes.grid(visible=False)
     mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
     axes.set_ylabel("class")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fed.quantities import bytes_text, count_text, mean_text
-from fed.reports.summary import ComparisonResult, has_finished
+from fed.reports.summary import ComparisonResult
 
 __all__ = ["accuracy_text", "failures", "finding", "unlike"]
 
@@ -91,18 +91,7 @@ def _by_loss(rows: Sequence[dict[str, Any]]) -> str:
 
 def failures(result: ComparisonResult) -> list[str]:
     """A line for each variant that failed: its name, and each reason once, with the seeds that it stopped."""
-    lines = []
-    for row in result.rows:
-        seeds_of = dict[str, list[int]]()
-        for seed, run in sorted(result.runs.get(row["name"], {}).items()) if row["status"] == "failed" else ():
-            if not has_finished(run["summary"]):
-                seeds_of.setdefault(str(run["summary"]["reason"]), []).append(seed)
-        texts = [
-            f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {why}"
-            for why, seeds in seeds_of.items()
-        ]
-        lines += [f"{row['name']}: {'; '.join(texts)}"] if texts else []
-    return lines
+    return [f"{row['name']}: {row['reason']}" for row in result.rows if row["reason"]]
 
 
 def accuracy_text(row: dict[str, Any]) -> str:

@@ -37,7 +37,7 @@ def comparison_report(result: ComparisonResult, partitions: _Partitions) -> str:
         partitions,
         result=result,
         finding=finding(result),
-        summaries=[run["summary"] for runs in result.runs.values() for run in runs.values() if _is_done(run)],
+        summaries=[run["summary"] for runs in result.runs.values() for run in runs.values() if has_finished(run)],
         by_clients=bool(_where_clients_evaluate(result.runs)),
         figures=list(_curve_figures(result, look)),
         columns=columns(result),
@@ -163,13 +163,9 @@ def _clients_evaluate(metrics: Iterable[Mapping[str, Any]]) -> bool:
     return any("client_accuracy_worst_decile" in line for line in metrics)
 
 
-def _is_done(run: Mapping[str, Any]) -> bool:
-    return has_finished(run["summary"])
-
-
 def _lines(runs: Runs, measure: str) -> dict[str, charts.Curve]:
     """A curve of each variant that has finished runs with this measure."""
-    done = {name: [run["metrics"] for run in by_seed.values() if _is_done(run)] for name, by_seed in runs.items()}
+    done = {name: [run["metrics"] for run in by_seed.values() if has_finished(run)] for name, by_seed in runs.items()}
     found = {name: charts.curve_of(metrics, measure) for name, metrics in done.items()}
     return {name: curve for name, curve in found.items() if curve is not None}
 

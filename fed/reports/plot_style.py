@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "COLOURS",
     "INK",
     "WIDTH_EM",
     "WIDTH_INCH",
@@ -31,7 +30,7 @@ __all__ = [
 INK = "#0b0c0d"
 """The colour of text and axes; inside a page it becomes the page's own, for light and for dark."""
 # Okabe & Ito's palette (2008), which the colour-blind can tell apart, without its yellow, too pale for a thin line.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
 _DASHES = ((), (5, 1.6), (1.4, 1.4), (7, 1.6, 1.4, 1.6), (9, 2, 2.5, 2))
 WIDTH_INCH = 9.6
 _EM_POINTS = 9
@@ -77,7 +76,7 @@ def styles(algorithms: Mapping[str, str]) -> dict[str, Style]:
     """
     chosen: dict[str, Style] = {}
     free = dict(_BASELINES)
-    others = (Style(COLOURS[index % 7], _DASHES[index % 5]) for index in range(len(algorithms)))
+    others = (Style(_COLOURS[index % 7], _DASHES[index % 5]) for index in range(len(algorithms)))
     for name, kind in algorithms.items():
         chosen[name] = Style(INK, free.pop(kind)) if kind in free else next(others)
     return chosen
@@ -105,11 +104,11 @@ def svg_of(figure: "Figure", **options: Any) -> str:
     return text[text.index("<svg") :]  # XML's declaration has no place within HTML
 
 
-def see_through(colour: str) -> Any:
-    """Colour map from transparent to a colour, so that zero is the page itself, light or dark."""
+def see_through() -> Any:
+    """Colour map from transparent to the first colour, so that zero is the page itself, light or dark."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-    return LinearSegmentedColormap.from_list("see-through", [(*to_rgb(colour), 0.0), (*to_rgb(colour), 1.0)])
+    return LinearSegmentedColormap.from_list("see-through", [(*to_rgb(_COLOURS[0]), opacity) for opacity in (0.0, 1.0)])
 
 
 def for_page(svg: str, prefix: str) -> str:

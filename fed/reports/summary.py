@@ -60,10 +60,13 @@ def row_of(
         ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s`` and ``idle_share``; the means of the last measured
         ``client_accuracy_mean``, ``client_accuracy_std`` and ``client_accuracy_worst_decile``; of all tasks the shares
         ``late`` and ``failed``, and of all replies the mean ``staleness``; ``status`` (finished,
-        failed if any run failed, or interrupted if one is missing) and ``reason``.
+        failed if any run failed, or interrupted if one is missing) and ``reason``: each once, with the seeds.
     """
-    finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run["summary"])}
-    reasons = [f"seed {seed}: {run['summary']['reason']}" for seed, run in sorted(runs.items()) if seed not in finished]
+    finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run)}
+    reasons = dict[str, list[int]]()
+    for seed, run in sorted(runs.items()):
+        if seed not in finished:
+            reasons.setdefault(str(run["summary"]["reason"]), []).append(seed)
     summaries = [run["summary"] for run in finished.values()]
     accuracy, accuracy_std = spread(summary.get("final_test_accuracy") for summary in summaries)
     loss, loss_std = spread(summary.get("final_test_loss") for summary in summaries)
@@ -87,8 +90,12 @@ def row_of(
         },
         **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
         "status": "failed" if reasons else "finished" if len(finished) == len(seeds) else "interrupted",
-        "reason": "; ".join(reasons) or None,
+        "reason": "; ".join(f"{_seeds(seeds)}: {reason}" for reason, seeds in reasons.items()) or None,
     }
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _to_target(metrics_of_runs: Iterable[list[dict[str, Any]]], target: float | None) -> dict[str, Any]:
@@ -120,9 +127,9 @@ def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def has_finished(summary: Mapping[str, Any]) -> bool:
+def has_finished(run: Mapping[str, Any]) -> bool:
     """True if a run finished."""
-    return bool(summary["status"] == "finished")
+    return bool(run["summary"]["status"] == "finished")
 
 
 def first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -11,7 +11,7 @@ from filelock import FileLock, Timeout
 
 from fed.errors import InvalidInput
 
-__all__ = ["LOCK", "held", "replaced", "sync_folder", "write_atomically"]
+__all__ = ["LOCK", "held", "replaced", "sync_folder", "unfinished", "write_atomically"]
 
 LOCK = ".lock"
 """The lock file of a folder that a process has to itself. The file of a killed process locks nothing."""
@@ -65,6 +65,11 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)  # the rename itself is lost with the power until the folder is on the disk
+
+
+def unfinished(folder: Path, names: Iterable[str]) -> list[Path]:
+    """The unfinished files that a killed process left of files of these names, which may be patterns."""
+    return [path for name in names for path in folder.glob(f".{name}.*") if path.suffix[1:].isdigit()]
 
 
 def sync_folder(folder: Path) -> None:

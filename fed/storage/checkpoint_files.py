@@ -13,10 +13,11 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
+from fed.storage.atomic_files import unfinished
+
 __all__ = ["file_name", "flaw_of", "newest_whole", "numbers_in", "remove_all", "remove_unfinished", "write_sealed"]
 
 _NAME = re.compile(r"round-([0-9]{6,})\.safetensors")
-_UNFINISHED = ".round-*.safetensors.*"
 _SEAL = "format 1, round {number}, sha256 {digest}"
 # found without parsing JSON that may be damaged
 _SEALED = re.compile(rb'"checkpoint":"format ([0-9]+), round ([0-9]+), sha256 ([0-9a-f]{64})"')
@@ -80,7 +81,7 @@ def remove_unfinished(folder: Path) -> None:
     Raises:
         OSError: if it cannot be removed.
     """
-    for path in folder.glob(_UNFINISHED):
+    for path in unfinished(folder, ["round-*.safetensors"]):
         path.unlink(missing_ok=True)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from fed.errors import CheckpointFailed, InvalidCheckpoint, ValueRange, os_errors_as
+from fed.errors import CheckpointFailed, InvalidCheckpoint, os_errors_as
 from fed.quantities import bytes_text
 from fed.storage.atomic_files import replaced, sync_folder
 from fed.storage.checkpoint_files import (
@@ -16,8 +16,7 @@ from fed.storage.checkpoint_files import (
     remove_unfinished,
     write_sealed,
 )
-from fed.storage.serialization import bytes_of, join_tree, split_tree
-from fed.storage.state_trees import Tree, plain, refilled
+from fed.storage.serialization import Tree, bytes_of, join_tree, plain, refilled, split_tree
 
 __all__ = ["Checkpoints", "Tree", "plain", "refilled"]
 
@@ -34,9 +33,6 @@ class Checkpoints:
         folder: of the checkpoints; the first one makes it.
         keep: the number of checkpoints that stay, at least 1.
 
-    Raises:
-        ValueRange: if ``keep`` is less than 1.
-
     Example:
         >>> import torch
         >>> checkpoints = Checkpoints(Path("checkpoints"), keep=2)
@@ -49,8 +45,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        if keep < 1:
-            raise ValueRange(f"keep must be at least 1, got {keep}: a run resumes from the newest checkpoint")
         self.folder, self.keep = folder, keep
 
     def write(self, number: int, state: Tree) -> None:
@@ -67,10 +61,7 @@ class Checkpoints:
         Raises:
             InvalidCheckpoint: if the state holds what a tree cannot.
             CheckpointFailed: if it cannot be written; earlier checkpoints are unchanged.
-            ValueRange: if the number is negative.
         """
-        if number < 0:
-            raise ValueRange(f"a checkpoint's number must be 0 or more, got {number}: count rounds from 1")
         structure, tensors = split_tree(state)
         size_bytes = sum(tensor.numel() * tensor.itemsize for tensor in tensors)
         try:
@@ -134,14 +125,7 @@ class Checkpoints:
             _log.warning("%s: earlier checkpoints cannot be removed (%s)", self.folder, error.strerror)
 
     def _failure(self, number: int, reason: str, size_bytes: int) -> CheckpointFailed:
-        try:
-            earlier = [other for other in numbers_in(self.folder) if other != number]
-        except OSError:  # no folder, or an unreadable one: there is no earlier checkpoint to name
-            earlier = []
-        kept = (
-            f"earlier checkpoints are kept, the last of round {earlier[-1]}" if earlier else "there is no earlier one"
-        )
         return CheckpointFailed(
-            f"the checkpoint of round {number} cannot be written to {self.folder} ({reason}); {kept}: make room there "
-            f"for {bytes_text(size_bytes)} that this process may write, then resume the run"
+            f"the checkpoint of round {number} cannot be written to {self.folder} ({reason}); earlier ones are kept: "
+            f"make room there for {bytes_text(size_bytes)} that this process may write, then resume the run"
         )

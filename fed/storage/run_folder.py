@@ -3,12 +3,11 @@
 import errno
 import json
 import logging
-import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import pydantic_core
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from fed import __version__
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
-from fed.storage.atomic_files import LOCK, held, write_atomically
+from fed.storage.atomic_files import LOCK, held, unfinished, write_atomically
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.run_reader import is_run, metrics_lines, state_of
 
@@ -73,7 +73,7 @@ class RunFolder:
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
         with written_to(path):
-            if not path.is_dir() or not set(path.iterdir()) <= {*_unfinished(path), path / LOCK}:
+            if not path.is_dir() or not set(path.iterdir()) <= {*unfinished(path, self.FILES), path / LOCK}:
                 refuse_taken(path, overwrite=overwrite and (path / "environment.json").is_file())
 
     @classmethod
@@ -179,9 +179,8 @@ class RunFolder:
         """
         lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
         with self._written_on():
-            _remove_unfinished(self.path)
-            for name in ("summary.json", "report.html"):
-                (self.path / name).unlink(missing_ok=True)
+            for path in (*unfinished(self.path, self.FILES), self.path / "summary.json", self.path / "report.html"):
+                path.unlink(missing_ok=True)
             write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
         return [line for line, _ in lines]
 
@@ -243,25 +242,9 @@ def clear_run(folder: Path) -> None:
         OSError: if one cannot be removed.
     """
     remove_all(folder / "checkpoints")
-    _remove_unfinished(folder)
-    for name in sorted(RunFolder.FILES, key="environment.json".__eq__):
-        (folder / name).unlink(missing_ok=True)
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove the unfinished files of a process that was killed while it wrote.
-
-    Raises:
-        OSError: if it cannot be removed.
-    """
-    for path in list(_unfinished(folder)):  # a list, since glob reads the folder while files go
+    names = sorted(RunFolder.FILES, key="environment.json".__eq__)
+    for path in (*unfinished(folder, names), *map(folder.joinpath, names)):
         path.unlink(missing_ok=True)
-
-
-def _unfinished(folder: Path) -> Iterator[Path]:
-    for name in RunFolder.FILES:
-        # NAME.PID, as atomic files are called until they are whole
-        yield from (path for path in folder.glob(f".{name}.*") if path.suffix[1:].isdigit())
 
 
 def refuse_taken(folder: Path, *, overwrite: bool) -> None:
@@ -293,17 +276,7 @@ def written_to(folder: Path) -> AbstractContextManager[None]:
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON with null in place of NaN and infinity, which other readers refuse."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
+    return pydantic_core.to_json(value, indent=indent, inf_nan_mode="null").decode()
 
 
 def environment() -> dict[str, Any]:

@@ -64,15 +64,8 @@ class Format:
         """The format as a plan says it; nodes know the codecs from the experiment."""
         from fed.wire.protocol_pb2 import Format as FormatHeader
 
-        return FormatHeader(
-            dtype=str(self.dtype).removeprefix("torch."),
-            parts=self.parts,
-            buffers=self.buffers,
-            integers=self.integers,
-            parameters=self.parameters,
-            broadcast=self.broadcast,
-            sends_models=self.sends_models,
-        )
+        others = {name: getattr(self, name) for name in FormatHeader.DESCRIPTOR.fields_by_name if name != "dtype"}
+        return FormatHeader(dtype=str(self.dtype).removeprefix("torch."), **others)
 
     @classmethod
     def of(cls, header: "FormatHeader", own: "Format") -> "Format":

@@ -30,17 +30,8 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 1 << 20
-_DTYPES = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int64": torch.int64,
-    "int32": torch.int32,
-    "int16": torch.int16,
-    "int8": torch.int8,
-    "uint8": torch.uint8,
-}
+_NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
 _MOST_TENSORS = 1000  # bounds what a hostile header costs
 _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
 

@@ -140,11 +140,6 @@ def test_the_vector_is_as_wide_as_the_widest_part() -> None:
     assert Layout.of(mixed).dtype == torch.float32  # neither half type holds the other
 
 
-def test_bytes_are_those_of_vector_and_integers() -> None:
-    module = batch_norm()
-    assert Layout.of(module).size_bytes() == sum(part.nbytes for part in Layout.of(module).pack(module))
-
-
 @pytest.mark.parametrize(
     ("module", "problem"),
     [

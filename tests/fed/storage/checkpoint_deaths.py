@@ -14,7 +14,7 @@ import torch
 
 from fed.storage.checkpoint_files import file_name, flaw_of, numbers_in
 from fed.storage.checkpoints import Checkpoints
-from fed.storage.state_trees import Tree
+from fed.storage.serialization import Tree
 
 TOUCHES_FILES = {"open", "os.rename", "os.remove", "os.mkdir", "os.listdir", "os.scandir"}
 

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 
 from fed.errors import InvalidCheckpoint
-from fed.storage.serialization import MOST_LEVELS, bytes_of, join_tree, split_tree
-from fed.storage.state_trees import Tree
+from fed.storage.serialization import MOST_LEVELS, Tree, bytes_of, join_tree, split_tree
 from tests.fed.storage.random_trees import same, trees
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fed.errors import InvalidCheckpoint
-from fed.storage.state_trees import plain, refilled
+from fed.storage.serialization import plain, refilled
 from tests.fed.storage.random_trees import same, scalars, tensors
 
 
