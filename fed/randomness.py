@@ -89,15 +89,10 @@ def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
         seed: where the global generators of the CPU and of ``device`` begin inside the block.
         device: the device that the code computes on. Its generator and the CPU's are restored afterwards.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
-    states = [generator.get_state() for generator in generators]
-    try:
-        for generator in generators:
-            generator.manual_seed(seed)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        for used in devices:
+            with torch.cuda.device(used):
+                torch.cuda.manual_seed(seed)
         yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)

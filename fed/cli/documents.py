@@ -126,17 +126,15 @@ def in_force(document: "fed.Experiment | fed.Comparison") -> dict[str, Any]:
     """
     if isinstance(document, fed.Experiment):
         return document.dump()
-    variants = {name: experiment.dump() for name, experiment in document.variants().items()}
-    first = next(iter(variants.values()))
-    shared = [key for key in first if all(variant[key] == first[key] for variant in variants.values())]
-    shared = [key for key in shared if key not in ("name", "seed")]
+    variants = [experiment.dump() for experiment in document.variants().values()]
+    for variant in variants:
+        del variant["seed"]  # the comparison's seeds decide
+    shared = {key: value for key, value in variants[0].items() if all(one[key] == value for one in variants)}
+    shared.pop("name", None)  # of a single variant
     return {
         "name": document.name,
-        "base": {key: first[key] for key in shared},
-        "compare": [
-            {"name": name} | {key: value for key, value in variant.items() if key not in (*shared, "name", "seed")}
-            for name, variant in variants.items()
-        ],
+        "base": shared,
+        "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
         "seeds": document.seeds,
         "target_accuracy": document.target_accuracy,
     }
@@ -146,13 +144,13 @@ def _batching(document: "fed.Experiment | fed.Comparison") -> Iterator[str]:
     """Sentence for each variant: whether its clients train in groups or one by one, and the reason."""
     from fed.simulations.simulation import Simulation
 
-    variants = {"": document} if isinstance(document, fed.Experiment) else document.variants()
+    variants = {"simulation": document} if isinstance(document, fed.Experiment) else document.variants()
     for name, experiment in variants.items():
         try:
             chosen = Simulation(experiment).batching
         except Exception as error:  # whatever a user's model or data raise: the values are shown all the same
             reason = str(error) if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
-            yield f"{name or 'simulation'}: how clients will train is not known: {reason}".splitlines()[0]
+            yield f"{name}: how clients will train is not known: {reason}".splitlines()[0]
             continue
         how = "batched" if chosen.is_batched else "one client at a time"
-        yield f"{name or 'simulation'}: {how}: {chosen.reason}"
+        yield f"{name}: {how}: {chosen.reason}"

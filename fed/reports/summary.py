@@ -80,10 +80,9 @@ def row_of(
         "final_test_loss_std": loss_std,
         **_to_target([run["metrics"] for run in finished.values()], target),
         **{
-            key: spread(summary[key] for summary in summaries)[0]
-            for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s")
+            key: spread(summary.get(key) for summary in summaries)[0]
+            for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s", "idle_share")
         },
-        "idle_share": spread(summary.get("idle_share") for summary in summaries)[0],
         **{
             key: spread(last_measured(run["metrics"], key) for run in finished.values())[0]
             for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile")
