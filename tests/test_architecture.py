@@ -176,7 +176,6 @@ def test_every_built_in_kind_resolves() -> None:
             {"torch", "pydantic", "numpy", "sklearn", "yaml", "grpc", "cryptography", "matplotlib"},
         ),
         ("from fed.cli.main import main; main(['keys', '--help'])", {"cryptography", "grpc"}),
-        ("import fed.identity.authority", {"cryptography", "grpc"}),
     ],
 )
 def test_importing_is_cheap(code: str, heavy: set[str]) -> None:
