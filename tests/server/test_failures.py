@@ -182,21 +182,6 @@ def test_client_frozen_beyond_the_deadline_is_late_and_returns(deployed: _Start)
 
 
 @pytest.mark.long
-def test_client_killed_in_sending_and_restarted_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
-    deployment = deployed(hidden=4000, epochs=1, rounds={"count": 2})
-    server = deployment.server()
-    with relayed((deployment.host, deployment.port), bytes_per_s=300e3) as relay:
-        victim = deployment.client(0, port=relay.port)
-        deployment.client(1)
-        wait_for(lambda: relay.sent_bytes > 200e3, "an answer that is under way")
-        victim.kill()
-        server.wait_to_say("client 0 is gone")
-        deployment.client(0)
-        assert server.end() == 0, server.said
-        _hold_to_simulation(deployment, tmp_path)
-
-
-@pytest.mark.long
 def test_client_frozen_beyond_its_lease_fails_and_returns(deployed: _Start) -> None:
     deployment = deployed(epochs=20, options={"patience": {"lease_s": 3.0, "silence_s": 2.0}})
     server = deployment.server()

@@ -353,28 +353,6 @@ def test_a_summary_says_who_attacked(kind: str, tmp_path: Path) -> None:
     assert "adversaries" not in simulate(fed.Experiment(**keys), data=data).summary
 
 
-@dataclass(frozen=True, kw_only=True)
-class Liars(LabelFlip, Gaussian):
-    """Attackers that neither learn nor say what they should."""
-
-
-@pytest.mark.xdist_group("parallel")
-def test_workers_change_nothing() -> None:
-    keys: dict[str, Any] = {
-        "local": {"batch_size": 4},
-        "rounds": {"count": 3, "cohort": 7},
-        "adversaries": {"fraction": 0.3, "kind": f"python:{__name__}:Liars", "deviation": 0.1},
-        "model": {"kind": "logistic"},
-    }
-    data = parts.unequal(torch.float64)
-    runs = [
-        simulate(fed.Experiment(simulation={"group": 2, "workers": workers}, **keys), data=data) for workers in (0, 2)
-    ]
-    one, other = (run.model.state_dict() for run in runs)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    assert [line["train_loss"] for line in runs[0].metrics] == [line["train_loss"] for line in runs[1].metrics]
-
-
 def test_seed_repeats_a_run_and_attackers_change_it() -> None:
     def model(**keys: Any) -> bytes:
         experiment = fed.Experiment(rounds={"count": 2}, model={"kind": "logistic"}, **keys)

@@ -111,23 +111,6 @@ def test_an_estimate_counts_what_is_sent() -> None:
     assert expectation.bytes_down == sum(line["bytes_down"] for line in run.metrics)
 
 
-@pytest.mark.xdist_group("parallel")
-@pytest.mark.parametrize("batching", ["on", "off"])
-def test_workers_change_nothing(batching: str) -> None:
-    keys: dict[str, Any] = {"algorithm": "scaffold", "model": {"kind": "logistic"}, "rounds": {"count": 3, "cohort": 7}}
-    data = parts.unequal(torch.float64)
-    runs = [
-        fed.simulate(
-            fed.Experiment(
-                uplink=["every_second"], simulation={"group": 2, "workers": workers, "batching": batching}, **keys
-            ),
-            data=data,
-        )
-        for workers in (0, 2)
-    ]
-    assert parts.outcome(runs[0]) == parts.outcome(runs[1])
-
-
 @everywhere
 @pytest.mark.parametrize("wants", ["reported", "updates", "payload"])
 def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["reported", "updates", "payload"]) -> None:

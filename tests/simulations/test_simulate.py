@@ -112,17 +112,6 @@ def test_evaluate_every_evaluates_then_and_at_the_end() -> None:
     assert [line["test_accuracy"] is not None for line in run.metrics] == [False, True, False, True, True]
 
 
-@pytest.mark.parametrize(("kind", "degree"), [("ring", 2), ("complete", 11), ("exponential", 7)])
-def test_gossip_counts_a_model_to_every_neighbour(kind: str, degree: int) -> None:
-    # Twelve peers; offsets ±1, ±2, ±4, ±8, of which +4 = −8 and −4 = +8 coincide, leave six, so the last is derived:
-    offsets = {(sign * 2**power) % 12 for power in range(4) for sign in (1, -1)}
-    expected = len(offsets) if kind == "exponential" else degree
-    run = simulate(fed.Experiment(**SMALL, algorithm={"kind": "dpsgd"}, topology={"kind": kind}))
-    size_bytes = 4 * run.summary["parameters"]
-    assert {line["bytes_up"] for line in run.metrics} == {12 * expected * size_bytes}
-    assert {line["selected"] for line in run.metrics} == {12}
-
-
 class Normalised(nn.Module):
     """A BatchNorm between two layers."""
 

@@ -384,15 +384,13 @@ def test_unsynchronised_rounds_have_the_same_bits_whoever_trains(workers: int) -
     assert len(set(digest)) == 12
 
 
-@pytest.mark.parametrize("kind", ["buffered", "asynchronous", "bounded_staleness"])
-def test_worker_slots_fit_groups_with_individual_start_models(kind: str) -> None:
+def test_worker_slots_fit_groups_with_individual_start_models() -> None:
     """Of models larger than all else that travels; a group's answers come singly then."""
-    buffer = {"buffer": 3} if kind == "buffered" else {}
     run = fed.simulate(
         fed.Experiment(
             data={"kind": "digits", "clients": 12},
             model="logistic",
-            rounds={"kind": kind, "count": 3, **buffer},
+            rounds={"kind": "bounded_staleness", "count": 3},
             devices="lognormal",
             simulation={"workers": 1, "group": 6},
         )

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import beta
 
 from fed.clients.data.partitions import dirichlet, quantity, shards
 from fed.clients.data.samples import Samples
@@ -44,15 +43,6 @@ def test_dirichlet_shares_have_the_second_moment_of_their_distribution(alpha: fl
     assert (
         abs(squares.mean() - expected) < min(hoeffding, 6 * squares.std() / math.sqrt(draws)) + 2 / n + CLIENTS / n**2
     )
-
-
-def test_dirichlet_share_of_a_client_is_beta_distributed() -> None:
-    n, draws = 2000, 2000
-    shares = np.sort(dirichlet_shares(1.0, draws, n)[:, 3])
-    distribution = beta(1.0, CLIENTS - 1.0).cdf(shares)
-    # Dvoretzky–Kiefer–Wolfowitz at 1e-9; the density is at most K - 1, and rounding moves a share by at most 1/n.
-    bound = math.sqrt(math.log(2 / 1e-9) / (2 * draws)) + (CLIENTS - 1) / n
-    assert np.abs(distribution - np.arange(1, draws + 1) / draws).max() < bound
 
 
 def test_a_class_is_shared_at_random_not_in_order() -> None:

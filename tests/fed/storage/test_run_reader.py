@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.config.experiment import Experiment
@@ -108,6 +108,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes 
         assert state_of(path) is RunState.UNREADABLE
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(["summary.json", "experiment.yaml", "metrics.jsonl"]), st.binary(max_size=60))
 def test_nothing_that_a_file_may_hold_ends_the_listing(
     tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
