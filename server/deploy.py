@@ -31,7 +31,7 @@ from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet
 from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
-from fed.server.training_loop import TrainingLoop
+from fed.server.training_loop import Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
 from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
@@ -206,12 +206,12 @@ class Deployment:
         recipe = prepared.recipe(prepared.data, None, is_batched=False)
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
-        def begin_scoring() -> Any:
+        def begin_scoring() -> Scoring:
             if self._by_clients:
                 policy = federation.policy
                 limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
-                return _ScoringByNodes(fleet.scores(federation.model(), limit_s))
-            return ScoringByCoordinator(recipe, federation, executor)
+                return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s))
+            return ScoringByCoordinator(recipe, federation, executor).line
 
         restore_memory = _free_memory(prepared.module)
 
@@ -240,19 +240,14 @@ class Deployment:
         )
 
 
-class _ScoringByNodes:
-    """Scores of a model by nodes, on their held-out samples."""
-
-    def __init__(self, scores: list[Scores]) -> None:
-        for one in scores:
-            if one.problem:
-                _log.warning("a node could not score the model: %s", one.problem)
-        self._scores = [one for one in scores if one.samples and not one.problem]
-
-    def line(self) -> dict[str, Any]:
-        """The mean over clients, weighted by their held-out samples, and the spread over clients."""
-        scores = [Score(one.loss, one.metric if one.HasField("metric") else None) for one in self._scores]
-        return scores_over_clients(scores, [one.samples for one in self._scores])
+def _scored_by_nodes(scores: list[Scores]) -> dict[str, Any]:
+    """The mean over clients, weighted by their held-out samples, and the spread over clients."""
+    for one in scores:
+        if one.problem:
+            _log.warning("a node could not score the model: %s", one.problem)
+    found = [one for one in scores if one.samples and not one.problem]
+    scored = [Score(one.loss, one.metric if one.HasField("metric") else None) for one in found]
+    return scores_over_clients(scored, [one.samples for one in found])
 
 
 def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:

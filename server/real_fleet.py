@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from fed.randomness import Streams
-from fed.server.client_state_versions import ClientStateVersions, CountedTask
 from fed.server.incoming import received
-from fed.server.registry import Members, NodeCounts, in_order
+from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts, in_order
 from fed.server.validation import CLIENT_STATE_LOST
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
@@ -22,11 +22,8 @@ __all__ = ["Scoring", "TrainingLoop"]
 _log = logging.getLogger(__name__)
 
 
-class Scoring(Protocol):
-    """Scores of one round's models, as they were when the scoring began."""
-
-    def line(self) -> dict[str, Any]:
-        """The scores as a part of the round's metrics."""
+Scoring: TypeAlias = Callable[[], dict[str, Any]]
+"""Gives the scores of one round's models, as they were when the scoring began, as a part of the round's metrics."""
 
 
 class _Round(NamedTuple):
@@ -167,7 +164,7 @@ class TrainingLoop:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        scores = pending.scoring.line() if pending.scoring else {"test_accuracy": None, "test_loss": None}
+        scores = pending.scoring() if pending.scoring else {"test_accuracy": None, "test_loss": None}
         line = {**pending.line, **scores, **pending.stats._asdict()}
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states

@@ -138,7 +138,7 @@ def _evaluation_s(simulation: Simulation) -> float:
     executor = InProcess(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     began = time.perf_counter()
-    begin_scoring(simulation, federation, executor).line()
+    begin_scoring(simulation, federation, executor)()
     return time.perf_counter() - began
 
 

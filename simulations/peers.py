@@ -119,9 +119,7 @@ class SimulatedPeers:
         # places copy, so that a round that diverges changes nothing
         exchanges = Exchanges(self.neighbourhood, self._vectors_NV[rows_S, params:])
         lr = self.lr_in(number, len(self.neighbourhood.members))
-        local = _LocalSteps(
-            number, lr, attendance, self.clients, self.neighbourhood, exchanges, self._integers_NI[rows_S]
-        )
+        local = _LocalSteps(self, number, lr, attendance, exchanges, self._integers_NI[rows_S])
         all_take_part = len(rows_S) == len(self._vectors_NV)
 
         def placed(part_N: Tensor, its_rows_S: Tensor) -> Tensor:
@@ -144,11 +142,10 @@ class SimulatedPeers:
 class _LocalSteps:
     """One round's local steps of those that take part: a rule's ``descend``."""
 
+    peers: SimulatedPeers
     number: int
     step_size: float
     attendance: Attendance
-    clients: SimulatedClients
-    neighbourhood: SimulatedNeighbourhood
     exchanges: Exchanges
     integers_SI: Tensor
     losses: list[tuple[float, int]] = field(default_factory=list)
@@ -156,7 +153,9 @@ class _LocalSteps:
     @cached_property
     def lr(self) -> float | Tensor:
         """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
-        steps_S = [self.clients.groups.steps(size, cut) for size, cut in zip(self._sizes_S, self._cuts_S, strict=True)]
+        steps_S = [
+            self.peers.clients.groups.steps(size, cut) for size, cut in zip(self._sizes_S, self._cuts_S, strict=True)
+        ]
         if len(set(steps_S)) == 1:
             return self.step_size * steps_S[0]
         return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
@@ -167,7 +166,7 @@ class _LocalSteps:
         rounded_SP = x_SP.to(buffers_SR.dtype)
         trained_SV, self.integers_SI = self._trained(torch.cat([rounded_SP, buffers_SR], 1))
         self.exchanges.buffers_NR = trained_SV[:, x_SP.shape[1] :]
-        self.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
+        self.peers.neighbourhood.train([self._seen(row) for row in range(len(x_SP))])
         trained_SP = trained_SV[:, : x_SP.shape[1]]
         return trained_SP if x_SP.dtype == rounded_SP.dtype else (x_SP - rounded_SP).add_(trained_SP)
 
@@ -179,10 +178,10 @@ class _LocalSteps:
         """
         trained_SV, integers_SI = torch.empty_like(start_SV), torch.empty_like(self.integers_SI)
         diverged: list[tuple[int, ClientId, str]] = []
-        groups = self.clients.groups.of(self._sizes_S, self._cuts_S)
+        groups = self.peers.clients.groups.of(self._sizes_S, self._cuts_S)
         rows_of = {self._submit(rows, start_SV): rows for rows in groups}
         for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, trained, tensors in self.clients.executor.results([ticket]):
+            for _, trained, tensors in self.peers.clients.executor.results([ticket]):
                 if trained.diverged is not None:
                     client, reason = trained.diverged
                     diverged.append((self._members_S.index(client), client, reason))
@@ -198,21 +197,21 @@ class _LocalSteps:
         clients, cuts = tuple(self._members_S[row] for row in rows), tuple(self._cuts_S[row] for row in rows)
         train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
         cost = sum(map(self._seen, rows))
-        return self.clients.executor.submit(
+        return self.peers.clients.executor.submit(
             Item(train, (start_SV[rows], self.integers_SI[rows]), label_of(train), cost=cost)
         )
 
     def _seen(self, row: int) -> int:
         """Number of samples that a peer's steps see."""
-        return self.clients.groups.seen(self._sizes_S[row], self._cuts_S[row])
+        return self.peers.clients.groups.seen(self._sizes_S[row], self._cuts_S[row])
 
     @cached_property
     def _members_S(self) -> list[ClientId]:  # noqa: N802  # a shape suffix
-        return [self.neighbourhood.members[row] for row in self.attendance.rows_S]
+        return [self.peers.neighbourhood.members[row] for row in self.attendance.rows_S]
 
     @cached_property
     def _sizes_S(self) -> list[int]:  # noqa: N802
-        return [self.clients.sizes[row] for row in self.attendance.rows_S]
+        return [self.peers.clients.sizes[row] for row in self.attendance.rows_S]
 
     @property
     def _cuts_S(self) -> list[int | None]:  # noqa: N802

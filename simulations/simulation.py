@@ -175,9 +175,9 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
         executor: begins at once where it has nothing better to do.
     """
     if simulation.held_out is not None:
-        return ScoringByClients(simulation.held_out, federation, executor)
+        return ScoringByClients(simulation.held_out, federation, executor).line
     only_own = simulation.algorithm.primitive is None
-    return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own)
+    return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).line
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:

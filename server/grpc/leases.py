@@ -19,14 +19,12 @@ class Delivery:
 
     Args:
         task: its number.
-        client: who had it.
         answer: the header of what it sent, with its file; or
         path: where that is.
         problem: why there is none.
     """
 
     task: int
-    client: int | str
     answer: pb.Answer | None = None
     path: Path | None = None
     problem: str = ""
@@ -154,7 +152,7 @@ class Leases:
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
-        self._arrived(Delivery(lease.number, lease.client, answer, path))
+        self._arrived(Delivery(lease.number, answer, path))
 
     def was_completed(self, client: int | str | None, answer: pb.Answer) -> bool:
         """True if this answer has been accepted before.
@@ -180,4 +178,4 @@ class Leases:
         """End a lease without an answer, for a reason that is one sentence for the user."""
         self._open.pop(lease.number, None)
         lease.drop()
-        self._arrived(Delivery(lease.number, lease.client, problem=reason))
+        self._arrived(Delivery(lease.number, problem=reason))

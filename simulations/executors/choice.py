@@ -135,23 +135,13 @@ def _stays_here(simulation: Simulation) -> str | None:
 def _shared(simulation: Simulation) -> Recipe:
     """Recipe with data in shared memory; data on demand are made or read by whichever process needs them."""
     recipe, train, held_out = simulation.recipe, simulation.data.train, simulation.held_out
+    test = None if recipe.test is None else simulation.data.test
     return replace(
         recipe,
         read=_Arena.of(train).read if isinstance(train, dict) else recipe.read,
-        test=None if recipe.test is None else _SharedPair(*map(SharedTensor, recipe.test)),
+        test=None if test is None else _Arena.of({"test": test}),
         held_out=_Arena.of(held_out).read if isinstance(held_out, dict) else recipe.held_out,
     )
-
-
-@dataclass(frozen=True)
-class _SharedPair:
-    """Pair (inputs, targets) in memory that several processes see."""
-
-    inputs_E: SharedTensor
-    targets_E: SharedTensor
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.inputs_E.tensor, self.targets_E.tensor))
 
 
 @dataclass(frozen=True)
@@ -171,6 +161,10 @@ class _Arena:
             end += len(labels)
         # one memory for all: each takes a file descriptor
         return cls(SharedTensor(*inputs), SharedTensor(*targets), places)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """The pair of inputs and targets of all."""
+        return iter((self.inputs_E.tensor, self.targets_E.tensor))
 
     def read(self, client: ClientId) -> Pair:
         begin, end = self.places[client]

@@ -216,7 +216,7 @@ def test_a_federation_may_go_on_while_its_models_are_scored(algorithm: str, eval
     federation = simulation.federation(executor)
     federation.round(1)
     begun = simulation, federation, executor
-    now, then = begin_scoring(*begun).line(), begin_scoring(*begun)
+    now, then = begin_scoring(*begun)(), begin_scoring(*begun)
     federation.round(2)
-    assert then.line() == now
-    assert begin_scoring(*begun).line() != now
+    assert then() == now
+    assert begin_scoring(*begun)() != now

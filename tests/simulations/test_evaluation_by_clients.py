@@ -178,7 +178,7 @@ def test_each_client_scores_once_in_fixed_groups(algorithm: str) -> None:
     data = fed.FederatedData({number: parts.samples(8, number) for number in range(70)})
     simulation = Simulation(experiment(algorithm), data, parts.small)
     executor = Late(partial(Work, simulation.recipe))
-    begin_scoring(simulation, simulation.federation(executor), executor).line()
+    begin_scoring(simulation, simulation.federation(executor), executor)()
     groups = [item.content.clients for item in executor.asked if isinstance(item.content, EvaluateByClients)]
     assert [client for group in groups for client in group] == list(range(70))
     size = MODELS_AT_ONCE if algorithm == "dpsgd" else CLIENTS_AT_ONCE
@@ -194,7 +194,7 @@ def test_who_keeps_no_model_scores_the_coordinators(monkeypatch: pytest.MonkeyPa
     vector_V, integers_I = federation.model()
     own: dict[ClientId, Any] = {client: (vector_V + number, integers_I) for number, client in enumerate(("c1", "c4"))}
     monkeypatch.setattr(federation, "models", lambda: own)
-    line = begin_scoring(simulation, federation, executor).line()
+    line = begin_scoring(simulation, federation, executor)()
     models = {client: simulation.load_module(state) for client, state in own.items()}
     run = fed.Run(simulation.experiment, [], {}, simulation.load_module(federation.model()), models)
     assert line == pytest.approx(figures(list(scores(run, data).values())), abs=1e-12)
