@@ -6,6 +6,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -51,8 +52,6 @@ class RealFleet(ABC):
         self._scores: list[pb.Scores] = []
         self._keeps_checkpoints = True
         self._keeps_states = False
-        self._message: Format | None = None
-        self._streams: Streams | None = None
 
     @property
     def clock(self) -> float:
@@ -77,7 +76,7 @@ class RealFleet(ABC):
             keeps_states: clients keep a state from task to task.
             keeps_checkpoints: the run may go on from an earlier state.
         """
-        self._message, self._streams = message, streams
+        self._incoming = partial(received, message=message, streams=streams)
         self._keeps_checkpoints, self._keeps_states = keeps_checkpoints, keeps_states
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
@@ -244,9 +243,7 @@ class RealFleet(ABC):
             header: what the node says of it.
             tensors: the payload.
         """
-        assert self._message is not None
-        assert self._streams is not None
-        answer = received(task, header, tensors, self._message, self._streams)
+        answer = self._incoming(task, header, tensors)
         if header.began_anew and not isinstance(answer, str):
             _log.warning(CLIENT_STATE_LOST, task.client)
         return answer

@@ -153,9 +153,7 @@ class _LocalSteps:
     @cached_property
     def lr(self) -> float | Tensor:
         """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
-        steps_S = [
-            self.peers.clients.groups.steps(size, cut) for size, cut in zip(self._sizes_S, self._cuts_S, strict=True)
-        ]
+        steps_S = [*map(self.peers.clients.groups.steps, self._sizes_S, self._cuts_S)]
         if len(set(steps_S)) == 1:
             return self.step_size * steps_S[0]
         return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)

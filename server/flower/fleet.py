@@ -230,10 +230,8 @@ class FlowerFleet(RealFleet):
         for found, one in zip(ids, sent, strict=True):
             if found:
                 self._sent[found] = one
-            elif one.kind == "train":
-                self._send_again(one, "Flower took no message for it")
             else:
-                self._give_up(one, "Flower took no message for it")
+                self._send_again(one, "Flower took no message for it")
 
     def _content(self, task: Task) -> Any:
         if self._flat is None or self._flat[0] != task.model.version:
@@ -264,7 +262,8 @@ class FlowerFleet(RealFleet):
             else:
                 self._take_scores(sent.client, sent.number, response.scores)
         except InvalidPayload as error:
-            self._refuse(sent, str(error))
+            self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, str(error))
+            self._give_up(sent, f"its answer was refused: {error}")
 
     def _take_joining(self, node: int, joining: pb.Joining) -> None:
         client = client_id_of(joining.name)
@@ -299,16 +298,15 @@ class FlowerFleet(RealFleet):
             self._give_up(sent, said)
 
     def _send_again(self, sent: _Sent, reason: str) -> None:
+        """Send a task once more; anything else is given up."""
         progress = self._progress.get(sent.number)
-        if progress is not None and progress.sends >= self._patience.sends:
+        if sent.kind != "train":
+            self._give_up(sent, reason)
+        elif progress is not None and progress.sends >= self._patience.sends:
             self._fail(sent.number, f"it was sent its task {progress.sends} times: {reason}")
         elif progress is not None:
             _log.info("client %r is sent its task again: %s", sent.client, reason)
             progress.since_s = self.clock
-
-    def _refuse(self, sent: _Sent, reason: str) -> None:
-        self._refusals.note(Unnamed(f"node {sent.node}") if sent.client is None else sent.client, reason)
-        self._give_up(sent, f"its answer was refused: {reason}")
 
     def _give_up(self, sent: _Sent, reason: str) -> None:
         if sent.kind == "train":

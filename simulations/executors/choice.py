@@ -90,10 +90,6 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
 
 def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.ExitStack) -> Executor:
     """Pool of ``count`` workers; or this process, where none can be started and none was asked for."""
-    asked = simulation.experiment.simulation.workers
-    problem = _stays_here(simulation)
-    if problem and asked != "auto":
-        raise InvalidExperiment(f"simulation.workers must be 0 here, got {asked}: {problem}")
     reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
     # clients' whole models, of which some travel together to be scored
     scored = MODELS_AT_ONCE if simulation.has_peers or simulation.algorithm.personal else 1
@@ -103,22 +99,26 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     model_size = max(numbers, layout.size) + layout.integer_count
     # 4096 for what rounding each tensor up to 64 bytes adds
     item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
+    is_free = simulation.experiment.simulation.workers == "auto"
     try:
-        if not problem:
-            workers = stack.enter_context(Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES))
-            if asked == "auto":  # only now is it known whether processes can start; those of a priority are for them
-                list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
-            return workers
+        _check_portable(simulation)
+        workers = stack.enter_context(Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES))
+        if is_free:  # only now is it known whether processes can start; items of a priority are for them
+            list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
+        return workers
     except (InvalidInput, RunFailed) as error:
-        if asked != "auto":
+        if not is_free:
             raise
-        problem = str(error)
-    _log.warning("training in this process alone: %s", problem)
+        _log.warning("training in this process alone: %s", error)
     return InProcess(partial(Work, simulation.recipe))
 
 
-def _stays_here(simulation: Simulation) -> str | None:
-    """Reason why work cannot go to another process; None where all can."""
+def _check_portable(simulation: Simulation) -> None:
+    """Check that work can go to another process.
+
+    Raises:
+        InvalidExperiment: if it cannot, with the part that stands against it.
+    """
     recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
     parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
     data = [part for part in read if not isinstance(part, dict)]
@@ -128,8 +128,10 @@ def _stays_here(simulation: Simulation) -> str | None:
             pickle.dumps(part)  # tried here, where the part can be named
         except Exception as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            return f"the {name} cannot be pickled ({reason}): define it at the top of a module"
-    return None
+            raise InvalidExperiment(
+                f"the {name} cannot be pickled ({reason}), so simulation.workers must be 0: write that, or define it "
+                "at the top of a module"
+            ) from None
 
 
 def _shared(simulation: Simulation) -> Recipe:
