@@ -34,20 +34,6 @@ class Attendance(NamedTuple):
     failed: int
 
 
-class _Links(NamedTuple):
-    """The connections between the peers of a round, as places among them.
-
-    A message takes the larger latency of the two ends, and then as long as its bytes take the slower of the sender's
-    share of its uplink, which it divides among all that it sends to, and the receiver's share of its downlink.
-    """
-
-    weights: Weights
-    receivers_X: np.ndarray
-    senders_X: np.ndarray
-    latency_s_X: np.ndarray
-    s_per_byte_X: np.ndarray
-
-
 class SimulatedNeighbourhood:
     """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
 
@@ -78,7 +64,7 @@ class SimulatedNeighbourhood:
         self._ready_s_N = np.zeros(len(self.members))
         self._rows_S = np.arange(len(self.members))
         self._whole: Weights | None = None
-        self._links: _Links | None = None
+        self._links: tuple[Weights, tuple[np.ndarray, ...]] | None = None
 
     def begin(self, number: int) -> Attendance:
         """Find out who takes part in a round, numbered from 1.
@@ -104,11 +90,12 @@ class SimulatedNeighbourhood:
 
     def exchange(self, rows_SM: Tensor) -> Tensor:
         """Send each row to its peer's neighbours, which then are where all simulated rows are."""
-        links, size_bytes = self._of_round(), rows_SM.shape[1] * rows_SM.itemsize
-        self.bytes_sent += len(links.senders_X) * size_bytes
+        receivers_X, senders_X, latency_s_X, s_per_byte_X = self._links_of_round()
+        size_bytes = rows_SM.shape[1] * rows_SM.itemsize
+        self.bytes_sent += len(senders_X) * size_bytes
         ready_s_S = self._ready_s_N[self._rows_S]
-        arrives_s_X = ready_s_S[links.senders_X] + links.latency_s_X + size_bytes * links.s_per_byte_X
-        for ends_X in (links.receivers_X, links.senders_X):
+        arrives_s_X = ready_s_S[senders_X] + latency_s_X + size_bytes * s_per_byte_X
+        for ends_X in (receivers_X, senders_X):
             # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X, arrives_s_X)
         self._ready_s_N[self._rows_S] = ready_s_S
@@ -180,11 +167,16 @@ class SimulatedNeighbourhood:
                 steps_S.append(steps)
         return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed)
 
-    def _of_round(self) -> _Links:
-        """The links between those that take part."""
+    def _links_of_round(self) -> tuple[np.ndarray, ...]:
+        """Receivers and senders as places among those that take part, latencies, and seconds a byte.
+
+        A message takes the larger latency of the two ends, and then as long as its bytes take the slower of the
+        sender's share of its uplink, which it divides among all that it sends to, and the receiver's share of its
+        downlink.
+        """
         weights = self.weights
         assert weights is not None
-        if self._links is None or self._links.weights is not weights:
+        if self._links is None or self._links[0] is not weights:
             receivers_X, senders_X = weights.rows_X.numpy(), weights.senders_X.numpy()
             devices = [self._devices[row] for row in self._rows_S]
             latency_s_S = np.array([device.latency_s for device in devices])
@@ -192,5 +184,5 @@ class SimulatedNeighbourhood:
             down_s_S = weights.degrees_N.numpy() / [device.down_bytes_per_s for device in devices]
             latency_s_X = np.maximum(latency_s_S[receivers_X], latency_s_S[senders_X])
             s_per_byte_X = np.maximum(down_s_S[receivers_X], up_s_S[senders_X])
-            self._links = _Links(weights, receivers_X, senders_X, latency_s_X, s_per_byte_X)
-        return self._links
+            self._links = weights, (receivers_X, senders_X, latency_s_X, s_per_byte_X)
+        return self._links[1]

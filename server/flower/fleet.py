@@ -23,29 +23,12 @@ from fed.wire.messages import Answer, Task, client_id_of
 from fed.wire.payloads import tensor_messages
 from fed.wire.rate_limits import Unnamed
 
-__all__ = ["FlowerFleet", "FlowerPatience"]
+__all__ = ["FlowerFleet"]
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SHORTEST_TTL_S = 1.0
-
-
-@dataclass(frozen=True)
-class FlowerPatience:
-    """Time limits on Flower's engine.
-
-    Args:
-        pull_every_s: between two looks for answers.
-        look_every_s: between two looks for nodes.
-        absent_s: for a node that is gone to come back for its task, after which the task has failed.
-        sends: how often a task is sent before it has failed.
-    """
-
-    pull_every_s: float = 0.05
-    look_every_s: float = 2.0
-    absent_s: float = 60.0
-    sends: int = 3
 
 
 class _Sent(NamedTuple):
@@ -79,19 +62,26 @@ class FlowerFleet(RealFleet):
     answer, which is not waited for, has come. A message that Flower could not deliver, or whose node was lost, is sent
     again. A client is who its node says: the first of several nodes that say the same, for as long as that is there.
 
+    Attributes:
+        pull_every_s: between two looks for answers.
+        look_every_s: between two looks for nodes.
+        absent_s: for a node that is gone to come back for its task, after which the task has failed.
+        sends: how often a task is sent before it has failed.
+
     Args:
         grid: Flower's.
         accepts: what a node says of its data → why it is refused, or None.
-        patience: how long to wait.
     """
 
-    def __init__(
-        self, grid: Any, *, accepts: Callable[[pb.Joining], str | None], patience: FlowerPatience | None = None
-    ) -> None:
+    pull_every_s = 0.05
+    look_every_s = 2.0
+    absent_s = 60.0
+    sends = 3
+
+    def __init__(self, grid: Any, *, accepts: Callable[[pb.Joining], str | None]) -> None:
         super().__init__()
         self._grid = grid
         self._accepts = accepts
-        self._patience = patience or FlowerPatience()
         self._run = secrets.token_hex(8)  # nodes keep the states of each run under this name
         self._look_s = -math.inf
         self._present: dict[int, tuple[int | str, int] | None] = {}  # node → (client, samples); None: not known (yet)
@@ -177,12 +167,12 @@ class FlowerFleet(RealFleet):
         self._poll()
         if before == (self._changes, len(self._answers)):
             # Flower's grid is polled, since it tells nothing by itself
-            time.sleep(max(0.0, min(self._patience.pull_every_s, until - self.clock)))
+            time.sleep(max(0.0, min(self.pull_every_s, until - self.clock)))
 
     def _poll(self) -> None:
         if time.monotonic() >= self._look_s:
             self._look()
-            self._look_s = time.monotonic() + self._patience.look_every_s
+            self._look_s = time.monotonic() + self.look_every_s
         self._send()
         for message in self._grid.pull_messages(set(self._sent)) if self._sent else ():
             self._take(message)
@@ -219,8 +209,8 @@ class FlowerFleet(RealFleet):
                 progress.sends, progress.since_s = progress.sends + 1, None
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
-            elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self._patience.absent_s:
-                self._fail(number, f"it was not there for {self._patience.absent_s:g} s")
+            elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:
+                self._fail(number, f"it was not there for {self.absent_s:g} s")
         self._push(messages, sent)
 
     def _push(self, messages: Sequence[Any], sent: Sequence[_Sent]) -> None:
@@ -302,7 +292,7 @@ class FlowerFleet(RealFleet):
         progress = self._progress.get(sent.number)
         if sent.kind != "train":
             self._give_up(sent, reason)
-        elif progress is not None and progress.sends >= self._patience.sends:
+        elif progress is not None and progress.sends >= self.sends:
             self._fail(sent.number, f"it was sent its task {progress.sends} times: {reason}")
         elif progress is not None:
             _log.info("client %r is sent its task again: %s", sent.client, reason)

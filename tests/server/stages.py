@@ -21,7 +21,7 @@ from fed.config.node_data import NodeData
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
 from fed.server.flower.app import write_app
-from fed.server.flower.fleet import FlowerFleet, FlowerPatience
+from fed.server.flower.fleet import FlowerFleet
 from fed.server.flower.messages import flat_payload
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -280,8 +280,8 @@ class OverFlower(_Real):
             write_app(experiment, app)
         (path,) = app.glob("*/experiment.yaml")
         self._grid = _GatedGrid(path, partitions(CLIENTS, folder / "nodes"))
-        patience = FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=1.0)
-        self.fleet = FlowerFleet(self._grid, accepts=lambda joining: None, patience=patience)
+        self.fleet = FlowerFleet(self._grid, accepts=lambda joining: None)
+        vars(self.fleet).update(pull_every_s=0.001, look_every_s=0.0, absent_s=1.0)
 
     def release(self) -> None:
         self._grid.is_open = True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload
 from fed.randomness import Streams
-from fed.server.flower.fleet import FlowerFleet, FlowerPatience
+from fed.server.flower.fleet import FlowerFleet
 from fed.server.flower.messages import flat_payload
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format
@@ -36,7 +36,7 @@ from tests.flower_stand_ins import Array, Message, StandInGrid, install
 SIZE = 3
 INTEGERS = torch.zeros(0, dtype=torch.int64)
 FORMAT = Format(torch.float64, (SIZE,), parameters=SIZE)
-PATIENCE = FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=0.05, sends=3)
+PATIENCE = {"pull_every_s": 0.001, "look_every_s": 0.0, "absent_s": 0.05}
 
 
 Script = Callable[[Message], Any]
@@ -95,8 +95,9 @@ class Grid(StandInGrid):
         return script(message) if script else None
 
 
-def fleet_over(grid: Grid, patience: FlowerPatience = PATIENCE, reason: str | None = None) -> FlowerFleet:
-    fleet = FlowerFleet(grid, accepts=lambda joining: reason, patience=patience)
+def fleet_over(grid: Grid, patience: Mapping[str, float] = PATIENCE, reason: str | None = None) -> FlowerFleet:
+    fleet = FlowerFleet(grid, accepts=lambda joining: reason)
+    vars(fleet).update(patience)
     fleet.begin(Plan(signature=SIGNATURE), FORMAT, Streams(0))
     return fleet
 
@@ -167,7 +168,7 @@ def test_a_task_that_never_comes_through_has_failed(code: int, sends: int) -> No
 def test_lost_nodes_task_goes_to_the_returning_node(is_listed: bool) -> None:
     """Also where Flower lists the lost one still, which gets no task until it speaks."""
     grid = Grid({5: 0})
-    fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, absent_s=60))
+    fleet = fleet_over(grid, {**PATIENCE, "absent_s": 60})
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0)])
     if is_listed:
@@ -202,7 +203,7 @@ def test_a_node_has_at_most_one_message_in_flight() -> None:
 
 def test_deadline_is_the_messages_lifetime_then_the_task_fails() -> None:
     grid = Grid({5: 0}, {5: lambda message: 3})
-    fleet = fleet_over(grid, FlowerPatience(pull_every_s=0.001, look_every_s=0.0, sends=10**6))
+    fleet = fleet_over(grid, {**PATIENCE, "absent_s": 60, "sends": 10**6})
     fleet.await_nodes(1)
     fleet.dispatch([task(0, 0, deadline_s=0.05)])
     (failure,) = fleet.collect()
