@@ -1,6 +1,7 @@
 """Groups of clients that train together: fixed by the experiment, whatever the number of workers."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 
 from fed.aggregators.base import Phase
@@ -32,7 +33,7 @@ class Groups:
         self._local = local
         self._never_single = never_single
         self._phases = phases
-        self._work: dict[tuple[int, int | None], tuple[int, int]] = {}
+        self._of_task = cache(self._counted)
 
     def steps(self, samples: int, steps: int | None = None) -> int:
         """Number of optimizer steps for this many samples; with the task's own number of steps, in all phases."""
@@ -68,11 +69,9 @@ class Groups:
         within = sum(end <= rest for end in accumulate(batches.sizes))
         return min(int(epochs) * len(batches.sizes) + within, batches.steps)
 
-    def _of_task(self, samples: int, steps: int | None) -> tuple[int, int]:
-        if (samples, steps) not in self._work:
-            phases = self._batches_of(samples, steps)
-            self._work[samples, steps] = sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
-        return self._work[samples, steps]
+    def _counted(self, samples: int, steps: int | None) -> tuple[int, int]:
+        phases = self._batches_of(samples, steps)
+        return sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
 
     def _batches_of(self, samples: int, steps: int | None) -> list[Batches]:
         locals_ = [(phase.local(self._local), phase.steps(steps)) for phase in self._phases]

@@ -1,7 +1,7 @@
 """``fed.simulate``: one experiment, run on this machine."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,7 +96,10 @@ def simulate(
     if not isinstance(experiment, Experiment):
         raise InvalidExperiment(f"experiment must be a fed.Experiment, got {type(experiment).__name__}: use {_HOW}")
     leave_rerun()  # without a main guard every worker runs this line
-    with _one_thread():
+    with contextlib.ExitStack() as stack:
+        # one thread gives the same bits however many processes share the machine, and is faster for small models
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         folder = _folder(output, overwrite, resume)
         parts = {"data": data, "model": model, "loss": loss, "metric": metric}
         given = [name for name, part in parts.items() if part is not None]
@@ -106,15 +109,17 @@ def simulate(
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
         kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None
-        with folder.held() if folder is not None else nullcontext(), hired(simulation, expectation) as executor:
-            loop = _loop(simulation, executor, fingerprint, folder, observer)
-            if folder is not None and kept is None:
-                folder.begin(simulation.experiment, given)
-            elif folder is not None and kept is not None:
-                loop.restore(*kept)
-            if observer is not None and expectation is not None:
-                observer.begin(expectation)
-            return loop.run()
+        if folder is not None:
+            stack.enter_context(folder.held())
+        executor = stack.enter_context(hired(simulation, expectation))
+        loop = _loop(simulation, executor, fingerprint, folder, observer)
+        if folder is not None and kept is None:
+            folder.begin(simulation.experiment, given)
+        elif folder is not None and kept is not None:
+            loop.restore(*kept)
+        if observer is not None and expectation is not None:
+            observer.begin(expectation)
+        return loop.run()
 
 
 def _folder(output: str | Path | None, overwrite: bool, resume: bool) -> RunFolder | None:
@@ -152,14 +157,3 @@ def _loop(
         folder=folder,
         after_round=None if observer is None else observer.round,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: the same bits however many processes share the machine, and faster for small models."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from fed.config.hyperparameters import Hyperparameters
-from fed.errors import InvalidInput
 
 __all__ = ["ConstantStaleness", "Hinge", "Polynomial", "Staleness"]
 
@@ -23,6 +22,7 @@ class Staleness(Hyperparameters, ABC):
         """True if some updates count less than others."""
         return True
 
+    @abstractmethod
     def weight(self, staleness: int) -> float:
         """Factor s(τ) of an update's weight.
 
@@ -31,19 +31,7 @@ class Staleness(Hyperparameters, ABC):
 
         Returns:
             In (0, 1], as far as float64 tells it from 0.
-
-        Raises:
-            InvalidInput: if the staleness is negative.
         """
-        if staleness < 0:
-            raise InvalidInput(
-                f"staleness must be at least 0, got {staleness}: it is the model's version less the one started from"
-            )
-        return self.decay(staleness)
-
-    @abstractmethod
-    def decay(self, staleness: int) -> float:
-        """Factor of a staleness that is not negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +43,7 @@ class ConstantStaleness(Staleness):
         """False."""
         return False
 
-    def decay(self, staleness: int) -> float:
+    def weight(self, staleness: int) -> float:
         """One."""
         return 1.0
 
@@ -83,7 +71,7 @@ class Polynomial(Staleness):
         """True unless the exponent is 0."""
         return self.exponent > 0
 
-    def decay(self, staleness: int) -> float:
+    def weight(self, staleness: int) -> float:
         """Power of one more than the staleness."""
         return float((staleness + 1.0) ** -self.exponent)
 
@@ -106,6 +94,6 @@ class Hinge(Staleness):
     slope: PositiveFloat = 10.0
     grace: NonNegativeInt = 4
 
-    def decay(self, staleness: int) -> float:
+    def weight(self, staleness: int) -> float:
         """One, and behind the hinge a hyperbola that begins at one."""
         return 1 / (self.slope * max(staleness - self.grace, 0) + 1)
