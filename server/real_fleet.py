@@ -105,6 +105,7 @@ class RealFleet(ABC):
 
     def available(self) -> Sequence[int | str]:
         """Connected members without a task."""
+        self._poll()  # what has arrived by now must not end the next wait
         self._seen = self._changes
         there = {*self._free()} - {task.client for task in self._open.values()}
         # their next task has to say whether the last one counted
@@ -269,6 +270,10 @@ class RealFleet(ABC):
     @abstractmethod
     def _free(self) -> Collection[int | str]:
         """Connected clients that would begin a task now."""
+
+    @abstractmethod
+    def _poll(self) -> None:
+        """Take what has arrived."""
 
     @abstractmethod
     def _has_answer(self) -> bool:

@@ -100,10 +100,9 @@ def run_fingerprint(experiment: Experiment, layout: Layout, clients: int | None)
 
 def _check_place(clients: int | None, clients_begun: int | None, folder: RunFolder) -> None:
     """Refuse to simulate a run on real nodes, whose clients are not counted, and the other way round."""
-    if clients_begun is None and clients is not None:
-        raise InvalidInput(f"{folder.path} is a run on real nodes: resume it by fed server --resume {folder.path}")
-    if clients_begun is not None and clients is None:
-        raise InvalidInput(f"{folder.path} is a simulation: resume it by fed simulate --resume {folder.path}")
+    if (clients_begun is None) != (clients is None):
+        what, command = ("a run on real nodes", "server") if clients_begun is None else ("a simulation", "simulate")
+        raise InvalidInput(f"{folder.path} is {what}: resume it by fed {command} --resume {folder.path}")
 
 
 def _check_alike(now: Mapping[str, Any], begun: Mapping[str, Any], where: str) -> None:

@@ -26,7 +26,7 @@ from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one
 from fed.storage.atomic_files import held, write_atomically
 from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
 
-__all__ = ["compare", "slugs"]
+__all__ = ["ComparisonFolder", "compare", "slugs"]
 
 _PARTITIONS = 4
 """How many partitions of variants whose data differ a report draws."""

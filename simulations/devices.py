@@ -100,15 +100,11 @@ class Devices(Hyperparameters, ABC):
 
     def lacks(self) -> Sequence[Term]:
         """Fixed members, where clients register or leave during a run."""
-        changing = {"joining_s": (self.joining_s, 0.0), "staying_s": (self.staying_s, None)}
+        found = [(f"joining_s {self.joining_s}", "joining_s: 0.0")] if self.joining_s else []
+        found += [(f"staying_s {self.staying_s}", "staying_s: null")] if self.staying_s is not None else []
         return [
-            Term(
-                Feature.FIXED_MEMBERS,
-                f"write devices.{key}: {'null' if plain is None else plain}",
-                subject=f"devices.{key} {value}",
-            )
-            for key, (value, plain) in changing.items()
-            if value != plain
+            Term(Feature.FIXED_MEMBERS, f"write devices.{plain}", subject=f"devices.{subject}")
+            for subject, plain in found
         ]
 
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fed.errors import InvalidPayload
-from fed.server.flower.messages import FlatPayload, Kind, answer_of, flat_payload, message_to, response_of
+from fed.server.flower.messages import Kind, answer_of, flat_payload, message_to, response_of
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of
 from fed.storage.checkpoints import Tree
@@ -88,7 +88,7 @@ class FlowerFleet(RealFleet):
         self._sent: dict[str, _Sent] = {}
         self._progress: dict[int, _Progress] = {}
         self._answers: deque[Answer] = deque()
-        self._flat: tuple[int, FlatPayload] | None = None
+        self._flat: tuple[int, tuple[pb.Payload, Any]] | None = None
         self._plan = pb.Plan()
         self._spec: Sequence[pb.Tensor] = ()
 
@@ -98,11 +98,6 @@ class FlowerFleet(RealFleet):
             if who is not None:
                 self._members.come(*who)
         return super().registered()
-
-    def available(self) -> Sequence[int | str]:
-        """Clients that are connected and have no message."""
-        self._poll()
-        return super().available()
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to nodes that have none, and the others when they have."""
@@ -135,10 +130,11 @@ class FlowerFleet(RealFleet):
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
         self._poll()
-        flat, messages, sent = flat_payload(model), [], []
+        messages, sent = [], []
+        payload, array = flat_payload(model)
         for client, node in self._free().items():
-            examination = pb.Examination(id=self._examination, payload=flat.payload, **self._kept_state(client))
-            content = packed(pb.Request(plan=self._plan, examination=examination), flat.array)
+            examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
+            content = packed(pb.Request(plan=self._plan, examination=examination), array)
             messages.append(message_to(node, "evaluate", content, limit_s))
             sent.append(_Sent(node, "evaluate", client, self._examination))
             self._unscored.add(client)
@@ -226,9 +222,9 @@ class FlowerFleet(RealFleet):
     def _content(self, task: Task) -> Any:
         if self._flat is None or self._flat[0] != task.model.version:
             self._flat = task.model.version, flat_payload(task.model.tensors)
-        flat = self._flat[1]
-        assignment = self._assignment(task, self.registered(), flat.payload)
-        return packed(pb.Request(plan=self._plan, assignment=assignment), flat.array)
+        payload, array = self._flat[1]
+        assignment = self._assignment(task, self.registered(), payload)
+        return packed(pb.Request(plan=self._plan, assignment=assignment), array)
 
     def _take(self, message: Any) -> None:
         """A message, from any sender; one that is not waited for is dropped."""

@@ -1,7 +1,7 @@
 """Messages to Flower's nodes, and checks of their untrusted responses."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, unpacked
 from fed.wire.payloads import hold_to_payload, joined, split
 
-__all__ = ["FlatPayload", "Kind", "answer_of", "flat_payload", "message_to", "response_of"]
+__all__ = ["Kind", "answer_of", "flat_payload", "message_to", "response_of"]
 
 Kind = Literal["query", "train", "evaluate"]
 """What a node is asked: who it is, to do a task, or to score a model."""
@@ -20,26 +20,14 @@ _ANSWERS: Mapping[Kind, str] = {"query": "joining", "train": "answer", "evaluate
 _MOST_LETTERS = 200
 
 
-class FlatPayload(NamedTuple):
-    """Tensors as they travel: described by a header's payload, and one of Flower's arrays.
-
-    Args:
-        payload: what is in the array.
-        array: of all bytes; several messages may hold it.
-    """
-
-    payload: pb.Payload
-    array: Any
-
-
-def flat_payload(tensors: Sequence[Tensor]) -> FlatPayload:
-    """Join tensors into one array.
+def flat_payload(tensors: Sequence[Tensor]) -> tuple[pb.Payload, Any]:
+    """Tensors as they travel: described by a header's payload, and one of Flower's arrays, which messages may share.
 
     Raises:
         InvalidPayload: if one has a type that does not travel.
     """
     payload, data = joined(tensors)
-    return FlatPayload(payload, array_of(data))
+    return payload, array_of(data)
 
 
 def message_to(node: int, kind: Kind, content: Any, ttl_s: float | None, number: int = 0) -> Any:

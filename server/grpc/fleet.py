@@ -147,13 +147,16 @@ class NodeFleet(RealFleet):
 
     def _has_answer(self) -> bool:
         """True if the answer to an open task is there; answers to other tasks are dropped."""
-        while not self._arrivals.empty():
-            self._take(self._arrivals.get())
+        self._poll()
         while self._ready and self._ready[0].task not in self._open:
             gone = self._ready.popleft()
             if gone.path is not None:
                 gone.path.unlink(missing_ok=True)
         return bool(self._ready)
+
+    def _poll(self) -> None:
+        while not self._arrivals.empty():
+            self._take(self._arrivals.get())
 
     def _pass_time(self, until: float) -> None:
         with contextlib.suppress(Empty):

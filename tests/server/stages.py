@@ -320,9 +320,9 @@ class _GatedGrid(Federation):
         content = super().content_of_answer(message)
         if is_task and client in self.forgeries:
             response, data = unpacked(content, Response)
-            forged = flat_payload(self.forgeries[client](split(data, response.answer.payload)))
-            response.answer.payload.CopyFrom(forged.payload)
-            return packed(response, forged.array)
+            payload, array = flat_payload(self.forgeries[client](split(data, response.answer.payload)))
+            response.answer.payload.CopyFrom(payload)
+            return packed(response, array)
         return content
 
 

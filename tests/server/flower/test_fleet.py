@@ -49,9 +49,9 @@ SIGNATURE = Signature(input_shape=[4], input_dtype="float32", classes=3)
 
 def trained(message: Message, tensors: Sequence[Tensor] = (ONES, INTEGERS), **changed: Any) -> Any:
     """What an honest node answers to a task: a message of ones."""
-    flat = flat_payload(tensors)
-    said: dict[str, Any] = {"samples": 2, "weight": 2.0, "train_loss": 0.5, "payload": flat.payload}
-    return packed(Response(answer=AnswerMessage(**said | changed)), flat.array)
+    payload, array = flat_payload(tensors)
+    said: dict[str, Any] = {"samples": 2, "weight": 2.0, "train_loss": 0.5, "payload": payload}
+    return packed(Response(answer=AnswerMessage(**said | changed)), array)
 
 
 def failed(reason: str, **changed: Any) -> Any:
@@ -402,10 +402,10 @@ def test_what_is_packed_comes_back() -> None:
     ]
     for count in itertools.chain(range(5), [4]):
         given = [*tensors[:count], torch.arange(3), INTEGERS]
-        flat = flat_payload(given)
-        response, data = unpacked(packed(Response(answer=AnswerMessage(payload=flat.payload)), flat.array), Response)
+        payload, array = flat_payload(given)
+        response, data = unpacked(packed(Response(answer=AnswerMessage(payload=payload)), array), Response)
         hold_to_payload(data, response.answer.payload)
-        assert all(torch.equal(one, other) for one, other in zip(given, split(data, flat.payload), strict=True))
+        assert all(torch.equal(one, other) for one, other in zip(given, split(data, payload), strict=True))
     with pytest.raises(InvalidPayload, match="travel"):
         flat_payload([torch.zeros(1, dtype=torch.complex64)])
 
