@@ -169,18 +169,15 @@ class ComparisonFolder:
     def begin(self) -> None:
         """Make the folder, and remove an earlier comparison's files."""
         with written_to(self.path):
-            self._clear()
+            for run in self.path.glob("runs/*/seed-*"):
+                with held(run, "choose another --output"):  # another process may be writing to it
+                    clear_run(run)
+            for name in self.FILES:
+                (self.path / name).unlink(missing_ok=True)
+            for folder in (*self.path.glob("runs/*/seed-*"), *self.path.glob("runs/*"), self.path / "runs"):
+                with suppress(OSError):  # it holds something that is not ours
+                    folder.rmdir()
             self.path.mkdir(parents=True, exist_ok=True)
-
-    def _clear(self) -> None:
-        for run in self.path.glob("runs/*/seed-*"):
-            with held(run, "choose another --output"):  # another process may be writing to it
-                clear_run(run)
-        for name in self.FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for folder in (*self.path.glob("runs/*/seed-*"), *self.path.glob("runs/*"), self.path / "runs"):
-            with suppress(OSError):  # it holds something that is not ours
-                folder.rmdir()
 
     def of_run(self, name: str, seed: int) -> Path:
         """The folder of a variant's run with a seed."""

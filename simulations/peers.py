@@ -153,7 +153,7 @@ class _LocalSteps:
     @cached_property
     def lr(self) -> float | Tensor:
         """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
-        steps_S = [*map(self.peers.clients.groups.steps, self._sizes_S, self._cuts_S)]
+        steps_S = [*map(self.peers.clients.groups.steps, self._sizes_S, self.attendance.steps_S)]
         if len(set(steps_S)) == 1:
             return self.step_size * steps_S[0]
         return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
@@ -176,7 +176,7 @@ class _LocalSteps:
         """
         trained_SV, integers_SI = torch.empty_like(start_SV), torch.empty_like(self.integers_SI)
         diverged: list[tuple[int, ClientId, str]] = []
-        groups = self.peers.clients.groups.of(self._sizes_S, self._cuts_S)
+        groups = self.peers.clients.groups.of(self._sizes_S, self.attendance.steps_S)
         rows_of = {self._submit(rows, start_SV): rows for rows in groups}
         for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
             for _, trained, tensors in self.peers.clients.executor.results([ticket]):
@@ -192,7 +192,7 @@ class _LocalSteps:
         return trained_SV, integers_SI
 
     def _submit(self, rows: list[int], start_SV: Tensor) -> int:
-        clients, cuts = tuple(self._members_S[row] for row in rows), tuple(self._cuts_S[row] for row in rows)
+        clients, cuts = tuple(self._members_S[row] for row in rows), tuple(self.attendance.steps_S[row] for row in rows)
         train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
         cost = sum(map(self._seen, rows))
         return self.peers.clients.executor.submit(
@@ -201,7 +201,7 @@ class _LocalSteps:
 
     def _seen(self, row: int) -> int:
         """Number of samples that a peer's steps see."""
-        return self.peers.clients.groups.seen(self._sizes_S[row], self._cuts_S[row])
+        return self.peers.clients.groups.seen(self._sizes_S[row], self.attendance.steps_S[row])
 
     @cached_property
     def _members_S(self) -> list[ClientId]:  # noqa: N802  # a shape suffix
@@ -210,10 +210,6 @@ class _LocalSteps:
     @cached_property
     def _sizes_S(self) -> list[int]:  # noqa: N802
         return [self.peers.clients.sizes[row] for row in self.attendance.rows_S]
-
-    @property
-    def _cuts_S(self) -> list[int | None]:  # noqa: N802
-        return self.attendance.steps_S
 
 
 def exchanged_bytes(rule: PeerRule, layout: Layout, weights: Weights | None) -> int:

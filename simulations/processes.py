@@ -128,10 +128,6 @@ class _Worker:
     is_ready: bool = False
     run: PlannedRun | None = None
 
-    @classmethod
-    def start(cls) -> "_Worker":
-        return cls(*spawned(_work))
-
     def give(self, run: PlannedRun) -> None:
         self.run = run
         with contextlib.suppress(ConnectionError):  # it has just died, which the next receive() says
@@ -178,7 +174,7 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
         RuntimeError: if a run raised anything else; it holds that traceback.
     """
     waiting = deque(planned)
-    workers = [_Worker.start() for _ in range(min(jobs, len(planned)))]
+    workers = [_Worker(*spawned(_work)) for _ in range(min(jobs, len(planned)))]
     try:
         while workers:
             worker_of = {worker.connection: worker for worker in workers}
@@ -195,7 +191,7 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
                 else:
                     workers.remove(worker)
                     worker.stop()
-                    workers += [_Worker.start()] if waiting else []
+                    workers += [_Worker(*spawned(_work))] if waiting else []
                 if run is not None:
                     yield run, content
     finally:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fed.errors import InvalidPayload
-from fed.server.flower.messages import Kind, answer_of, flat_payload, message_to, response_of
+from fed.server.flower.messages import Kind, flat_payload, message_to, response_of
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of
 from fed.storage.checkpoints import Tree
@@ -20,7 +20,7 @@ from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import packed
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, client_id_of
-from fed.wire.payloads import tensor_messages
+from fed.wire.payloads import hold_to_payload, split, tensor_messages
 from fed.wire.rate_limits import Unnamed
 
 __all__ = ["FlowerFleet"]
@@ -267,7 +267,8 @@ class FlowerFleet(RealFleet):
         task = self._open.get(sent.number)
         if task is None:
             return  # it comes too late
-        answer = self._received(task, header, answer_of(header, data, self._spec))
+        hold_to_payload(data, header.payload, self._spec)
+        answer = self._received(task, header, split(data, header.payload))
         if isinstance(answer, str):
             raise InvalidPayload(answer)
         self._progress.pop(task.id, None)

@@ -9,9 +9,9 @@ from fed.errors import InvalidPayload
 from fed.server.validation import refusal_of_joining, refusal_of_scores
 from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, unpacked
-from fed.wire.payloads import hold_to_payload, joined, split
+from fed.wire.payloads import joined
 
-__all__ = ["Kind", "answer_of", "flat_payload", "message_to", "response_of"]
+__all__ = ["Kind", "flat_payload", "message_to", "response_of"]
 
 Kind = Literal["query", "train", "evaluate"]
 """What a node is asked: who it is, to do a task, or to score a model."""
@@ -64,18 +64,3 @@ def response_of(kind: Kind, content: Mapping[str, Any]) -> tuple[pb.Response, by
     if reason is not None:
         raise InvalidPayload(reason)
     return response, data
-
-
-def answer_of(answer: pb.Answer, data: bytes, spec: Sequence[pb.Tensor]) -> list[Tensor]:
-    """Tensors of an answer.
-
-    Args:
-        answer: its header.
-        data: the bytes that came with it.
-        spec: what its tensors must be.
-
-    Raises:
-        InvalidPayload: if they are something else.
-    """
-    hold_to_payload(data, answer.payload, spec)
-    return split(data, answer.payload)
