@@ -34,15 +34,6 @@ class ComparisonObserver(Protocol):
     def begin(self, runs: Sequence[tuple[str, int]]) -> None:
         """Take note of all the runs that there will be."""
 
-    def expect(self, name: str, seed: int, expectation: Expectation) -> None:
-        """Take note that a run begins.
-
-        Args:
-            name: the variant's.
-            seed: the run's.
-            expectation: its time and bytes.
-        """
-
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
         """Take note that a run has finished a round.
 
@@ -73,27 +64,23 @@ class PlannedRun:
     overwrite: bool = False
 
 
-_Channel: TypeAlias = Callable[[tuple[str, Any]], None]
-"""Receiver of a run's events: ("begin", expectation) or ("round", line)."""
-
-
 @dataclass(frozen=True)
 class _Reporter:
     """Observer of a run that also keeps its lines: a run that fails has no others."""
 
-    channel: _Channel
+    tell: Callable[[dict[str, Any]], None]
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, expectation: Expectation) -> None:
-        self.channel(("begin", expectation))
+        """Take no note: comparisons are told of all their runs before."""
 
     def round(self, line: Mapping[str, Any]) -> None:
         self.lines.append(dict(line))
-        self.channel(("round", self.lines[-1]))
+        self.tell(self.lines[-1])
 
 
-def _record(run: PlannedRun, channel: _Channel, **given: Any) -> Record:
-    reporter = _Reporter(channel)
+def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: Any) -> Record:
+    reporter = _Reporter(tell)
     experiment = Experiment(**run.experiment)
     try:
         done = simulate(experiment, output=run.directory, overwrite=run.overwrite, observer=reporter, **given)
@@ -102,11 +89,9 @@ def _record(run: PlannedRun, channel: _Channel, **given: Any) -> Record:
     return {"metrics": done.metrics, "summary": done.summary}
 
 
-def _tell(observer: ComparisonObserver | None, run: PlannedRun, event: tuple[str, Any]) -> None:
+def _tell(observer: ComparisonObserver | None, run: PlannedRun, line: Mapping[str, Any]) -> None:
     if observer is not None:
-        kind, content = event
-        tell = observer.expect if kind == "begin" else observer.round
-        tell(run.name, run.seed, content)
+        observer.round(run.name, run.seed, line)
 
 
 def one_by_one(planned: Sequence[PlannedRun], observer: ComparisonObserver | None = None, **given: Any) -> Ended:
@@ -183,8 +168,8 @@ def side_by_side(planned: Sequence[PlannedRun], jobs: int, observer: ComparisonO
                 if kind == "error":
                     raise content
                 run = worker.run
-                if run is not None and kind in ("begin", "round"):
-                    _tell(observer, run, (kind, content))
+                if run is not None and kind == "round":
+                    _tell(observer, run, content)
                     continue
                 if waiting and kind != "died":
                     worker.give(waiting.popleft())
@@ -209,7 +194,7 @@ def _work(connection: Connection) -> None:
         while True:
             run = connection.recv()
             try:
-                message: tuple[str, Any] = ("end", _record(run, connection.send))
+                message: tuple[str, Any] = ("end", _record(run, lambda line: connection.send(("round", line))))
             except Exception as error:
                 message = ("error", _portable(error))
             connection.send(message)

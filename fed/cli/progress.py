@@ -208,15 +208,6 @@ class ComparisonProgress:
             text = f"about {duration_text(whole_s)}, {bytes_text(size_bytes)} for {self._runs} runs{provisos}"
             self._display.say(text)
 
-    def expect(self, name: str, seed: int, expectation: "Expectation") -> None:
-        """Do nothing: all runs have been expected from the beginning.
-
-        Args:
-            name: the variant's.
-            seed: the run's.
-            expectation: of the run.
-        """
-
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
         """Show a finished round of one run.
 

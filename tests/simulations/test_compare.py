@@ -18,7 +18,6 @@ from fed.errors import InvalidData, InvalidInput, OutputExists
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import table
 from fed.simulations.compare import slugs
-from fed.simulations.estimate import Expectation
 
 pytestmark = pytest.mark.xdist_group("compare")  # so that the fixture of many runs is made once
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,9 +57,6 @@ class Watching:
 
     def begin(self, runs: Sequence[tuple[str, int]]) -> None:
         self.events.append(("begin", list(runs)))
-
-    def expect(self, name: str, seed: int, expectation: Expectation) -> None:
-        self.events.append(("expect", name, seed, expectation.rounds))
 
     def round(self, name: str, seed: int, line: Mapping[str, Any]) -> None:
         self.events.append(("round", name, seed, line["round"]))
@@ -281,7 +277,7 @@ def test_observer_sees_every_run_from_its_beginning_to_its_end(both: Both) -> No
         assert watching.events[0] == ("begin", runs)
         for run in runs[:-2]:
             assert [event for event in watching.events if event[1:3] == run] == [
-                ("expect", *run, 3), *(("round", *run, number) for number in (1, 2, 3)), ("end", *run, "finished"),
+                *(("round", *run, number) for number in (1, 2, 3)), ("end", *run, "finished"),
             ]  # fmt: skip
         assert all(("end", *run, "failed") in watching.events for run in runs[-2:])
 
