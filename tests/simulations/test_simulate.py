@@ -237,7 +237,11 @@ def labelled(targets: list[int]) -> fed.FederatedData:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"data": labelled([0, 5]), "model": lambda: nn.Linear(3, 2)}, InvalidData, "client 7 must be in 0 … 1.* got 5"),
+        (
+            {"data": labelled([0, 5]), "model": lambda: nn.Linear(3, 2)},
+            InvalidData,
+            "client 7 must be in 0 … 1.* got 5",
+        ),
         ({"data": labelled([-1, 1])}, InvalidData, "client 7 must be in .* got -1"),
         ({"data": labelled([0, 1]), "model": lambda: nn.Linear(4, 2)}, InvalidModel, "cannot take the data's"),
         ({"data": labelled([0, 1]), "model": lambda: nn.Linear(3, 2).double()}, InvalidModel, "float32 of shape"),
