@@ -45,7 +45,7 @@ class Descend(Protocol):
         ...
 
     def __call__(self, x_NP: Tensor) -> Tensor:
-        """The models after the local steps from these.
+        """The models after local steps from ``x_NP``.
 
         (x − descend(x)) / lr is the mean gradient over the local steps of plain SGD: for one step the gradient itself.
         """
@@ -53,12 +53,12 @@ class Descend(Protocol):
 
 
 class Received(NamedTuple):
-    """Vectors of one more neighbour, for the rows that have it.
+    """Vectors of one neighbour of each row that has so many.
 
     Args:
-        rows_K: their places.
-        weights_K1: W_ij of that neighbour j.
-        vectors_KM: what it sent.
+        rows_K: the places of these rows.
+        weights_K1: W_ij, of row i and its neighbour j.
+        vectors_KM: what these neighbours sent.
     """
 
     rows_K: Tensor

@@ -98,8 +98,7 @@ class EAMSGD(EASGD):
     d(x̂) is the movement of a period's local steps from x̂. With one step, d(x̂) = −η ∇f_i(x̂), and this is the paper's
     rule, but that the differences are those after the step, as in :class:`EASGD`. With τ steps we deviate
     further: the paper's velocity changes after every step, ours after every period, because the optimizer's own
-    momentum
-    restarts with every task. ``local.momentum`` would come on top of it.
+    momentum restarts with every task. ``local.momentum`` would come on top of it.
 
     Args:
         momentum: δ in [0, 1), from one exchange to the next. The paper has 0.99 from one step to the next, which over a

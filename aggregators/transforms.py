@@ -99,7 +99,7 @@ class Reducer(Transform, ABC):
     """Transform that needs the single messages of a round."""
 
     def left(self, messages: int) -> int:
-        """Number of messages that are left when this number reaches it.
+        """Number of messages that this transform leaves of so many.
 
         Raises:
             InvalidExperiment: if those are too few.

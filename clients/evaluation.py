@@ -158,7 +158,7 @@ class _Tally:
         return Score(mean_loss, None if self._measures[1] is None else mean_metric)
 
     def _values(self, output: Any, target: Tensor, *, streamed: bool) -> Tensor:
-        """Loss and metric in float64; 0 for one that is computed at the other time."""
+        """Loss and metric in float64: those that are ``streamed`` batch by batch, or the others; 0 for the rest."""
         values = [
             0.0 if measure is None or is_mean_over_samples(measure) != streamed else measure(output, target)
             for measure in self._measures

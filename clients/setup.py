@@ -39,7 +39,7 @@ __all__ = ["Preparation"]
 
 
 class Preparation:
-    """The first model, what local training consists of, and the samples that it goes over.
+    """Parts of a run, made before the first round: the first model, the phases of local training, the samples.
 
     Attributes:
         streams: the run's.

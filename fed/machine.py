@@ -26,9 +26,8 @@ def keep_freed_memory() -> None:
 def pool_freed_memory() -> None:
     """Let all threads that start later share freed memory.
 
-    Otherwise GNU's C library keeps freed memory for each thread: where several threads send and receive pieces of 1
-    MiB,
-    about 100 MiB stay unused. Other C libraries are left as they are.
+    Otherwise GNU's C library keeps freed memory for each thread: where several threads send and receive pieces of
+    1 MiB, about 100 MiB stay unused. Other C libraries are left as they are.
     """
     _tune((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, 4 << 20))
 

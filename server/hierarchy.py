@@ -28,8 +28,7 @@ class Hierarchy(Hyperparameters):
     .. math:: \sum_i w_i m_i = \sum_{e} \sum_{i ∈ e} w_i m_i
 
     An edge sends one exact sum upward when all of its clients that count have answered, so the model is the flat run's,
-    to the bit where clients train one by one. Clients belong to edges in the order in which they
-    register.
+    to the bit where clients train one by one. Clients belong to edges in the order in which they register.
 
     Args:
         fan_out: how many clients an edge has.

@@ -23,7 +23,7 @@ _MOST_LETTERS = 60  # of a name, in a refusal
 
 
 def reason_of(failed: Failed) -> str:
-    """Reason that a node gives for a failure; divergence is the node's own word, and ends no run."""
+    """Reason that a node gives for a failure. Divergence that a node reports fails its task, not the run."""
     reason = one_line(failed.reason) or "it says no reason"
     return f"its training diverged: {reason}" if failed.diverged else reason
 

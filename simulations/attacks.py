@@ -149,7 +149,7 @@ class ALIE(Attack):
     z: PositiveFloat | None = None
 
     def forge(self, known: Knowledge) -> Tensor:
-        """The same for all."""
+        """μ − z σ, the same for all attackers."""
         honest, attackers = len(known.honest_HP), len(known.own_AP)
         if not honest:
             return known.own_AP
@@ -186,7 +186,7 @@ class IPM(Attack):
     epsilon: PositiveFloat = 0.5
 
     def forge(self, known: Knowledge) -> Tensor:
-        """The same for all."""
+        """−ε μ, the same for all attackers."""
         if not len(known.honest_HP):
             return known.own_AP
         return (-self.epsilon * known.honest_HP.mean(0)).expand_as(known.own_AP)
@@ -203,7 +203,7 @@ class Mimic(Attack):
     """
 
     def forge(self, known: Knowledge) -> Tensor:
-        """The same for all."""
+        """The honest client's update, the same for all attackers."""
         return known.honest_HP[known.mimicked].expand_as(known.own_AP) if len(known.honest_HP) else known.own_AP
 
 
@@ -269,7 +269,7 @@ class _Poisoned:
 
 
 class Attackers:
-    """Stage of clients' way out at which some send something else than they have trained.
+    """Stage between training and encoding at which attackers replace their updates.
 
     Attackers wait for the honest updates of their round, and know them as the coordinator receives them. The attack
     changes the update, the first part of a message; the other parts, float buffers, weight and loss are those of honest

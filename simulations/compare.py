@@ -47,8 +47,7 @@ def compare(
     """Run every variant with every seed, and summarise them side by side.
 
     A run's results depend on neither ``jobs`` nor the order of the runs, to the bit, but for its wall time. A failed
-    run
-    is a row that says why; the others continue.
+    run is a row that says why; the others continue.
 
     Args:
         comparison: what to compare.

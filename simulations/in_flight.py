@@ -52,14 +52,14 @@ class Flight:
 
     @property
     def counts(self) -> bool:
-        """An update will come of it that the coordinator waits for."""
+        """True if an update will come of it that the coordinator waits for."""
         return self.problem is None and not self.is_cancelled
 
 
 def depart(
     clients: SimulatedClients, task: Task, *, now_s: float, there_until_s: float, bytes_down: int, bytes_up: int
 ) -> Flight:
-    """A client sets out: the outcome of its task is known when it is sent, but for its numbers.
+    """Start a client's task: its duration and its failure are decided now, its update is computed later.
 
     Args:
         clients: who they are, and what they run on.

@@ -37,10 +37,10 @@ class Attendance(NamedTuple):
 class SimulatedNeighbourhood:
     """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
 
-    A peer that takes part in an exchange goes on when it has sent and received all its messages: it
-    waits for its neighbours, and for no other. A peer that is away when its round begins, leaves before it could
-    have trained and sent a model, or breaks down by then takes no part in the round. Its neighbours do not wait for
-    it. It begins the next round with the latest of them, and not before the first of all has come so far.
+    A peer that takes part in an exchange goes on when it has sent and received all its messages: it waits for its
+    neighbours, and for no other. A peer that is away when its round begins, leaves before it could have trained and
+    sent a model, or breaks down by then takes no part in the round. Its neighbours do not wait for it. It begins the
+    next round together with the latest of its neighbours, and not before the first of all peers has ended this one.
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.

@@ -59,7 +59,7 @@ rounds.cohort, or lower bucketing, until there are 7, or lower attackers
     attackers: NonNegativeInt = 0
 
     def left(self, messages: int) -> int:
-        """One."""
+        """One message: the point."""
         needed = self.per_attacker * self.attackers + self.beside
         if messages < needed:
             kind = re.sub(r"\B(?=[A-Z])", "_", type(self).__name__).lower()

@@ -149,7 +149,7 @@ class Krum(_Selection):
     """
 
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
-        """The best."""
+        """The message with the best score."""
         return messages_SM[_by_score(squares_SS, self.attackers)[:1]]
 
 
@@ -176,7 +176,7 @@ class MultiKrum(_Selection):
         return self.selected or most
 
     def choose(self, messages_SM: Tensor, squares_SS: Tensor) -> Tensor:
-        """The best m, in the order of their tasks."""
+        """The m messages with the best scores, in the order of their tasks."""
         chosen = _by_score(squares_SS, self.attackers)[: self.left(len(messages_SM))]
         return messages_SM[sorted(chosen)]
 
@@ -208,7 +208,7 @@ class Bulyan(_Selection):
 
 
 def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
-    """Messages from the best on.
+    """Rows of the messages, the best score first.
 
     Of two that are each other's only neighbour, as at Bulyan's end, the scores are equal. The one whose next neighbour
     is nearer then comes first, so that the order of clients does not decide.

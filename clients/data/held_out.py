@@ -100,8 +100,8 @@ def for_each(data: FederatedData, fraction: float, streams: Streams) -> tuple[Fe
         streams: the experiment's random streams.
 
     Returns:
-        The data to train on, and client → what it holds out. A client that holds nothing out is missing
-        there; on demand, where this is not known before it is read, its pair is empty.
+        The data to train on, and client → what it holds out. A client that holds nothing out is missing there; on
+        demand, where this is not known before it is read, its pair is empty.
 
     Raises:
         InvalidData: if no client holds anything out, where that is known.

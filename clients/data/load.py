@@ -28,8 +28,7 @@ def load(section: DataSection, streams: Streams) -> FederatedData:
     Clients that the source names (partitions ``natural`` and ``file``) keep their names, in order, and each gives the
     same share of its samples to the test set. Otherwise they are 0 … n − 1, and the test set is drawn from all samples
     before anything is dealt, so that it does not depend on the partition. Data on demand are read client by client
-    where
-    each client keeps its own; to be dealt anew, all of them are read at once.
+    where each client keeps its own; to be dealt anew, all of them are read at once.
 
     Args:
         section: ``data`` of an experiment.

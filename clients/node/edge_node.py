@@ -63,7 +63,7 @@ class EdgeNode:
         folder: for files on their way.
         allowed: ``python:`` names that it accepts.
         patience: how long it waits.
-        tasks_done: whose answers the server has accepted.
+        tasks_done: number of tasks whose answers the server has accepted.
     """
 
     server: str
@@ -202,7 +202,7 @@ class EdgeNode:
         self._outbox.put(pb.FromNode(accepted=assignment.task))
 
     def _work_on(self) -> None:
-        """Tasks, one after another."""
+        """Do what the server asks for, one thing after another."""
         while not self._transfers.over.is_set():
             work, take_error = self._work.get()
             try:
@@ -213,12 +213,12 @@ class EdgeNode:
                 take_error(error)
 
     def _end_with(self, error: Exception) -> None:
-        """End, for this plan cannot be followed."""
+        """End the node with an error: this plan cannot be followed."""
         words = one_line(self._sentence(error).replace("\n", "; "))
         self._dialler.problem = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
 
     def _do(self, held: _Held) -> None:
-        """Train as often as it takes to send the answer, twice at most: who dies of a task will die of it again."""
+        """Train and send the answer; train once more if the training process dies, and give up if it dies again."""
         try:
             done = self._train(held)
         except TrainingProcessDied as error:

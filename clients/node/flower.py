@@ -69,7 +69,7 @@ def _answering(path: Path, work: Callable[["FlowerNode", pb.Request, bytes], tup
 
 
 class FlowerNode:
-    """Node's work on a message; each response is a header, and bytes where it has a payload.
+    """Work of a node on one message; a response is a header, with bytes where it has a payload.
 
     Args:
         experiment: the app's.

@@ -41,7 +41,7 @@ class Item:
     priority: int = 0
 
     def rank(self, ticket: int) -> tuple[int, float, int]:
-        """Place among others by its ticket; the lowest rank comes first."""
+        """Key by which items are sorted: the lowest comes first, and of equal ones the lowest ticket."""
         return self.priority, -self.cost, ticket
 
 

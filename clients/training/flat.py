@@ -219,7 +219,7 @@ class StackedStates:
         return self._tensors[rows]
 
     def finish(self, rows: slice) -> None:
-        """Freeze these rows: whatever is added to them is multiplied by 0, or replaced where it is no number."""
+        """Freeze these rows: later steps leave them as they are, even where what is added is NaN."""
         self._finished.append((rows, [flat[rows].clone() for flat in self._flat]))
 
     def joined(self, gradients: Sequence[Tensor]) -> Tensor:

@@ -264,8 +264,7 @@ class _LossScale:
     """Scale of a float16 loss, so that small gradients do not vanish; it halves where large ones overflow.
 
     No batch is skipped: an overflow repeats the backward pass. A gradient that is not finite at scale 1 is returned as
-    it
-    is.
+    it is.
     """
 
     def __init__(self) -> None:

@@ -216,7 +216,7 @@ def _of_file(path: Path) -> Iterator[None]:
 
 
 def _uses(role: Role, name: str, hosts: Sequence[str]) -> list[tuple[x509.ExtensionType, bool]]:
-    """Extensions that set roles apart, each with whether a reader that does not understand it must refuse."""
+    """Extensions of a role, each with X.509's mark "critical": who does not understand it must refuse."""
     is_authority = role is Role.AUTHORITY
     signs = {"key_cert_sign": is_authority, "crl_sign": is_authority, "digital_signature": not is_authority}
     never = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
@@ -241,7 +241,6 @@ def _uses(role: Role, name: str, hosts: Sequence[str]) -> list[tuple[x509.Extens
 
 
 def _host(host: str) -> x509.GeneralName:
-
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -249,7 +248,6 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _certificate(pem: bytes) -> x509.Certificate:
-
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
@@ -257,7 +255,6 @@ def _certificate(pem: bytes) -> x509.Certificate:
 
 
 def _private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -68,7 +68,7 @@ def replaced(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def unfinished(folder: Path, names: Iterable[str]) -> list[Path]:
-    """The unfinished files that a killed process left of files of these names, which may be patterns."""
+    """The temporary files that a killed process left for files of these names; names may be patterns."""
     return [path for name in names for path in folder.glob(f".{name}.*") if path.suffix[1:].isdigit()]
 
 

@@ -93,7 +93,7 @@ class FlowerFleet(RealFleet):
         self._spec: Sequence[pb.Tensor] = ()
 
     def registered(self) -> Sequence[int | str]:
-        """All that have ever been there, those left out that came after the members were fixed; numbers, then names."""
+        """All clients that joined before the members were fixed: numbers, then names."""
         for who in reversed(self._present.values()):  # of several that say the same the first counts
             if who is not None:
                 self._members.come(*who)
@@ -108,7 +108,7 @@ class FlowerFleet(RealFleet):
         self._send()
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these but those that are there; Flower cannot tell their nodes."""
+        """Give no answers to these tasks, but those that have arrived; Flower cannot tell their nodes."""
         for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
             if (cancelled := self._open.pop(task, None)) is not None:
                 self.counts.add(cancelled.client, "late")
@@ -188,7 +188,7 @@ class FlowerFleet(RealFleet):
         self._push(messages, [_Sent(node, "query") for node in new])
 
     def _send(self) -> None:
-        """Tasks that wait, as far as their nodes are there and free."""
+        """Send the waiting tasks whose nodes are connected and free; fail those that waited too long."""
         waiting = [(number, one) for number, one in self._progress.items() if one.since_s is not None]
         if not waiting:
             return
@@ -227,7 +227,7 @@ class FlowerFleet(RealFleet):
         return packed(pb.Request(plan=self._plan, assignment=assignment), array)
 
     def _take(self, message: Any) -> None:
-        """A message, from any sender; one that is not waited for is dropped."""
+        """Take a message from any sender; drop it if no answer is waited for."""
         sent = self._sent.pop(message.metadata.reply_to_message_id, None)
         if sent is None:
             return
@@ -275,7 +275,7 @@ class FlowerFleet(RealFleet):
         self._answers.append(answer)
 
     def _undelivered(self, sent: _Sent, code: int, reason: str) -> None:
-        """Flower says that there is no answer."""
+        """Take Flower's word that a message has no answer."""
         said = f"Flower's error {code}: {reason.strip().splitlines()[-1] if reason.strip() else 'no reason given'}"
         if code == _NODE_LOST or (sent.kind == "query" and code in _UNDELIVERED):
             self._present.pop(sent.node, None)  # Flower lists it for a while: whether it is there it must say again

@@ -97,7 +97,7 @@ class NodeFleet(RealFleet):
             left.unlink()
 
     def registered(self) -> Sequence[int | str]:
-        """All that have ever joined, those left out that came after the members were fixed; numbers, then names."""
+        """All clients that joined before the members were fixed: numbers, then names."""
         for client, samples in self._call(lambda: [(one.client, one.samples) for one in self._service.nodes.values()]):
             self._members.come(client, samples)
         return super().registered()
@@ -113,12 +113,12 @@ class NodeFleet(RealFleet):
         self._call(self._service.assign, assignments)
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """Give no answers to these, unless a node has been told that its answer is there; the other nodes are told."""
+        """Give no answers to these tasks, but those that have arrived whole; tell the nodes of the others."""
         for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
             self.counts.add(self._open.pop(task).client, "late")
 
     def close(self, reason: str, *, is_final: bool) -> None:
-        """Send nodes home and listen no more; again, nothing."""
+        """Dismiss all nodes and stop listening; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True

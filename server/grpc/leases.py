@@ -19,9 +19,9 @@ class Delivery:
 
     Args:
         task: its number.
-        answer: the header of what it sent, with its file; or
-        path: where that is.
-        problem: why there is none.
+        answer: the header of the answer; None: there is no answer.
+        path: of the answer's file.
+        problem: why there is no answer; empty where there is one.
     """
 
     task: int
@@ -60,7 +60,7 @@ class Lease:
         return self.assignment.task.number
 
     def told(self) -> pb.ToNode:
-        """The assignment as it is told now: with as many seconds as are left."""
+        """The assignment with the seconds that are left until its deadline."""
         message = pb.ToNode(assignment=self.assignment)  # a copy: the lease keeps the deadline as it was given
         if self.assignment.HasField("deadline_s"):
             left_s = self.given_s + self.assignment.deadline_s - time.monotonic()
@@ -101,7 +101,7 @@ class Leases:
         return self._open.get(lease.number) is lease
 
     def give(self, client: int | str, assignment: pb.Assignment) -> Lease:
-        """A task begins."""
+        """Begin a lease for a task."""
         now_s = time.monotonic()
         lease = self._open[assignment.task.number] = Lease(assignment, client, now_s, now_s + self._lease_s)
         return lease
@@ -111,12 +111,12 @@ class Leases:
         return self._open.get(task.number) if task.start == self._start else None
 
     def own(self, client: int | str, task: pb.TaskId) -> Lease | None:
-        """A client's task, if that is under way."""
+        """A client's open lease of a task; None: it has none."""
         lease = self.find(task)
         return lease if lease is not None and lease.client == client else None
 
     def of(self, client: int | str) -> list[Lease]:
-        """All that a client has."""
+        """A client's open leases."""
         return [lease for lease in self if lease.client == client]
 
     def renew(self, lease: Lease) -> None:

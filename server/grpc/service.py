@@ -110,7 +110,7 @@ class NodeService:
         self._deliveries = Deliveries(self._leases, self.refusals, self.spool, self.patience.stall_s)
 
     def assign(self, assignments: Sequence[tuple[int | str, pb.Assignment]]) -> None:
-        """Give tasks to nodes; to those that do not attend, when they do."""
+        """Give tasks to nodes; a node that does not attend gets its task when it returns."""
         for client, assignment in assignments:
             self._tell(client, self._leases.give(client, assignment).told())
 
@@ -122,7 +122,7 @@ class NodeService:
         return True
 
     def withdraw(self, tasks: Collection[int]) -> list[int]:
-        """Wait for these no longer; those of them that had not arrived, and will not."""
+        """Stop waiting for these tasks; the numbers of those whose answers had not arrived."""
         withdrawn = [lease for task in tasks if (lease := self._leases.withdraw(task)) is not None]
         for lease in withdrawn:
             self._tell_withdrawn(lease)
@@ -219,7 +219,7 @@ class NodeService:
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
     def _problem_with(self, message: pb.FromNode, client: int | str) -> str | None:
-        """Reason for which a message is refused; "" if it is not, and None if it was asked for."""
+        """Reason to refuse a message; "" for one that is in order, None for one that was asked for."""
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
         if message.HasField("accepted"):
@@ -238,7 +238,7 @@ class NodeService:
         return next(filter(None, [self._renew(client, task) for task in heartbeat.held]), "")
 
     def _renew(self, client: int | str, task: pb.TaskId) -> str:
-        """Go on waiting for a task of a client; why not, if it is another's. One that is over may still be named."""
+        """Renew the lease of a client's task; the refusal if the task is another's, else "". A task may be over."""
         lease = self._leases.find(task)
         if lease is None:
             return ""

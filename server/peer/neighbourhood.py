@@ -35,7 +35,7 @@ class Neighbourhood(Protocol):
         """Send each row to its peer's neighbours.
 
         Returns:
-            What was sent to the rows that are here, [S, M]: ``weights.senders_E`` are places in it.
+            What was sent to the rows that are here, [S, M]: ``weights.senders_X`` are places in it.
         """
 
 

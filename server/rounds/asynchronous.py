@@ -75,9 +75,9 @@ class _Unsynchronised(WithoutCohorts):
         return self._weights.weight(staleness)
 
     def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
-        """Run until the model has moved for that time, counted from 1.
+        """Run one round, numbered from 1: until enough updates have moved the model.
 
-        The round ends with fewer updates where all clients that are there have answered, and keep states.
+        The round ends with fewer updates where clients keep states and all available ones have answered.
         """
         accumulator, begins_s = coordinator.new_accumulator(mixes=self.mixes), coordinator.fleet.clock
         while accumulator.replied < self.updates:
@@ -149,7 +149,7 @@ class Asynchronous(_Unsynchronised):
 
     @property
     def updates(self) -> int:
-        """One."""
+        """One: every update moves the model."""
         return 1
 
     def needs(self) -> Sequence[Term]:

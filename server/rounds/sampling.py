@@ -131,7 +131,7 @@ class Poisson(Sampling):
         return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
-        """Available ones of a binomial number of registered clients, each as likely."""
+        """Draw each registered client with the same probability; keep the available ones."""
         members, generator = draw.fleet.registered(), draw.generator
         # a binomial number, then that many of them, has the law of one coin a client
         count = generator.binomial(len(members), min(draw.cohort / len(members), 1.0))

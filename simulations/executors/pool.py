@@ -90,8 +90,7 @@ class Workers(Executor):
     A worker that dies, is killed or runs out of memory is replaced, and so is one whose work raised anything but a
     :class:`fed.errors.FedError`; its items come first in the queue. Results are the same bits, for work is pure. A
     stopped worker (SIGSTOP) cannot be told from a slow one and is waited for. Workers do not see Ctrl-C, and end when
-    this
-    process does, however that happens.
+    this process does, however that happens.
 
     Args:
         make: makes what does the work, in each worker; picklable, with a
