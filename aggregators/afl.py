@@ -90,6 +90,7 @@ class AFL(Aggregator):
         assert work.start_loss_K1 is not None
         share_K1 = self._mixture(work.broadcast[0], work.population)[work.places_K].unsqueeze(1)
         here_KN = one_hot(work.places_K, work.population).to(work.update_KP.dtype)
+        # times N, since λ_i N is about 1: the part has the size of an update, however many clients there are
         message = (share_K1 * work.population) * work.update_KP, work.start_loss_K1 * here_KN, here_KN
         return Report(message, torch.ones_like(work.samples_K1))
 

@@ -40,6 +40,7 @@ def exponential(peers: int) -> "nx.Graph[int]":
         Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363;
         here the graph is undirected, as Metropolis–Hastings weights need it.
     """
+    # of a single peer [1], a loop, which mixing leaves out
     offsets = [1 << power for power in range(max(1, math.ceil(math.log2(peers))))]
     return nx.circulant_graph(peers, offsets)
 

@@ -81,6 +81,7 @@ class HierarchicalFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send tasks to edges, which send them on."""
         tasks = [*tasks]
+        # by the order of registration, whichever clients a round asks first
         for client in self._fleet.registered() if len(self._edges) < len(self._fleet.registered()) else ():
             self._edges.setdefault(client, len(self._edges) // self._hierarchy.fan_out)
         for task in tasks:

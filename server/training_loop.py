@@ -154,7 +154,7 @@ class TrainingLoop:
         section = self.experiment.checkpoints
         if self.folder is None or section.every is None or number % section.every:
             return
-        self._record_pending()
+        self._record_pending()  # waits for this round's scores
         self.folder.sync()  # a checkpoint must not outlive the lines of its rounds
         wall_s = time.perf_counter() - self._began
         state = {"fingerprint": self.fingerprint, "wall_s": wall_s, "federation": self.federation.state()}

@@ -168,7 +168,7 @@ class ALIE(Attack):
         """
         honest = replies - attackers
         supporters = max(replies // 2 + 1 - attackers, 1)  # a majority of attackers needs no support
-        share = (honest - supporters) / honest
+        share = (honest - supporters) / honest  # below 1, where the inverse would be infinite
         return NormalDist().inv_cdf(share) if share > 0.5 else 0.0
 
 

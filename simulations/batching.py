@@ -173,6 +173,7 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
         return "it has BatchNorm, under which a last single sample joins the batch before it", 0
     inputs, targets = first = (samples[0][:_PROBE_SAMPLES], samples[1][:_PROBE_SAMPLES])
     half = -(-len(targets) // 2)
+    # unequal numbers, so that places to fill and clients that finish early are tried too
     pairs = [(inputs[:count], targets[:count]) for count in (len(targets), half, 1)]
     probe = local.model_copy(update=_SGD | {"batch_size": min(local.batch_size, half)})
     state = Layout.of(module, recipe.private).pack(module)

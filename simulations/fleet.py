@@ -207,6 +207,7 @@ class SimulatedFleet:
 
     def _brings_an_answer(self) -> bool:
         """True if an answer that is waited for arrives in the next instant, whatever else happens in it."""
+        # a heap shows its first event alone
         events, instant = self._events, [heapq.heappop(self._events)]
         while events and events[0][0] == instant[0][0]:
             instant.append(heapq.heappop(events))
@@ -241,6 +242,7 @@ class SimulatedFleet:
     def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[Answer]:
         """Train flights: gives the answers of groups that are due as a whole, where means will do, and of failures."""
         batches: dict[object, list[Flight]] = {}
+        # in an order that a resume does not change, for the groups follow from it
         for flight in sorted([*due, *ahead], key=lambda flight: (flight.arrives_s, flight.task.id)):
             task = flight.task  # what is broadcast is for all of a group, as is the step size
             key = (task.lr, task.steps) if not task.model.broadcast and ahead else task.model.version

@@ -33,7 +33,7 @@ class Groups:
         self._local = local
         self._never_single = never_single
         self._phases = phases
-        self._of_task = cache(self._counted)
+        self._of_task = cache(self._counted)  # there are far fewer sizes than tasks
 
     def steps(self, samples: int, steps: int | None = None) -> int:
         """Number of optimizer steps for this many samples; with the task's own number of steps, in all phases."""
@@ -90,4 +90,5 @@ class Groups:
         said = steps or [None] * len(samples)
         order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place], said[place]))
         count = -(-len(order) // self.size)
+        # cut at equal shares: with full groups first the last one might be a single client
         return [order[number * len(order) // count : (number + 1) * len(order) // count] for number in range(count)]

@@ -77,6 +77,7 @@ def depart(
     takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)
     if task.deadline_s is not None and takes_s > task.deadline_s and task.takes_parts and problem is None:
         in_time = device.samples_in(task.deadline_s, bytes_down=bytes_down, bytes_up=bytes_up)
+        # where none fits the client takes all its steps, and is late
         steps = groups.steps_within(in_time, samples, task.steps) or steps
         seen = groups.seen(samples, steps or task.steps)
         takes_s = device.exchange_s(samples=seen, bytes_down=bytes_down, bytes_up=bytes_up)

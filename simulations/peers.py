@@ -67,6 +67,7 @@ class SimulatedPeers:
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
         integers_I = self._integers_NI.amax(0) if self._integers_NI.numel() else self._integers_NI[0]
+        # in float64: the mean of equal models is that model, to the bit
         return self._vectors_NV.double().mean(0).to(self.layout.dtype), integers_I
 
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:

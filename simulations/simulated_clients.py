@@ -71,6 +71,7 @@ class SimulatedClients:
         """
         if not (self.devices.failure or self.devices.interruption):
             return None, None
+        # all at once: the rate of failures does not move the draw of interruptions
         fails, at, is_cut, after = self.streams.uniforms("fate", *named)
         cut = self.groups.steps_until_cut(after, samples, steps) if is_cut < self.devices.interruption else None
         return cut, at if fails < self.devices.failure else None

@@ -72,8 +72,10 @@ class Simulation:
         self._attacking: frozenset[ClientId] = frozenset()
         if experiment.adversaries is not None:
             self._attack, self._attacking = recruited(experiment.adversaries, self.data.clients, self.streams)
+            # after clients have held out their shares: attackers score on true labels
             self.data = poisoned(self.data, self._attack, self._attacking)
         if self.algorithm.pools_data:
+            # likewise: each client scores on its own samples
             self.data = self.data.pooled()
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
         recipe = self.prepared.recipe(self.data, self.message, is_batched=False)
@@ -138,7 +140,7 @@ class Simulation:
             clients,
             states=states,
             message=self.message,
-            reduces=self.algorithm.linear and edges is None,
+            reduces=self.algorithm.linear and edges is None,  # an edge sums answers of its own clients alone
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self._attackers(),

@@ -62,6 +62,7 @@ rounds.cohort, or lower bucketing, until there are 7, or lower attackers
         """One message: the point."""
         needed = self.per_attacker * self.attackers + self.beside
         if messages < needed:
+            # the class's name as experiments write it: MultiKrum is multi_krum
             kind = re.sub(r"\B(?=[A-Z])", "_", type(self).__name__).lower()
             raise InvalidExperiment(
                 f"{kind} needs n ≥ {self.per_attacker}f + {self.beside} messages in a round, got n={messages} with "

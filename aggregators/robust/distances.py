@@ -213,6 +213,7 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
     Of two that are each other's only neighbour, as at Bulyan's end, the scores are equal. The one whose next neighbour
     is nearer then comes first, so that the order of clients does not decide.
     """
+    # 1 at least, for Bulyan's last choices are among too few for Krum's number
     neighbours = max(len(squares_SS) - attackers - 2, 1)
     sorted_SS = squares_SS.sort(1).values[:, 1:]  # without the distance to itself
     scores_S1 = sorted_SS[:, :neighbours].sum(1, keepdim=True)

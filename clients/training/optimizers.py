@@ -43,6 +43,7 @@ class SGD:
             gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)
         if self.momentum:
             if self._momentum_P is None:
+                # as torch.optim begins; a copy, for the gradient's memory is used again
                 self._momentum_P = gradient_P.clone()
             else:
                 self._momentum_P = self._momentum_P[: len(gradient_P)]
@@ -78,7 +79,7 @@ class AdamOptimizer:
 
     def step(self, x_P: Tensor, gradient_P: Tensor) -> None:
         """One step, in place."""
-        if self.weight_decay and self.decoupled:
+        if self.weight_decay and self.decoupled:  # before the step, as torch.optim does: the last bits agree
             x_P.mul_(1 - self.lr * self.weight_decay)
         elif self.weight_decay:
             gradient_P = gradient_P.add(x_P, alpha=self.weight_decay)

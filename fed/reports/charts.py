@@ -205,6 +205,7 @@ def _logarithmic(axes: "Axes") -> None:
     from matplotlib.ticker import NullFormatter
 
     axes.set_xscale("log")
+    # labels between the powers of ten would overlap
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 

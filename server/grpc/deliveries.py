@@ -51,6 +51,7 @@ class Deliveries:
             raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a delivery must begin with the answer's header")
         answer = first.answer
         lease = self._leases.find(answer.task)
+        # without certificates a caller has no name, and the task says whose it is
         client = lease.client if call.client is None and lease is not None else call.client
         if lease is None or lease.client != client:
             if self._leases.was_completed(client, answer):

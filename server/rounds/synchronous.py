@@ -174,7 +174,8 @@ class Synchronous(Rounds):
         """Run one round, numbered from 1."""
         fleet = coordinator.fleet
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
-        await_clients(coordinator, number, max(members, 1))
+        await_clients(coordinator, number, max(members, 1))  # 0 where nobody has registered yet
+        # only now: clients may have registered during the wait
         cohort, asked = self.cohort_of(len(fleet.registered())), self.asked_of(len(fleet.registered()))
         begins_s = fleet.clock
         accumulator = coordinator.new_accumulator()

@@ -83,7 +83,7 @@ def _spoken(files: list[Path]) -> dict[tuple[str, str], str]:
 
 
 def _cut(code: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    end = (len(code) - 1) // length * length
+    end = (len(code) - 1) // length * length  # the last character is a target alone
     return code[:end].reshape(-1, length), code[1 : end + 1].reshape(-1, length)
 
 
