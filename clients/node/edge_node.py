@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,9 +17,9 @@ from fed.clients.data import ClientId
 from fed.clients.node.plans import as_experiment
 from fed.clients.node.training import STATE_LOST
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
-from fed.errors import FedError, InvalidInput, RunFailed
+from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.wire import protocol_pb2 as pb
-from fed.wire.dialling import Dialler, DialPatience, Outbox
+from fed.wire.dialling import Dialler, Outbox
 from fed.wire.messages import one_line
 from fed.wire.protocol import MOST_CLASSES, name_of
 from fed.wire.protocol_pb2_grpc import CoordinationStub
@@ -51,38 +51,32 @@ _Work: TypeAlias = tuple[Callable[[], None], Callable[[Exception], None]]
 
 
 @dataclass
-class EdgeNode:
+class EdgeNode(Dialler):
     """One node of a deployment.
 
     Args:
-        server: HOST:PORT.
-        credentials: for the channel; None: without any, on loopback.
         name: in the certificate, or where there is none what it is to be called.
         client: the id that it stands for.
         training: its training process.
         folder: for files on their way.
         allowed: ``python:`` names that it accepts.
-        patience: how long it waits.
         tasks_done: number of tasks whose answers the server has accepted.
     """
 
-    server: str
-    credentials: grpc.ChannelCredentials | None
     name: str
     client: ClientId
     training: TrainingProcess
     folder: Path
     allowed: Sequence[str] = ()
-    patience: DialPatience = field(default_factory=DialPatience)
     tasks_done: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
-        self._dialler: Dialler[pb.FromNode, pb.ToNode] = Dialler(self.server, self.credentials, self.patience, self)
-        self._transfers = Transfers(self.patience, self._dialler.connected)
-        self._outbox: Outbox[pb.FromNode] = queue.Queue()
+        self._transfers = Transfers(self.patience, self.connected)
+        self._outbox: Outbox = queue.Queue()
         self._lock = threading.Lock()
         self._delivery_s: float | None = None  # that the last one took
         self._says_it_waits = True
@@ -105,25 +99,23 @@ class EdgeNode:
         self._clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
         try:
-            return self._dialler.run(stopped)
+            return self.dial(stopped)
         finally:
             self._transfers.over.set()
 
     def _clear_folder(self) -> None:
         """Remove what an earlier start left when it was killed."""
-        try:
+        with os_errors_as(InvalidInput, f"{self.folder} cannot be written to", "give another --state"):
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.iterdir():
                 left.unlink()
-        except OSError as error:
-            raise InvalidInput(f"{self.folder} cannot be written to ({error.strerror}): give another --state") from None
 
     def open(self, channel: grpc.Channel, said: Iterator[pb.FromNode]) -> Any:
         """Attend, over this connection."""
         self._transfers.stub = stub = CoordinationStub(channel)  # type: ignore[no-untyped-call]
         return stub.Attend(said)
 
-    def greet(self, outbox: Outbox[pb.FromNode]) -> None:
+    def greet(self, outbox: Outbox) -> None:
         """Join, with the tasks that are held."""
         self._says_it_waits = True
         assert self._described is not None
@@ -143,12 +135,12 @@ class EdgeNode:
     def take(self, message: pb.ToNode) -> None:
         """Do what a message of the server asks for."""
         if self._work.qsize() >= _MOST_WAITING:
-            self._dialler.problem = RunFailed(
+            self.problem = RunFailed(
                 f"{self.server} asks for more than {_MOST_WAITING} things at once, which no server should: is it one "
                 "that you trust?"
             )
         elif message.HasField("heartbeat"):
-            if self._says_it_waits and not self._dialler.connected.is_set():
+            if self._says_it_waits and not self.connected.is_set():
                 self._says_it_waits = False
                 _log.info("%s is there, and the run has yet to begin", self.server)
         elif message.HasField("plan"):
@@ -164,21 +156,21 @@ class EdgeNode:
         elif message.HasField("farewell"):
             reason = one_line(message.farewell.reason)
             if message.farewell.is_final:
-                self._dialler.farewell = reason or "the server needs no more"
+                self.farewell = reason or "the server needs no more"
             else:
                 _log.info("%s ends the connection: %s", self.server, reason)
 
     def _take_plan(self, plan: pb.Plan) -> None:
         if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:  # so written, NaN is refused
-            self._dialler.problem = RunFailed(
+            self.problem = RunFailed(
                 f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
                 f"{_LONGEST_S} s"
             )
             return
-        is_new = self._dialler.connected.is_set() or plan != self._plan  # each connection begins with one
-        self._dialler.heartbeat_s, self._plan = plan.heartbeat_s, plan
+        is_new = self.connected.is_set() or plan != self._plan  # each connection begins with one
+        self.heartbeat_s, self._plan = plan.heartbeat_s, plan
         _log.info("connected to %s, as %r", self.server, self.client)
-        self._dialler.connected.set()
+        self.connected.set()
         if is_new:
             # the thread that trains prepares: take() must not take long
             self._work.put((partial(self._prepare, plan), self._end_with))
@@ -215,7 +207,7 @@ class EdgeNode:
     def _end_with(self, error: Exception) -> None:
         """End the node with an error: this plan cannot be followed."""
         words = one_line(self._sentence(error).replace("\n", "; "))
-        self._dialler.problem = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
+        self.problem = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
 
     def _do(self, held: _Held) -> None:
         """Train and send the answer; train once more if the training process dies, and give up if it dies again."""
@@ -246,7 +238,7 @@ class EdgeNode:
             until_s = held.due_s - (self._delivery_s or time.monotonic() - began_s)
         return self.training.train(assignment, held.path, until_s)
 
-    def _score(self, examination: pb.Examination, outbox: Outbox[pb.FromNode]) -> None:
+    def _score(self, examination: pb.Examination, outbox: Outbox) -> None:
         """Send scores to where they were asked for, as long as that connection lasts."""
         path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec[:2]
         try:
@@ -255,7 +247,7 @@ class EdgeNode:
         finally:
             path.unlink(missing_ok=True)
 
-    def _say_unscored(self, examination: pb.Examination, outbox: Outbox[pb.FromNode], error: Exception) -> None:
+    def _say_unscored(self, examination: pb.Examination, outbox: Outbox, error: Exception) -> None:
         outbox.put(pb.FromNode(scores=pb.Scores(id=examination.id, problem=self._sentence(error))))
 
     def _spec_of(self, payload: pb.Payload) -> list[pb.Tensor]:

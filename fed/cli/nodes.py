@@ -2,11 +2,10 @@
 
 import signal
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -17,18 +16,12 @@ from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
-if TYPE_CHECKING:
-    from fed.server.grpc.service import Patience
-    from fed.wire.dialling import DialPatience
-
 __all__ = ["client", "server"]
 
 _INTERRUPTED = 130
 _LAST_PORT = 65535
-_Patience = TypeVar("_Patience", "Patience", "DialPatience")
 _Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
-_Limits = Annotated[list[str] | None, typer.Option("--patience", metavar="NAME=SECONDS", hidden=True)]
 
 
 def server(
@@ -44,7 +37,6 @@ def server(
     overwrite: Overwrite = False,
     resume: Resume = None,
     json: Json = False,
-    patience: _Limits = None,
 ) -> int:
     """Coordinate an experiment over real nodes, which dial in with fed client.
 
@@ -59,7 +51,6 @@ def server(
         overwrite: replace a run that is there.
         resume: the folder of a run to resume; the outcome of a finished one is printed.
         json: print the summary as JSON.
-        patience: NAME=SECONDS, each a time limit to change.
     """
     experiment = to_run("server", file, settings, output, overwrite, resume, json)
     if experiment is None:
@@ -67,7 +58,6 @@ def server(
     pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials
     from fed.server.deploy import serve
-    from fed.server.grpc.service import Patience
 
     _hold_to_certificates(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
@@ -85,7 +75,6 @@ def server(
                 min_nodes=min_nodes,
                 overwrite=overwrite,
                 resume=resume is not None,
-                patience=_patience(Patience(), patience),
                 on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
                 after_round=partial(_say_round, shown, experiment.rounds.make().count),
             )
@@ -120,7 +109,6 @@ def client(
         Path | None, typer.Option(metavar="DIR", help="Where it keeps its state; beside DATA.yaml unless given.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
-    patience: _Limits = None,
 ) -> int:
     """Train on this node what a server asks for; its data never leave it.
 
@@ -133,14 +121,12 @@ def client(
         allow: modules whose ``python:`` kinds the server may name.
         state: the folder in which the client's state is kept.
         dry_run: check the data, and do not connect.
-        patience: NAME=SECONDS, each a time limit to change.
     """
     from fed.clients.node.edge_node import EdgeNode
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
     from fed.storage.atomic_files import held
-    from fed.wire.dialling import DialPatience
     from fed.wire.messages import client_id_of
 
     if server is None and not dry_run:
@@ -165,8 +151,7 @@ def client(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     channel = loaded.for_grpc() if loaded else None
-    waiting = _patience(DialPatience(), patience)
-    node = EdgeNode(server, channel, name, client_id_of(name), training, place / "files", allow or (), waiting)
+    node = EdgeNode(server, channel, name, client_id_of(name), training, place / "files", allow or ())
     with held(place, "give another --state"):
         try:
             farewell = node.run(stopped=stopped)
@@ -192,18 +177,6 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         "was out of range.\nNothing else leaves, no sample among it. What a trained model tells of the samples is "
         "another matter: see docs/security.md."
     )
-
-
-def _patience(patience: _Patience, changes: Sequence[str] | None) -> _Patience:
-    """Change time limits: NAME=SECONDS."""
-    for change in changes or ():
-        name, _, value = change.partition("=")
-        try:
-            patience = replace(patience, **{name: float(value)})
-        except (TypeError, ValueError):
-            names = ", ".join(one.name for one in fields(patience))
-            raise InvalidInput(f"--patience must be NAME=SECONDS, of {names}, got {change!r}") from None
-    return patience
 
 
 def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:

@@ -5,9 +5,10 @@ import queue
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -15,8 +16,9 @@ from fed.errors import RunFailed
 from fed.identity.credentials import hold_to_loopback
 from fed.wire.messages import one_line
 from fed.wire.protocol import MOST_MESSAGE_BYTES
+from fed.wire.protocol_pb2 import FromNode, ToNode
 
-__all__ = ["DialPatience", "Dialler", "Outbox", "Speaker", "words_of"]
+__all__ = ["DialPatience", "Dialler", "Outbox", "words_of"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.2  # so that it hears at once when it is to stop
@@ -25,10 +27,7 @@ _NO_PROXY = ("grpc.enable_http_proxy", 0)  # which is another machine
 _WRONG_NAME = ("Hostname Verification Check failed", "not match")
 _WRONG_AUTHORITY = "CERTIFICATE_VERIFY_FAILED"
 
-_Said = TypeVar("_Said")
-_Heard = TypeVar("_Heard", contravariant=True)
-
-Outbox: TypeAlias = queue.Queue[_Said | None]
+Outbox: TypeAlias = queue.Queue[FromNode | None]
 
 
 @dataclass(frozen=True)
@@ -54,68 +53,58 @@ class DialPatience:
         return min(pause_s, self.most_backoff_s) * (0.5 + random.random())
 
 
-class Speaker(Protocol[_Said, _Heard]):
-    """The one who speaks on a stream: a node with its server, or a peer with a neighbour."""
-
-    def open(self, channel: grpc.Channel, said: Iterator[_Said]) -> Any:
-        """Make the call whose stream carries what is said, and yields what is heard."""
-        ...
-
-    def greet(self, outbox: Outbox[_Said]) -> None:
-        """Put into a new connection's outbox the message that a stream begins with."""
-        ...
-
-    def heartbeat(self) -> _Said:
-        """The message that shows that this side is alive."""
-        ...
-
-    def take(self, message: _Heard) -> None:
-        """Do what a message asks for; it must not take long."""
-        ...
-
-
-class Dialler(Generic[_Said, _Heard]):
-    """Keeps a stream to one address open until that says farewell for good.
+@dataclass
+class Dialler(ABC):
+    """Keeps a stream to a server open until that says farewell for good.
 
     Attributes:
-        connected: whether the stream is there and the other side has taken it; set by the speaker.
+        connected: whether the stream is there and the server has taken it; set by :meth:`take`.
         heartbeat_s: between two heartbeats.
-        farewell: the other side's reason to end for good; it ends the dialler.
+        farewell: the server's reason to end for good; it ends the dialler.
         problem: what no patience mends; it ends the dialler.
 
     Args:
-        address: HOST:PORT.
+        server: HOST:PORT.
         credentials: for the channel; None: without any, on loopback.
         patience: how long it waits.
-        speaker: says what goes out, and takes what comes in.
     """
 
-    def __init__(
-        self,
-        address: str,
-        credentials: grpc.ChannelCredentials | None,
-        patience: DialPatience,
-        speaker: Speaker[_Said, _Heard],
-    ) -> None:
-        self._address = address
-        self._credentials = credentials
-        self._patience = patience
-        self._speaker = speaker
+    server: str
+    credentials: grpc.ChannelCredentials | None
+    patience: DialPatience = field(default_factory=DialPatience, kw_only=True)
+
+    def __post_init__(self) -> None:
         self._heard_s = 0.0
         self.connected = threading.Event()
         self.heartbeat_s = 1.0
         self.farewell = ""
         self.problem: Exception | None = None
 
-    def run(self, stopped: threading.Event) -> str:
-        """Attend again and again; returns the other side's farewell.
+    @abstractmethod
+    def open(self, channel: grpc.Channel, said: Iterator[FromNode]) -> Any:
+        """Make the call whose stream carries what is said, and yields what is heard."""
+
+    @abstractmethod
+    def greet(self, outbox: Outbox) -> None:
+        """Put into a new connection's outbox the message that a stream begins with."""
+
+    @abstractmethod
+    def heartbeat(self) -> FromNode:
+        """The message that shows that this side is alive."""
+
+    @abstractmethod
+    def take(self, message: ToNode) -> None:
+        """Do what a message asks for; it must not take long."""
+
+    def dial(self, stopped: threading.Event) -> str:
+        """Attend again and again; returns the server's farewell.
 
         Args:
             stopped: ends it from another thread.
 
         Raises:
             InvalidInput: if it goes without credentials to another machine.
-            RunFailed: if the other side refuses this one for good, or is not the one that was meant.
+            RunFailed: if the server refuses this side for good, or is not the one that was meant.
         """
         failures = 0
         while not stopped.is_set() and not self.farewell:
@@ -130,26 +119,26 @@ class Dialler(Generic[_Said, _Heard]):
             if stopped.is_set() or self.farewell:
                 break
             # a connection that lasted begins the backoff anew
-            failures = 0 if time.monotonic() - began_s > self._patience.silence_s else failures + 1
+            failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
             if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
-                _log.info("%s cannot be reached (%s); trying again", self._address, words)
-            stopped.wait(self._patience.pause_s(failures))
+                _log.info("%s cannot be reached (%s); trying again", self.server, words)
+            stopped.wait(self.patience.pause_s(failures))
         return self.farewell
 
     def attend(self, stopped: threading.Event) -> None:
         """Keep one connection for as long as it lasts."""
-        outbox: Outbox[_Said] = queue.Queue()
-        self._speaker.greet(outbox)
+        outbox: Outbox = queue.Queue()
+        self.greet(outbox)
         with self._channel() as channel:
             self._heard_s = time.monotonic()
-            call = self._speaker.open(channel, iter(outbox.get, None))
+            call = self.open(channel, iter(outbox.get, None))
             ended = threading.Event()
             watching = threading.Thread(target=self._watch, args=(call, outbox, ended, stopped), daemon=True)
             watching.start()
             try:
                 for message in call:
                     self._heard_s = time.monotonic()
-                    self._speaker.take(message)
+                    self.take(message)
                     if self.farewell or self.problem is not None:
                         return
             finally:
@@ -160,38 +149,38 @@ class Dialler(Generic[_Said, _Heard]):
                 watching.join()
 
     def _channel(self) -> grpc.Channel:
-        if self._credentials is None:
-            hold_to_loopback(self._address)
-            return grpc.insecure_channel(self._address, (*_OPTIONS, _NO_PROXY))
-        return grpc.secure_channel(self._address, self._credentials, _OPTIONS)
+        if self.credentials is None:
+            hold_to_loopback(self.server)
+            return grpc.insecure_channel(self.server, (*_OPTIONS, _NO_PROXY))
+        return grpc.secure_channel(self.server, self.credentials, _OPTIONS)
 
-    def _watch(self, call: grpc.Call, outbox: Outbox[_Said], ended: threading.Event, stopped: threading.Event) -> None:
+    def _watch(self, call: grpc.Call, outbox: Outbox, ended: threading.Event, stopped: threading.Event) -> None:
         """Send heartbeats, and give the connection up when nothing comes from the other side."""
         said_s = time.monotonic()
         while not ended.wait(_LOOKS_EVERY_S):
             now_s = time.monotonic()
             # cancelling ends attend(), which would wait for a message for ever
-            if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self._patience.silence_s:
+            if stopped.is_set() or self.problem is not None or now_s > self._heard_s + self.patience.silence_s:
                 call.cancel()
                 return
-            if now_s > said_s + min(self.heartbeat_s, self._patience.silence_s / 4):
-                outbox.put(self._speaker.heartbeat())
+            if now_s > said_s + min(self.heartbeat_s, self.patience.silence_s / 4):
+                outbox.put(self.heartbeat())
                 said_s = now_s
 
     def _hold_to_authority(self, error: grpc.RpcError) -> None:
         """End with what no patience mends."""
         code, words = error.code(), one_line(error.details() or "")
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
-            self.problem = RunFailed(f"{self._address} refuses this node: {words}")
+            self.problem = RunFailed(f"{self.server} refuses this node: {words}")
         elif any(part in words for part in _WRONG_NAME):
-            host = self._address.rpartition(":")[0].strip("[]")
+            host = self.server.rpartition(":")[0].strip("[]")
             self.problem = RunFailed(
-                f"{self._address} shows a certificate that does not name {host}: {words}; dial the server by a name "
+                f"{self.server} shows a certificate that does not name {host}: {words}; dial the server by a name "
                 f"that its certificate has, or give it one that names this one too (fed keys server DIR --host {host})"
             )
         elif _WRONG_AUTHORITY in words:
             self.problem = RunFailed(
-                f"{self._address} is not the server that this node's authority certifies: {words}; is it the right "
+                f"{self.server} is not the server that this node's authority certifies: {words}; is it the right "
                 "address, and are the credentials of the same authority?"
             )
 

@@ -144,9 +144,7 @@ class Deployment:
         what += [] if resume else [str(self.output)]
         secret = ["--insecure"] if self.insecure else ["--credentials", str(self.folder / "keys")]
         listen = ["--listen", f"{self.host}:{self.port}", "--min-nodes", str(min_nodes or self.clients)]
-        return self._start(
-            [*prefix, *_FED, "server", *what, *listen, *secret, *_options(_IMPATIENT_SERVER, self.patience)]
-        )
+        return self._start([*prefix, *_fed(_IMPATIENT_SERVER, self.patience), "server", *what, *listen, *secret])
 
     def client(self, client: int, *, port: int | None = None) -> Program:
         """A node that runs, whether it has joined already or not."""
@@ -155,7 +153,7 @@ class Deployment:
             secret = ["--credentials", str(self.folder / "keys" / "nodes" / str(client))]
         where = ["--server", f"{self.host}:{port or self.port}", "--data", str(self.folder / f"{client}.yaml")]
         where += ["--state", str(self.folder / f"state-{client}")]
-        return self._start([*_FED, "client", *where, *secret, *_options(_IMPATIENT_NODE, self.node_patience)])
+        return self._start([*_fed(_IMPATIENT_NODE, self.node_patience), "client", *where, *secret])
 
     def all_clients(self) -> list[Program]:
         return [self.client(client) for client in range(self.clients)]
@@ -293,11 +291,23 @@ def relayed(target: tuple[str, int], bytes_per_s: float | None = None) -> Iterat
         relay.close()
 
 
-_FED = (sys.executable, "-m", "fed")
+_FED = """
+import json, sys
+from dataclasses import fields
+from fed.cli.main import main
+from fed.server.grpc.service import Patience
+from fed.wire.dialling import DialPatience
+
+times, sys.argv = json.loads(sys.argv[1]), ["fed", *sys.argv[2:]]
+for kind in (Patience, DialPatience):
+    kind.__init__.__defaults__ = tuple(times.get(part.name, part.default) for part in fields(kind))
+sys.exit(main())
+"""
 
 
-def _options(usual: Mapping[str, float], others: Mapping[str, float]) -> list[str]:
-    return [part for name, value in {**usual, **others}.items() for part in ("--patience", f"{name}={value}")]
+def _fed(usual: Mapping[str, float], others: Mapping[str, float]) -> tuple[str, ...]:
+    """The command ``fed``, whose time limits are a test's."""
+    return sys.executable, "-c", _FED, json.dumps({**usual, **others})
 
 
 def free_port() -> int:

@@ -204,7 +204,7 @@ def test_a_connection_begins_with_a_joining_whatever_fails_meanwhile(
 
     monkeypatch.setattr("fed.clients.node.edge_node.CoordinationStub", Call)
     node._lock = cast(Any, Lock())
-    node._dialler.attend(threading.Event())
+    node.attend(threading.Event())
     assert said[0].HasField("joining")
     assert list(said[0].joining.held) == []
 

@@ -46,7 +46,7 @@ def test_without_certificates_nothing_leaves_this_machine(
     with pytest.raises(InvalidInput, match="loopback alone"):
         serve(Experiment(model={"kind": "logistic"}), listen=address, output=folder / "run")
     with pytest.raises(InvalidInput, match="loopback alone"):
-        EdgeNode(address, None, "ann", "ann", None, folder)._dialler._channel()  # type: ignore[arg-type]
+        EdgeNode(address, None, "ann", "ann", None, folder)._channel()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:1"])

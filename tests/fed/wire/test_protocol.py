@@ -152,7 +152,7 @@ class Reader:
             assert problem is None or len(problem) < 1000
         elif isinstance(message, ToNode):
             self._node.take(message)
-            problem_of_node = self._node._dialler.problem
+            problem_of_node = self._node.problem
             assert problem_of_node is None or len(str(problem_of_node)) < 1000
             if message.HasField("assignment"):
                 Incoming(self._folder / "assigned", message.assignment.payload, SPEC)

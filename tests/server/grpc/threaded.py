@@ -88,7 +88,7 @@ class ThreadedNode:
         self.training = ThreadedTraining(client, pair, Names(), folder / "kept")
         training: Any = self.training
         where = f"127.0.0.1:{port}", None, str(client), client
-        self.node = EdgeNode(*where, training, folder / "files", allowed, PATIENCE)
+        self.node = EdgeNode(*where, training, folder / "files", allowed, patience=PATIENCE)
         self._thread = threading.Thread(target=self.node.run, daemon=True)
         self._thread.start()
 
