@@ -87,6 +87,8 @@ class ClientStates:
 
     def stacked(self, clients: Sequence[ClientId], models: Sequence[_State]) -> list[Tensor]:
         """The records of clients to which these models come, [K, ·] each, in the order of ``names``."""
+        if not self.names:
+            return []
         kept = [self.of(client, model) for client, model in zip(clients, models, strict=True)]
         return [torch.stack([state[name] for state in kept]) for name in self.names]
 
