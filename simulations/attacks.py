@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import ClassVar
 
@@ -35,8 +36,6 @@ __all__ = [
     "LabelFlip",
     "Mimic",
     "SignFlip",
-    "poisoned",
-    "recruited",
 ]
 
 
@@ -207,92 +206,72 @@ class Mimic(Attack):
         return known.honest_HP[known.mimicked].expand_as(known.own_AP) if len(known.honest_HP) else known.own_AP
 
 
-def recruited(
-    section: AdversariesSection, clients: Sequence[ClientId], streams: Streams
-) -> tuple[Attack, frozenset[ClientId]]:
-    """The attack, and the clients that take part in it in every round, drawn from the stream "adversaries".
-
-    Args:
-        section: the experiment's.
-        clients: of the federation.
-        streams: the run's.
-
-    Raises:
-        InvalidExperiment: if none or all clients attack, or the kind makes no attack.
-    """
-    attack = made_by(section, "adversaries", Attack)
-    count = section.attackers_among(len(clients))
-    places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
-    return attack, frozenset(clients[place] for place in places.tolist())
-
-
-def poisoned(data: FederatedData, attack: Attack, attackers: frozenset[ClientId]) -> FederatedData:
-    """The data as clients learn from them; the test set stays as it is.
-
-    Args:
-        data: every client's own.
-        attack: what attackers do.
-        attackers: who they are.
-
-    Raises:
-        InvalidData: if labels should change and there are none.
-    """
-    if not attack.poisons:
-        return data
-    targets = data.read(data.clients[0])[1]
-    if is_real(targets):
-        raise InvalidData(
-            f"{type(attack).__name__} needs integer labels to change, got targets of {targets.dtype}: choose another "
-            "kind of adversaries"
-        )
-    classes = data.number_of_classes()
-    assert classes is not None
-    read = _Poisoned(data, attack, attackers, classes)
-    if not data.is_on_demand:
-        return replace(data, train={client: read(client) for client in data.clients})
-    size = data.train.size if isinstance(data.train, ClientsOnDemand) else None
-    return replace(data, train=ClientsOnDemand(data.clients, read, size))
-
-
 @dataclass(frozen=True)
-class _Poisoned:
-    """Reader of a client's data, an attacker's with other labels; it can be pickled where the data can."""
-
-    data: FederatedData
-    attack: Attack
-    attackers: frozenset[ClientId]
-    classes: int
-
-    def __call__(self, client: ClientId) -> Pair:
-        inputs, targets = self.data.read(client)
-        return inputs, self.attack.poison(targets, self.classes) if client in self.attackers else targets
-
-
 class Attackers:
-    """Stage between training and encoding at which attackers replace their updates.
+    """Clients that attack in every round: on their data, or on what they send.
 
     Attackers wait for the honest updates of their round, and know them as the coordinator receives them. The attack
     changes the update, the first part of a message; the other parts, float buffers, weight and loss are those of honest
     training.
 
     Args:
-        attack: what attackers send.
+        attack: what attackers do.
         clients: the attackers.
         streams: the run's.
-        message: the format of clients' messages.
     """
 
-    def __init__(self, attack: Attack, clients: frozenset[ClientId], streams: Streams, message: Format) -> None:
-        self._attack = attack
-        self._clients = clients
-        self._streams = streams
-        self._message = message
+    attack: Attack
+    clients: frozenset[ClientId]
+    streams: Streams
 
-    def attacked(self, answers: Iterable[Answer]) -> Iterator[Answer]:
+    @classmethod
+    def recruited(cls, section: AdversariesSection, clients: Sequence[ClientId], streams: Streams) -> "Attackers":
+        """The attack of an experiment, and its attackers, drawn from the stream "adversaries".
+
+        Args:
+            section: the experiment's.
+            clients: of the federation.
+            streams: the run's.
+
+        Raises:
+            InvalidExperiment: if none or all clients attack, or the kind makes no attack.
+        """
+        attack = made_by(section, "adversaries", Attack)
+        count = section.attackers_among(len(clients))
+        places = streams.generator("adversaries").choice(len(clients), size=count, replace=False)
+        return cls(attack, frozenset(clients[place] for place in places.tolist()), streams)
+
+    def poisoned(self, data: FederatedData) -> FederatedData:
+        """The data as clients learn from them; the test set stays as it is.
+
+        Raises:
+            InvalidData: if labels should change and there are none.
+        """
+        if not self.attack.poisons:
+            return data
+        targets = data.read(data.clients[0])[1]
+        if is_real(targets):
+            raise InvalidData(
+                f"{type(self.attack).__name__} needs integer labels to change, got targets of {targets.dtype}: choose "
+                "another kind of adversaries"
+            )
+        read = partial(self._read, data, data.number_of_classes())
+        if not data.is_on_demand:
+            return replace(data, train={client: read(client) for client in data.clients})
+        size = data.train.size if isinstance(data.train, ClientsOnDemand) else None
+        return replace(data, train=ClientsOnDemand(data.clients, read, size))
+
+    def _read(self, data: FederatedData, classes: int | None, client: ClientId) -> Pair:
+        inputs, targets = data.read(client)
+        assert classes is not None  # labels are integers
+        return inputs, self.attack.poison(targets, classes) if client in self.clients else targets
+
+    def attacked(self, answers: Iterable[Answer], message: Format) -> Iterator[Answer]:
         """Encode reported updates, the attackers' after the attack.
 
         Args:
             answers: each of one client, its update as the algorithm reports it.
+            message: the format of clients' messages.
 
         Returns:
             Honest answers as they come, then the attackers' in the order of their tasks.
@@ -300,29 +279,29 @@ class Attackers:
         honest: dict[int, list[Answer]] = {}
         own: dict[int, list[Answer]] = {}
         for answer in answers:
-            if answer.clients[0] in self._clients:
+            if answer.clients[0] in self.clients:
                 own.setdefault(answer.round, []).append(answer)
             else:
-                answer = self._encoded(answer)
+                answer = self._encoded(answer, message)
                 honest.setdefault(answer.round, []).append(answer)
                 yield answer
         for number, replies in own.items():
-            yield from map(self._encoded, self._forged(_in_order(replies), _in_order(honest.get(number, []))))
+            forged = self._forged(_in_order(replies), _in_order(honest.get(number, [])), message.parts[0])
+            yield from (self._encoded(answer, message) for answer in forged)
 
-    def _forged(self, own: list[Answer], honest: list[Answer]) -> Iterator[Answer]:
-        size = self._message.parts[0]
+    def _forged(self, own: list[Answer], honest: list[Answer], size: int) -> Iterator[Answer]:
         own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
         honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
         # a rank of its own, whoever else takes part
-        ranks = [self._streams.torch_seed("mimic", answer.clients[0]) for answer in honest]
-        streams = tuple(self._streams.generator("attack", answer.clients[0], answer.round) for answer in own)
+        ranks = [self.streams.torch_seed("mimic", answer.clients[0]) for answer in honest]
+        streams = tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own)
         known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)
-        for answer, update_P in zip(own, self._attack.forge(known), strict=True):
+        for answer, update_P in zip(own, self.attack.forge(known), strict=True):
             yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
 
-    def _encoded(self, answer: Answer) -> Answer:
-        draw = Draw(self._streams, [answer.round], answer.clients)
-        return answer._replace(mean_update_M=self._message.received(answer.mean_update_M.unsqueeze(0), draw)[0])
+    def _encoded(self, answer: Answer, message: Format) -> Answer:
+        draw = Draw(self.streams, [answer.round], answer.clients)
+        return answer._replace(mean_update_M=message.received(answer.mean_update_M.unsqueeze(0), draw)[0])
 
 
 def _in_order(answers: list[Answer]) -> list[Answer]:

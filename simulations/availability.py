@@ -42,10 +42,17 @@ _DAY_S = 24 * _HOUR_S
 
 
 class Spell(NamedTuple):
-    """State of a client, available or not, and the time at which it changes."""
+    """State of a client, available or not, and the time at which it changes.
+
+    Attributes:
+        is_there: the client is available.
+        until_s: when that changes; infinite where it never does.
+        is_member: the client is registered: it has come, and has not left for good.
+    """
 
     is_there: bool
     until_s: float
+    is_member: bool = True
 
 
 class _Presence(NamedTuple):
@@ -224,20 +231,12 @@ class Membership(Spells):
         self._leaves_s = leaves_s
         self._within = within
 
-    def is_member(self, time_s: float) -> bool:
-        """True if the client has registered and has not left."""
-        return self._joins_s <= time_s < self._leaves_s
-
-    def has_joined(self, time_s: float) -> bool:
-        """True once the client has registered, though it may have left since."""
-        return time_s >= self._joins_s
-
     def at(self, time_s: float) -> Spell:
         """Spell at a time; before it registers and after it has left the client is not available."""
-        if not self.is_member(time_s):
-            return Spell(False, self._joins_s if time_s < self._joins_s else math.inf)
-        is_there, until_s = self._within.at(time_s) if self._within else (True, math.inf)
-        return Spell(is_there, min(until_s, self._leaves_s))
+        if not self._joins_s <= time_s < self._leaves_s:
+            return Spell(False, self._joins_s if time_s < self._joins_s else math.inf, is_member=False)
+        spell = self._within.at(time_s) if self._within else Spell(True, math.inf)
+        return spell._replace(until_s=min(spell.until_s, self._leaves_s))
 
 
 class _Pattern(Spells):

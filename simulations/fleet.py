@@ -17,7 +17,6 @@ from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.simulations.attacks import Attackers
-from fed.simulations.availability import Membership
 from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
@@ -176,11 +175,10 @@ class SimulatedFleet:
         heapq.heappush(self._events, (flight.arrives_s, flight.task.id, flight))
 
     def _come_or_go(self, client: ClientId) -> None:
-        spells = self.clients.spells[client]
-        spell = spells.at(self.clock)
-        if isinstance(spells, Membership):
-            self._members.set(client, spells.is_member(self.clock))
-            (self._unregistered.discard if spells.has_joined(self.clock) else self._unregistered.add)(client)
+        spell = self.clients.spells[client].at(self.clock)
+        self._members.set(client, spell.is_member)
+        has_joined = spell.is_member or math.isinf(spell.until_s)  # who has left does not come back
+        (self._unregistered.discard if has_joined else self._unregistered.add)(client)
         (self._away.discard if spell.is_there else self._away.add)(client)
         self._let_in(client)
         if math.isfinite(spell.until_s):
@@ -237,7 +235,7 @@ class SimulatedFleet:
             if has_diverged:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
-        yield from singly if self.attackers is None else self.attackers.attacked(singly)
+        yield from singly if self.attackers is None else self.attackers.attacked(singly, self.message)
 
     def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[Answer]:
         """Train flights: gives the answers of groups that are due as a whole, where means will do, and of failures."""

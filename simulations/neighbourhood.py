@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,26 +44,22 @@ class SimulatedNeighbourhood:
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.
-        weights_in: round → W; → None where peers never meet.
+        weights: W; None where peers never meet.
         model_bytes: of a model as it travels.
     """
 
-    def __init__(
-        self, clients: SimulatedClients, weights_in: Callable[[int], Weights | None], model_bytes: int
-    ) -> None:
+    def __init__(self, clients: SimulatedClients, weights: Weights | None, model_bytes: int) -> None:
         self.clock = 0.0
         self.bytes_sent = 0
-        self.weights: Weights | None = None
+        self.weights = self._whole = weights
         self.members: Sequence[int | str] = clients.data.clients
         self._clients = clients
-        self._weights_in = weights_in
         self._model_bytes = model_bytes
         self._devices = [clients.device_of(member) for member in self.members]
         sources = clients.devices
         self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
         self._ready_s_N = np.zeros(len(self.members))
         self._rows_S = np.arange(len(self.members))
-        self._whole: Weights | None = None
         self._links: tuple[Weights, tuple[np.ndarray, ...]] | None = None
 
     def begin(self, number: int) -> Attendance:
@@ -73,7 +69,7 @@ class SimulatedNeighbourhood:
             RunFailed: if no peer is available, and none ever will be.
         """
         self.bytes_sent = 0
-        self.weights = self._whole = self._weights_in(number)
+        self.weights = self._whole
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
         self._await_peer(number)
@@ -151,7 +147,7 @@ class SimulatedNeighbourhood:
         degrees_N = self._whole.degrees_N.tolist() if self._whole else [0] * len(self.members)
         rows_S, steps_S, failed = [], [], 0
         for row, degree in enumerate(degrees_N):
-            is_there, until_s = self._spell(row)
+            is_there, until_s, _ = self._spell(row)
             if not is_there:
                 continue
             samples, groups = self._clients.sizes[row], self._clients.groups

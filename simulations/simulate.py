@@ -16,6 +16,7 @@ from fed.clients.training.losses import Loss
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.reports.html import run_report
+from fed.server.registry import in_order
 from fed.server.resume import check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.estimate import Expectation, expect
@@ -140,7 +141,8 @@ def _loop(
     federation = simulation.federation(executor)
 
     def facts() -> dict[str, Any]:
-        adversaries = {"adversaries": simulation.attackers} if simulation.attackers else {}
+        attackers = simulation.attackers
+        adversaries = {"adversaries": in_order(attackers.clients)} if attackers else {}
         counts = {"clients": simulation.population, "parameters": simulation.layout.parameters}
         return {**counts, **federation.occupation(), **adversaries}
 

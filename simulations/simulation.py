@@ -23,9 +23,8 @@ from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
-from fed.server.registry import in_order
 from fed.server.training_loop import Scoring
-from fed.simulations.attacks import Attack, Attackers, poisoned, recruited
+from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
@@ -68,12 +67,11 @@ class Simulation:
         self.algorithm, self.layout = self.prepared.algorithm, self.prepared.layout
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
-        self._attack: Attack | None = None
-        self._attacking: frozenset[ClientId] = frozenset()
+        self.attackers: Attackers | None = None
         if experiment.adversaries is not None:
-            self._attack, self._attacking = recruited(experiment.adversaries, self.data.clients, self.streams)
+            self.attackers = Attackers.recruited(experiment.adversaries, self.data.clients, self.streams)
             # after clients have held out their shares: attackers score on true labels
-            self.data = poisoned(self.data, self._attack, self._attacking)
+            self.data = self.attackers.poisoned(self.data)
         if self.algorithm.pools_data:
             # likewise: each client scores on its own samples
             self.data = self.data.pooled()
@@ -103,11 +101,6 @@ class Simulation:
         """Number of clients that train in a round."""
         return self.population if self.has_peers else self.policy.asked_of(self.population)
 
-    @property
-    def attackers(self) -> list[ClientId]:
-        """The clients that attack, in the order of their ids: numbers, then names."""
-        return in_order(self._attacking)
-
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
         """Task of these clients in the first round, as one group."""
         first = self.layout.shared.pack(self.recipe.module)
@@ -130,8 +123,8 @@ class Simulation:
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
-            weights, model_bytes = self.weights, self.layout.size * self.layout.dtype.itemsize
-            neighbourhood = SimulatedNeighbourhood(clients, lambda number: weights, model_bytes)
+            model_bytes = self.layout.size * self.layout.dtype.itemsize
+            neighbourhood = SimulatedNeighbourhood(clients, self.weights, model_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
             return SimulatedPeers(self.algorithm, neighbourhood, clients, self.layout, first, lr_in)
         states = self.prepared.client_states()
@@ -143,17 +136,11 @@ class Simulation:
             reduces=self.algorithm.linear and edges is None,  # an edge sums answers of its own clients alone
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
-            attackers=self._attackers(),
+            attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
         )
         fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
         return Coordinated(*parts, sends=not pools_data, occupation=simulated.occupation)
-
-    def _attackers(self) -> Attackers | None:
-        """The clients that attack on the way out, if the attack forges updates."""
-        if self._attack is None or not self._attack.forges or self.message is None:
-            return None
-        return Attackers(self._attack, self._attacking, self.streams, self.message)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fed.config import yaml
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment, InvalidInput, OutputExists
+from fed.errors import InvalidExperiment, InvalidInput, OutputExists, os_errors_as
 from fed.server.deploy import Deployment
 from fed.server.flower.fleet import FlowerFleet
 from fed.server.rounds.synchronous import Synchronous
@@ -65,12 +65,10 @@ def write_app(experiment: Experiment, folder: Path) -> None:
     }
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputExists(f"{folder} must be a new or an empty folder: choose another")
-    try:
+    with os_errors_as(InvalidInput, f"{folder} cannot be written to", "choose another"):
         (folder / package).mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
             (folder / file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"{folder} cannot be written to: {error.strerror}") from None
 
 
 def server_app(path: Path) -> Any:

@@ -176,6 +176,5 @@ class Leases:
 
     def fail(self, lease: Lease, reason: str) -> None:
         """End a lease without an answer, for a reason that is one sentence for the user."""
-        self._open.pop(lease.number, None)
-        lease.drop()
+        self.withdraw(lease.number)
         self._arrived(Delivery(lease.number, problem=reason))

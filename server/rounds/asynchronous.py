@@ -4,7 +4,6 @@ Nguyen et al., "Federated learning with buffered asynchronous aggregation", AIST
 "Asynchronous federated optimization", 2019, arXiv 1903.03934.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,9 +43,9 @@ class _Unsynchronised(WithoutCohorts):
     most_stale: NonNegativeInt | None = None
 
     @property
-    @abstractmethod
     def updates(self) -> int:
         """Number of updates that move the model."""
+        return 1
 
     def check(self, population: int) -> None:
         """Check the policy against the number of clients.
@@ -146,11 +145,6 @@ class Asynchronous(_Unsynchronised):
     mixes: ClassVar[bool] = True
 
     mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
-
-    @property
-    def updates(self) -> int:
-        """One: every update moves the model."""
-        return 1
 
     def needs(self) -> Sequence[Term]:
         """A coordinator, and plain updates: a difference from the present model is no update of the one sent."""

@@ -178,21 +178,19 @@ class Synchronous(Rounds):
         # only now: clients may have registered during the wait
         cohort, asked = self.cohort_of(len(fleet.registered())), self.asked_of(len(fleet.registered()))
         begins_s = fleet.clock
+        until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
         accumulator = coordinator.new_accumulator()
         chosen = self.draw(coordinator, number, asked)
-        self._ask(coordinator, accumulator, number, chosen, begins_s)
+        self._ask(coordinator, accumulator, number, chosen, until)
         enough = cohort if asked > cohort else None
         if self.backup_after_s is not None:
             enough = min(cohort, len(chosen))
             coordinator.collect(accumulator, until=begins_s + self.backup_after_s, enough=enough)
             slow = len(coordinator.open) if accumulator.replied < enough else 0
-            self._ask(
-                coordinator, accumulator, number, self.draw(coordinator, number, slow, accumulator.selected), begins_s
-            )
-        until = math.inf if self.deadline_s is None else begins_s + self.deadline_s
-        if enough is None or accumulator.replied < enough:
-            missing = None if enough is None else enough - accumulator.replied
-            coordinator.collect(accumulator, until=until, enough=missing)
+            backups = self.draw(coordinator, number, slow, accumulator.selected)
+            self._ask(coordinator, accumulator, number, backups, until)
+        missing = None if enough is None else enough - accumulator.replied
+        coordinator.collect(accumulator, until=until, enough=missing)
         quorum = math.ceil(self.quorum * min(cohort, len(chosen)))
         self._reach_quorum(coordinator, accumulator, number, quorum)
         # in a round without a limit nothing is late
@@ -205,10 +203,10 @@ class Synchronous(Rounds):
         accumulator: UpdateAccumulator,
         number: int,
         clients: list[int | str],
-        begins_s: float,
+        until: float = math.inf,
     ) -> None:
         # backups have what is left of the deadline
-        left_s = None if self.deadline_s is None else max(begins_s + self.deadline_s - coordinator.fleet.clock, 0.0)
+        left_s = None if math.isinf(until) else max(until - coordinator.fleet.clock, 0.0)
         cohort = self.cohort_of(len(coordinator.fleet.registered()))
         is_cohort = not accumulator.selected and self.over_selection == 1
         coordinator.dispatch(
@@ -237,8 +235,7 @@ class Synchronous(Rounds):
                 if not coordinator.fleet.available() and not coordinator.open:
                     return
                 clients = self.draw(coordinator, number, lacking, accumulator.selected)
-                cohort, takes_parts = self.cohort_of(len(coordinator.fleet.registered())), self.partial_work == "accept"
-                coordinator.dispatch(accumulator, number, clients, cohort=cohort, takes_parts=takes_parts)
+                self._ask(coordinator, accumulator, number, clients)
             coordinator.collect(accumulator, enough=missing)
 
 

@@ -3,7 +3,6 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-import contextlib
 import logging
 import multiprocessing
 import pickle
@@ -40,9 +39,8 @@ _WORTH_WORKERS_S = 20.0
 """Workers take seconds to start: a run must take this long in one process to be worth it."""
 
 
-@contextlib.contextmanager
-def hired(simulation: Simulation, expectation: Expectation | None = None) -> Iterator[Executor]:
-    """Executor of a simulation's work: this process, or workers that end with the context.
+def hired(simulation: Simulation, expectation: Expectation | None = None) -> Executor:
+    """Executor of a simulation's work, to be entered as a context: this process, or workers that end with it.
 
     Args:
         simulation: what is to be done.
@@ -59,8 +57,7 @@ def hired(simulation: Simulation, expectation: Expectation | None = None) -> Ite
             "processes would only wait for each other"
         )
     count = _worthwhile(simulation, expectation) if asked == "auto" else asked
-    with contextlib.ExitStack() as stack:
-        yield _workers_if_possible(simulation, count, stack) if count else InProcess(partial(Work, simulation.recipe))
+    return _workers_if_possible(simulation, count) if count else InProcess(partial(Work, simulation.recipe))
 
 
 def leave_rerun() -> None:
@@ -88,7 +85,7 @@ def _worthwhile(simulation: Simulation, expectation: Expectation | None) -> int:
     return count if expectation.wall_s >= _WORTH_WORKERS_S else 0
 
 
-def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.ExitStack) -> Executor:
+def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
     """Pool of ``count`` workers; or this process, where none can be started and none was asked for."""
     reduces = not simulation.has_peers and simulation.algorithm.linear and not simulation.policy.keeps_late
     # clients' whole models, of which some travel together to be scored
@@ -102,7 +99,7 @@ def _workers_if_possible(simulation: Simulation, count: int, stack: contextlib.E
     is_free = simulation.experiment.simulation.workers == "auto"
     try:
         _check_portable(simulation)
-        workers = stack.enter_context(Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES))
+        workers = Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES)
         if is_free:  # only now is it known whether processes can start; items of a priority are for them
             list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
         return workers

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fed.child_processes import one_thread_each, spawned, stop
 from fed.clients.training.executor import Executor, Item, Make, Result, Work
-from fed.errors import FedError, InvalidInput, RunFailed
+from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.simulations.executors.crash_report import words_of_exit
 from fed.simulations.executors.shared_memory import Parcel, SharedMemory, Slot
 from fed.simulations.executors.worker import (
@@ -255,11 +255,9 @@ class Workers(Executor):
     def _started(self, number: int, memory: SharedMemory) -> _Worker:
         memory.mapped[-FAULT_BYTES:] = bytes(FAULT_BYTES)
         arguments = memory, self._capacity_bytes, self._settings, Maker(self._make), number
-        try:
-            with one_thread_each():  # a daemon, or an interpreter that ends without close() would wait for it
-                process, ours = spawned(serve, *arguments, name=f"worker {number}", daemon=True)
-        except OSError as error:
-            raise RunFailed(f"a worker process cannot be started ({error}): use fewer workers") from error
+        with os_errors_as(RunFailed, "a worker process cannot be started", "use fewer workers"), one_thread_each():
+            # a daemon, or an interpreter that ends without close() would wait for it
+            process, ours = spawned(serve, *arguments, name=f"worker {number}", daemon=True)
         slots = [Slot(memory, index, self._capacity_bytes) for index in range(SLOTS)]
         worker = _Worker(number, memory, slots, process, ours)
         self._selector.register(ours, selectors.EVENT_READ, worker)

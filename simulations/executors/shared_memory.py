@@ -12,7 +12,8 @@ import pickle
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fed.errors import InvalidInput, RunFailed
+from fed.errors import InvalidInput, RunFailed, os_errors_as
 from fed.quantities import bytes_text
 
 __all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed"]
@@ -91,7 +92,7 @@ class SharedMemory:
     def _map(self, fd: int, size_bytes: int, access: int) -> None:
         self.fd = fd
         weakref.finalize(self, os.close, fd).atexit = False
-        with _no_room(size_bytes):
+        with _room_for(size_bytes):
             self.mapped = mmap.mmap(fd, size_bytes, access=access)
         # shares the memory, and keeps the mapping alive
         self.all_bytes = torch.frombuffer(self.mapped, dtype=torch.uint8)
@@ -227,10 +228,9 @@ def _claimed(size_bytes: int) -> int:
     """File without a name, of zeros for which there is room."""
     if sys.platform == "win32":
         raise InvalidInput("worker processes need memory that Windows does not have: use workers: 0")
-    available = _available_bytes()
-    if size_bytes > available:  # asked beforehand: the system kills processes rather than refuse memory
-        raise RunFailed(_NO_ROOM.format(size=bytes_text(size_bytes), why=f"{bytes_text(available)} are available"))
-    with _no_room(size_bytes):
+    with _room_for(size_bytes):
+        if size_bytes > (available := _available_bytes()):  # the system kills processes rather than refuse memory
+            raise OSError(f"{bytes_text(available)} are available")
         fd = os.memfd_create("fed") if hasattr(os, "memfd_create") else _temporary_file()
         try:
             _fill(fd, size_bytes)
@@ -240,15 +240,9 @@ def _claimed(size_bytes: int) -> int:
     return fd
 
 
-_NO_ROOM = "cannot have {size} of memory that processes share ({why}): use fewer workers or a smaller model"
-
-
-@contextlib.contextmanager
-def _no_room(size_bytes: int) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, OverflowError) as error:
-        raise RunFailed(_NO_ROOM.format(size=bytes_text(size_bytes), why=error)) from error
+def _room_for(size_bytes: int) -> AbstractContextManager[None]:
+    problem = f"cannot have {bytes_text(size_bytes)} of memory that processes share"
+    return os_errors_as(RunFailed, problem, "use fewer workers or a smaller model")
 
 
 def _temporary_file() -> int:

@@ -32,8 +32,6 @@ from fed.simulations.attacks import (
     LabelFlip,
     Mimic,
     SignFlip,
-    poisoned,
-    recruited,
 )
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
@@ -139,7 +137,7 @@ def answers(
         for task, (client, of_round) in tasks
     ]
     reports.sort(key=lambda report: (report.clients != (5,), -report.tasks[0]))
-    return list(Attackers(attack, frozenset({2, 5}), Streams(0), message).attacked(reports))
+    return list(Attackers(attack, frozenset({2, 5}), Streams(0)).attacked(reports, message))
 
 
 def test_the_updates_of_attackers_change_and_nothing_else() -> None:
@@ -250,7 +248,7 @@ def test_noise_differs_by_attacker_and_by_round() -> None:
 
 def recruits(fraction: float = 0.2, clients: int = 20, seed: int = 0, kind: str = "ipm") -> frozenset[int | str]:
     section = ADVERSARIES.make(kind, fraction=fraction)
-    return recruited(section, range(clients), Streams(seed))[1]
+    return Attackers.recruited(section, range(clients), Streams(seed)).clients
 
 
 def test_attackers_are_drawn_once_alike_for_every_kind() -> None:
@@ -278,7 +276,7 @@ def test_the_fraction_is_taken_to_the_nearest_client(fraction: float, clients: i
 
 def test_label_flip_changes_the_labels_of_attackers_alone() -> None:
     data = parts.unequal()
-    changed = poisoned(data, LabelFlip(), frozenset({"c1", "c4"}))
+    changed = Attackers(LabelFlip(), frozenset({"c1", "c4"}), Streams(0)).poisoned(data)
     assert changed.clients == data.clients
     assert changed.test is data.test
     for client in data.clients:
@@ -293,14 +291,14 @@ def test_data_on_demand_stay_so_and_can_be_sent() -> None:
         fed.FederatedData(fed.ClientsOnDemand(range(50), read, lambda client: 6), classes=3),
         fed.FederatedData(fed.ClientsOnDemand(range(50), read), classes=3),
     ):
-        changed = poisoned(data, LabelFlip(), frozenset({7}))
+        changed = Attackers(LabelFlip(), frozenset({7}), Streams(0)).poisoned(data)
         assert changed.is_on_demand
         assert changed.size_of(7) == 6
         assert torch.equal(changed.read(7)[1], 2 - read(7)[1])
         assert torch.equal(changed.read(8)[1], read(8)[1])
-    sent = pickle.loads(pickle.dumps(poisoned(data, LabelFlip(), frozenset({7}))))
+    sent = pickle.loads(pickle.dumps(Attackers(LabelFlip(), frozenset({7}), Streams(0)).poisoned(data)))
     assert torch.equal(sent.read(7)[1], 2 - read(7)[1])
-    assert poisoned(held, SignFlip(), frozenset({"c1"})) is held
+    assert Attackers(SignFlip(), frozenset({"c1"}), Streams(0)).poisoned(held) is held
 
 
 def read(client: int) -> tuple[Tensor, Tensor]:
@@ -310,7 +308,7 @@ def read(client: int) -> tuple[Tensor, Tensor]:
 def test_targets_that_are_no_labels_are_refused() -> None:
     pair = torch.zeros(3, 2), torch.zeros(3)
     with pytest.raises(InvalidData, match=r"LabelFlip needs integer labels to change, got targets of torch.float32"):
-        poisoned(fed.FederatedData({0: pair, 1: pair}), LabelFlip(), frozenset({0}))
+        Attackers(LabelFlip(), frozenset({0}), Streams(0)).poisoned(fed.FederatedData({0: pair, 1: pair}))
 
 
 # In whole runs.
@@ -326,7 +324,7 @@ def test_fedavg_round_under_sign_flip_is_its_closed_form(quadratics: Quadratics)
     }
     experiment, data, model = fed.Experiment(**keys), quadratics.data(), quadratics.model()
     assert experiment.adversaries is not None
-    _, attackers = recruited(experiment.adversaries, data.clients, Streams(0))
+    attackers = Attackers.recruited(experiment.adversaries, data.clients, Streams(0)).clients
     assert len(attackers) == 1
     finished = simulate(experiment, data=data, model=lambda: model, loss=mean_output)
     x_D = quadratics.start_D
@@ -347,7 +345,8 @@ def test_a_summary_says_who_attacked(kind: str, tmp_path: Path) -> None:
     adversaries = {"kind": kind, "fraction": 0.8}
     run = simulate(fed.Experiment(adversaries=adversaries, **keys), data=data, output=tmp_path / "run")
     who = run.summary["adversaries"]
-    assert set(who) == recruited(ADVERSARIES.validate(adversaries), data.clients, Streams(0))[1]
+    section = ADVERSARIES.validate(adversaries)
+    assert set(who) == Attackers.recruited(section, data.clients, Streams(0)).clients
     assert who == [client for client in (9, 80, 100, "a", "b") if client in who]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["adversaries"] == who
     assert "adversaries" not in simulate(fed.Experiment(**keys), data=data).summary

@@ -14,7 +14,7 @@ import fed
 from fed.config.registry import AVAILABILITIES, DEVICES
 from fed.errors import InvalidData
 from fed.randomness import Streams
-from fed.simulations.availability import Spells
+from fed.simulations.availability import Spell, Spells
 from fed.simulations.devices import Device, Devices
 from fed.simulations.presence import Presence
 
@@ -38,7 +38,7 @@ def through(of: Spells, until_s: float) -> list[tuple[float, float, bool]]:
     """The spells (begin, end, is there) from the beginning."""
     found, now = [], 0.0
     while now < until_s:
-        is_there, end_s = of.at(now)
+        is_there, end_s, _ = of.at(now)
         assert end_s > now
         found.append((now, end_s, is_there))
         now = end_s
@@ -52,7 +52,7 @@ def test_spells_alternate_and_a_time_within_one_finds_it_again(section: dict[str
     assert all(before[2] != after[2] for before, after in pairwise(found))
     for begin_s, end_s, is_there in reversed(found):  # whatever was asked before
         for time_s in (begin_s, (begin_s + end_s) / 2, math.nextafter(end_s, 0)):
-            assert of.at(time_s) == (is_there, end_s)
+            assert of.at(time_s) == Spell(is_there, end_s)
 
 
 def test_daily_clients_are_there_for_their_hours_around_the_mean() -> None:
