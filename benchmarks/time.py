@@ -69,7 +69,7 @@ class AtOnce(Executor):
             elif integers.ndim == 1:
                 integers = integers.expand(count, -1)
             samples = (HELD,) * count
-            trained = Trained(samples, samples, (0.0,) * count, tuple(map(float, samples)))
+            trained = Trained(samples, (0.0,) * count, tuple(map(float, samples)))
             yield Result(ticket, trained, (update, integers))
 
     def close(self) -> None:

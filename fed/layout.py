@@ -58,8 +58,8 @@ class Part:
         return self.shape.numel()
 
     def view(self, vector: Tensor) -> Tensor:
-        """The tensor's numbers in a vector, in its shape."""
-        return vector[self.offset : self.offset + self.size].view(self.shape)
+        """The tensor's numbers in one vector or in those of K, [..., ·], in its shape."""
+        return vector[..., self.offset : self.offset + self.size].view((*vector.shape[:-1], *self.shape))
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Layout:
         device = state[self.trained[0].name].device
         vector_V = torch.empty(self.size, dtype=self.dtype, device=device)
         integers_I = torch.empty(self.integer_count, dtype=torch.int64, device=device)
-        for name, view in self._views(vector_V, integers_I):
-            view.copy_(state[name])
+        for part, view in self._views(vector_V, integers_I):
+            view.copy_(state[part.name])
         return vector_V, integers_I
 
     def unpack(self, vector_V: Tensor, integers_I: Tensor, module: nn.Module) -> None:
@@ -198,14 +198,15 @@ class Layout:
             module: the module that takes them.
         """
         state = _state(module)
-        for name, view in self._views(vector_V, integers_I):
-            state[name].copy_(view)
+        for part, view in self._views(vector_V, integers_I):
+            state[part.name].copy_(view)
 
-    def _views(self, vector_V: Tensor, integers_I: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor's name and its numbers in a state."""
-        for parts, vector in (((*self.trained, *self.averaged), vector_V), (self.integers, integers_I)):
-            for part in parts:
-                yield part.name, part.view(vector)
+    def _views(self, vectors: Tensor, integers: Tensor) -> Iterator[tuple[Part, Tensor]]:
+        """Each tensor's place and its numbers in one state or in K, in the order of ``parts``."""
+        for part in (*self.trained, *self.averaged):
+            yield part, part.view(vectors)
+        for part in self.integers:
+            yield part, part.view(integers)
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -214,11 +215,7 @@ class Layout:
 
     def tensors(self, vectors_KV: Tensor, integers_KI: Tensor) -> list[Tensor]:
         """Tensors of K states, each stacked over them, in the order of ``parts`` and in the model's types."""
-        floats = [(part, vectors_KV) for part in (*self.trained, *self.averaged)]
-        return [
-            rows[:, part.offset : part.offset + part.size].reshape(len(rows), *part.shape).to(part.dtype)
-            for part, rows in (*floats, *((part, integers_KI) for part in self.integers))
-        ]
+        return [view.to(part.dtype) for part, view in self._views(vectors_KV, integers_KI)]
 
 
 def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:

@@ -42,7 +42,7 @@ class Robust(Composed):
     rule: ClassVar[type[Reducer]]
     """The transform in place of the mean."""
 
-    attackers: NonNegativeInt
+    attackers: NonNegativeInt = 0
     weights: Literal["clients", "samples"] = "clients"
     bucketing: PositiveInt = 1
     nearest_neighbour_mixing: bool = False
@@ -80,8 +80,6 @@ class FedMedian(Robust):
 
     rule: ClassVar[type[Reducer]] = Median
 
-    attackers: NonNegativeInt = 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedTrimmedMean(Robust):
@@ -109,6 +107,8 @@ class _Unweighted(Robust):
         weights: clients: all count alike. The rule chooses among clients, and refuses samples.
     """
 
+    attackers: NonNegativeInt = 1
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weights != "clients":
@@ -133,8 +133,6 @@ class FedKrum(_Unweighted):
 
     rule: ClassVar[type[Reducer]] = Krum
 
-    attackers: NonNegativeInt = 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class FedMultiKrum(_Unweighted):
@@ -152,7 +150,6 @@ class FedMultiKrum(_Unweighted):
 
     rule: ClassVar[type[Reducer]] = MultiKrum
 
-    attackers: NonNegativeInt = 1
     selected: PositiveInt | None = None
 
 
@@ -170,8 +167,6 @@ class FedBulyan(_Unweighted):
     """
 
     rule: ClassVar[type[Reducer]] = Bulyan
-
-    attackers: NonNegativeInt = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +187,6 @@ class FedGeometricMedian(Robust):
 
     rule: ClassVar[type[Reducer]] = GeometricMedian
 
-    attackers: NonNegativeInt = 0
     nu: PositiveFloat = 1e-6
     iterations: PositiveInt = 100
 
@@ -214,7 +208,6 @@ class FedCenteredClipping(Robust):
 
     rule: ClassVar[type[Reducer]] = CenteredClipping
 
-    attackers: NonNegativeInt = 0
     radius: PositiveFloat = 1.0
     iterations: PositiveInt = 1
 
@@ -235,5 +228,4 @@ class FedNormBound(Robust):
 
     rule: ClassVar[type[Reducer]] = NormBound
 
-    attackers: NonNegativeInt = 0
     norm: PositiveFloat = 1.0

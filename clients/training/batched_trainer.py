@@ -36,13 +36,11 @@ class TrainedGroup(NamedTuple):
         params_KV: the trained states.
         integers_KI: the trained integer buffers.
         train_losses: K means over the samples trained on.
-        samples_seen: K counts.
     """
 
     params_KV: Tensor
     integers_KI: Tensor
     train_losses: list[float]
-    samples_seen: list[int]
 
 
 class BatchedTrainer(LocalTrainer):
@@ -125,9 +123,8 @@ class BatchedTrainer(LocalTrainer):
         vectors_KV, integers_KI = (part.cpu() for part in stack.states())
         if back is not None:
             sums_K, vectors_KV, integers_KI = sums_K[back], vectors_KV[back], integers_KI[back]
-        seen = [plan.seen for plan in plans]
-        losses = [loss_sum / count for loss_sum, count in zip(sums_K.tolist(), seen, strict=True)]
-        return TrainedGroup(vectors_KV, integers_KI, losses, seen)
+        losses = [loss_sum / plan.seen for loss_sum, plan in zip(sums_K.tolist(), plans, strict=True)]
+        return TrainedGroup(vectors_KV, integers_KI, losses)
 
     def _set_lr(self, lr: float) -> None:
         """Set the step size of all later steps."""

@@ -61,8 +61,7 @@ class GroupTraining:
     def __init__(self, recipe: Recipe, loss: Loss, device: torch.device) -> None:
         self._recipe = recipe
         self._phases = [_PhaseTraining(recipe, number, loss, device) for number in range(len(recipe.phases))]
-        self._reporting = [phase for phase in self._phases if not phase.is_personal][-1]
-        self.trainer = self._reporting.trainer
+        self.trainer = [phase.trainer for phase in self._phases if not phase.is_personal][-1]  # which reports
         self._layout = self.trainer.layout
         self._params = self._layout.shared.parameters
         self._algorithm_state: type | None = None
@@ -105,7 +104,7 @@ class GroupTraining:
                 tensors = (_mean(tensors[0], weights), integers_I)
             else:
                 tensors = (*tensors, group.integers_KI)
-        trained = Trained(samples, tuple(group.samples_seen), tuple(group.train_losses), weights, diverged)
+        trained = Trained(samples, tuple(group.train_losses), weights, diverged)
         if diverged:
             return trained, ()
         state = client_state(algorithm, own or ())
@@ -146,12 +145,8 @@ class GroupTraining:
             else:
                 reported, losses = (group.params_KV, group.integers_KI), group.train_losses
         reported, private = self._layout.split(*reported)
-        seen = [sum(of_client) for of_client in zip(*(group.samples_seen for group in groups), strict=True)]
-        return (
-            TrainedGroup(*reported, losses, seen),
-            private if self._layout.private else own,
-            _diverged(sent.task, groups),
-        )
+        kept = private if self._layout.private else own
+        return TrainedGroup(*reported, losses), kept, _diverged(sent.task, groups)
 
     def _report(
         self, aggregator: Aggregator, sent: _Sent, begin: Tensor, group: TrainedGroup
@@ -254,8 +249,8 @@ class _PhaseTraining:
             context = sent.context.of(row)._replace(steps=sent.task.steps[row : row + 1])
             order = self._order(sent.task, row)
             trained.append(self.trainer.train(vector_V, integers_I, pair, order=order, seed=seed, context=context))
-        vectors, integers, losses, seen = zip(*trained, strict=True)
-        return TrainedGroup(torch.stack(vectors), torch.stack(integers), [*losses], [*seen])
+        vectors, integers, losses = zip(*trained, strict=True)
+        return TrainedGroup(torch.stack(vectors), torch.stack(integers), [*losses])
 
     def _order(self, task: Train, row: int) -> np.random.Generator:
         return self._streams.generator("order" + self._named, *task.key_of(row))

@@ -31,12 +31,11 @@ _NOTHING = LocalContext()
 
 
 class LocalResult(NamedTuple):
-    """Result of local training: the state, the mean loss over the samples seen, and their number."""
+    """Result of local training: the state, and the mean loss over the samples seen."""
 
     vector_V: Tensor
     integers_I: Tensor
     train_loss: float
-    samples_seen: int
 
 
 class Trainer(LocalTrainer):
@@ -155,7 +154,7 @@ class Trainer(LocalTrainer):
                 # slices are views, so that the step moves x_Q
                 optimizer.step(x_Q[self._moves], gradient_Q[self._moves])
         vector_V, integers_I = self.layout.pack(self.module)
-        return LocalResult(vector_V.cpu(), integers_I.cpu(), losses.mean(), batches.seen)
+        return LocalResult(vector_V.cpu(), integers_I.cpu(), losses.mean())
 
     def measure(
         self, vector_V: Tensor, integers_I: Tensor, samples: Pair, seed: int, *, gradient: bool

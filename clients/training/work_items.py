@@ -79,14 +79,12 @@ class Trained:
 
     Args:
         samples: how many each client holds.
-        seen: how many samples each was trained on, each sample as often as it was seen.
         train_losses: of each client, the mean over those.
         weights: of each client in the mean.
         diverged: the client whose loss or model is no longer finite, and a sentence that says so; or None.
     """
 
     samples: tuple[int, ...]
-    seen: tuple[int, ...]
     train_losses: tuple[float, ...]
     weights: tuple[float, ...] = ()
     diverged: tuple[ClientId, str] | None = None

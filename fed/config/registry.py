@@ -1,5 +1,6 @@
 """Registry of the built-in kinds that each section of an experiment chooses from."""
 
+import re
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, NonNegativeFloat, PositiveInt, model_validator
@@ -29,9 +30,15 @@ __all__ = [
 ]
 
 
-def _in(module: str, *same: str, **others: str) -> dict[str, str]:
-    """Places of the kinds that one module has, some under their own name, others under that given."""
-    return {kind: f"fed.{module}:{name}" for kind, name in {**dict(zip(same, same, strict=True)), **others}.items()}
+def _in(module: str, *names: str, **others: str) -> dict[str, str]:
+    """Places of the kinds that one module has: each its name as words in small letters, or the one that is given.
+
+    Example:
+        >>> _in("aggregators.local_sgd", "LocalSGD", plain="FedAvg")
+        {'local_sgd': 'fed.aggregators.local_sgd:LocalSGD', 'plain': 'fed.aggregators.local_sgd:FedAvg'}
+    """
+    kinds = {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower(): name for name in names} | others
+    return {kind: f"fed.{module}:{name}" for kind, name in kinds.items()}
 
 
 def _pages(*names: str) -> dict[str, str]:
@@ -93,14 +100,8 @@ class DataSection(Component):
 DATA = Family(
     "data",
     DataSection,
-    {
-        "digits": "fed.clients.data.sources.digits:digits",
-        "idx": "fed.clients.data.sources.idx:idx",
-        "synthetic": "fed.clients.data.sources.synthetic:synthetic",
-        "text": "fed.clients.data.sources.text:text",
-        "npz": "fed.clients.data.sources.tables:npz",
-        "csv": "fed.clients.data.sources.tables:csv",
-    },
+    {name: f"fed.clients.data.sources.{name}:{name}" for name in ("digits", "idx", "synthetic", "text")}
+    | _in("clients.data.sources.tables", "npz", "csv"),
     given=("streams",),
     default="digits",
 )
@@ -121,17 +122,13 @@ ALGORITHMS = Family(
         **_in("aggregators.easgd", easgd="EASGD", eamsgd="EAMSGD"),
         **_in("aggregators.fedopt", fedadagrad="FedAdagrad", fedadam="FedAdam", fedyogi="FedYogi"),
         **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
-        "local": "fed.aggregators.local:LocalOnly",
-        "local_sgd": "fed.aggregators.local_sgd:LocalSGD",
-        "post_local_sgd": "fed.aggregators.post_local_sgd:PostLocalSGD",
-        "median": "fed.aggregators.robust.algorithms:FedMedian",
-        "trimmed_mean": "fed.aggregators.robust.algorithms:FedTrimmedMean",
-        "krum": "fed.aggregators.robust.algorithms:FedKrum",
-        "multi_krum": "fed.aggregators.robust.algorithms:FedMultiKrum",
-        "bulyan": "fed.aggregators.robust.algorithms:FedBulyan",
-        "geometric_median": "fed.aggregators.robust.algorithms:FedGeometricMedian",
-        "centered_clipping": "fed.aggregators.robust.algorithms:FedCenteredClipping",
-        "norm_bound": "fed.aggregators.robust.algorithms:FedNormBound",
+        **_in("aggregators.local", local="LocalOnly"),
+        **_in("aggregators.local_sgd", "LocalSGD"),
+        **_in("aggregators.post_local_sgd", "PostLocalSGD"),
+        **_in("aggregators.robust.algorithms", median="FedMedian", trimmed_mean="FedTrimmedMean", krum="FedKrum"),
+        **_in("aggregators.robust.algorithms", multi_krum="FedMultiKrum", bulyan="FedBulyan"),
+        **_in("aggregators.robust.algorithms", geometric_median="FedGeometricMedian"),
+        **_in("aggregators.robust.algorithms", centered_clipping="FedCenteredClipping", norm_bound="FedNormBound"),
     },
     default="fedavg",
 )
@@ -166,8 +163,7 @@ class AdversariesSection(Component):
 ADVERSARIES = Family(
     "adversaries",
     AdversariesSection,
-    _in("simulations.attacks", sign_flip="SignFlip", label_flip="LabelFlip", gaussian="Gaussian")
-    | _in("simulations.attacks", alie="ALIE", ipm="IPM", mimic="Mimic"),
+    _in("simulations.attacks", "SignFlip", "LabelFlip", "Gaussian", "ALIE", "IPM", "Mimic"),
 )
 
 SCHEDULES = Family(
@@ -183,13 +179,8 @@ CODECS = Family("codec", Component, {})
 SAMPLINGS = Family(
     "sampling",
     Component,
-    {
-        "uniform": "fed.server.rounds.sampling:UniformSampling",
-        "weighted": "fed.server.rounds.sampling:Weighted",
-        "round_robin": "fed.server.rounds.sampling:RoundRobin",
-        "poisson": "fed.server.rounds.sampling:Poisson",
-        "power_of_choice": "fed.server.rounds.sampling:PowerOfChoice",
-    },
+    _in("server.rounds.sampling", uniform="UniformSampling")
+    | _in("server.rounds.sampling", "Weighted", "RoundRobin", "Poisson", "PowerOfChoice"),
     default="uniform",
 )
 
@@ -203,12 +194,9 @@ STALENESSES = Family(
 ROUNDS = Family(
     "rounds",
     Component,
-    {
-        "synchronous": "fed.server.rounds.synchronous:Synchronous",
-        "buffered": "fed.server.rounds.asynchronous:Buffered",
-        "asynchronous": "fed.server.rounds.asynchronous:Asynchronous",
-        "bounded_staleness": "fed.server.rounds.bounded_staleness:BoundedStaleness",
-    },
+    _in("server.rounds.synchronous", "Synchronous")
+    | _in("server.rounds.asynchronous", "Buffered", "Asynchronous")
+    | _in("server.rounds.bounded_staleness", "BoundedStaleness"),
     default="synchronous",
 )
 

@@ -81,9 +81,7 @@ def read_idx(file: Path) -> NDArray[np.uint8]:
 def _content(file: Path) -> bytes:
     try:
         return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    except EOFError:
-        raise InvalidData(f"{file}: the compressed file is truncated, its end is missing: {_REMEDY}") from None
-    except (OSError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error) as error:  # of a compressed file whose end is missing, too
         raise InvalidData(f"{file}: cannot be read ({error}): {_REMEDY}") from None
 
 

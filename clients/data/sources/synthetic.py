@@ -69,7 +69,14 @@ class _Devices:
         return _size(self._generator(client))
 
     def draw(self, client: int) -> Pair:
-        return _device(self._generator(client), self.alpha, self.beta)
+        generator = self._generator(client)
+        n = _size(generator)  # drawn first, so that size() draws nothing else
+        u, B = generator.normal(0, self.alpha), generator.normal(0, self.beta)
+        W_FC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
+        v_F = generator.normal(B, 1, _FEATURES)
+        deviation_F = np.arange(1, _FEATURES + 1) ** -0.6  # the root of Σ
+        x_EF = generator.normal(v_F, deviation_F, (n, _FEATURES))
+        return torch.from_numpy(x_EF.astype(np.float32)), torch.from_numpy(np.argmax(x_EF @ W_FC + b_C, axis=1))
 
     def _generator(self, client: int) -> np.random.Generator:
         return self.streams.generator("synthetic", client)
@@ -78,13 +85,3 @@ class _Devices:
 def _size(generator: np.random.Generator) -> int:
     """Number of samples n, a device's first draw."""
     return int(generator.lognormal(4, 2)) + 50
-
-
-def _device(generator: np.random.Generator, alpha: float, beta: float) -> Pair:
-    n = _size(generator)  # drawn first, so that size() draws nothing else
-    u, B = generator.normal(0, alpha), generator.normal(0, beta)
-    W_FC, b_C = generator.normal(u, 1, (_FEATURES, _CLASSES)), generator.normal(u, 1, _CLASSES)
-    v_F = generator.normal(B, 1, _FEATURES)
-    deviation_F = np.arange(1, _FEATURES + 1) ** -0.6  # the root of Σ
-    x_EF = generator.normal(v_F, deviation_F, (n, _FEATURES))
-    return torch.from_numpy(x_EF.astype(np.float32)), torch.from_numpy(np.argmax(x_EF @ W_FC + b_C, axis=1))

@@ -9,12 +9,11 @@ Shapes: see :mod:`fed.layout`.
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import AfterValidator, PositiveInt
+from pydantic import PositiveInt
 
 from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
@@ -25,25 +24,15 @@ __all__ = ["speeches", "text"]
 _CUE = re.compile(r"\s*(?P<speaker>[^\W\d_][^:]{0,39}):(?P<words>.*)")
 
 
-def _given(path: str) -> str:
-    if not path:
-        raise ValueError(
-            "must be given: a play as plain text, in which a line such as ROMEO: stands before what the speaker says, "
-            "or a folder of them"
-        )
-    return path
-
-
-def text(
-    path: Annotated[str, AfterValidator(_given)] = "", sequence_length: PositiveInt = 80, min_samples: PositiveInt = 1
-) -> Samples:
+def text(path: str, sequence_length: PositiveInt = 80, min_samples: PositiveInt = 1) -> Samples:
     """Play, whose speakers are the clients: each learns to predict the next character of its own speeches.
 
     All speeches of a speaker are joined and cut into sequences; inputs and targets are numbers of characters,
     [E, T] int64, the targets one character further on. The classes are the characters of all speeches, in their order.
 
     Args:
-        path: a text in UTF-8, or a folder of such with names in .txt; relative to the working directory.
+        path: a play in UTF-8, in which a line such as ROMEO: stands before what the speaker says, or a folder of such
+            with names in .txt; relative to the working directory.
         sequence_length: T, characters of a sequence.
         min_samples: the fewest sequences that a speaker must have to be a client; others are left out.
 

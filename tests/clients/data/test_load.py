@@ -232,7 +232,7 @@ def test_what_a_partition_may_not_return(loaded: Load, named: Named, holders: Ca
     [
         ({"kind": "digit"}, "data.kind: no such data; did you mean digits?"),
         ({"kind": "digits", "client": 3}, "data.client: unknown key; did you mean clients?"),
-        ({"kind": "text"}, "data.path: must be given: a play"),
+        ({"kind": "text"}, "data.path: missing key"),
         ({"partition": {"kind": "dirichlet", "alpha": 0}}, "data.partition.alpha must be greater than 0"),
         ({"partition": {"kind": "dirichlet", "min_samples": 0}}, "data.partition.min_samples must be greater than 0"),
         (
