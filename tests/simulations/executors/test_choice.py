@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 import fed
+from fed.aggregators.base import LocalRule, Phase
+from fed.aggregators.fedavg import FedAvg
 from fed.clients.training.executor import InProcess, Item, Make, Work
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
 from fed.simulations.estimate import Expectation
@@ -128,6 +131,17 @@ class Unportable(nn.Module):
         return self.scale(self.layers(inputs))
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnRule(FedAvg):
+    """Its class can be pickled, the rule that it gives clients cannot."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        class Rule(LocalRule):
+            """Plain steps."""
+
+        return (Phase(rule=Rule()),)
+
+
 def without_pickle(part: str) -> dict[str, Any]:
     given: dict[str, Any] = {"data": parts.unequal(), "model": parts.small}
     match part:
@@ -143,11 +157,12 @@ def without_pickle(part: str) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("part", ["model", "loss", "metric", "data"])
+@pytest.mark.parametrize("part", ["model", "loss", "metric", "algorithm", "data"])
 def test_unpicklable_parts_give_one_sentence_and_keep_auto_here(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = fed.Experiment(simulation={"group": 2, "workers": 2}, rounds={"count": 1, "cohort": 6})
+    algorithm = OwnRule() if part == "algorithm" else FedAvg()
+    keys = fed.Experiment(algorithm=algorithm, simulation={"group": 2, "workers": 2}, rounds={"count": 1, "cohort": 6})
     with pytest.raises(InvalidExperiment, match=rf"^the {part} .* simulation\.workers must be 0: ") as caught:
         simulate(keys, output=tmp_path / "run", **without_pickle(part))
     assert not (tmp_path / "run").exists()
