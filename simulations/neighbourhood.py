@@ -56,6 +56,7 @@ class SimulatedNeighbourhood:
         self._clients = clients
         self._model_bytes = model_bytes
         self._devices = [clients.device_of(member) for member in self.members]
+        self._spells = [clients.spells.get(member) for member in self.members]
         sources = clients.devices
         self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
         self._ready_s_N = np.zeros(len(self.members))
@@ -126,7 +127,7 @@ class SimulatedNeighbourhood:
         return takes_part_N
 
     def _spell(self, row: int) -> Spell:
-        spells = self._clients.spells.get(self.members[row])
+        spells = self._spells[row]
         return spells.at(float(self._ready_s_N[row])) if spells else Spell(True, math.inf)
 
     def _await_peer(self, number: int) -> None:

@@ -177,6 +177,18 @@ def test_invalid_devices_are_refused_before_the_run_begins(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
+def test_an_invalid_trace_leaves_an_earlier_run_as_it_was(tmp_path: Path, algorithm: str) -> None:
+    keys = {"algorithm": {"kind": algorithm}, "data": {"clients": 3}, "model": {"kind": "logistic"}}
+    experiment = fed.Experiment(**keys, rounds={"count": 1}, simulation={"workers": 0})
+    fed.simulate(experiment, output=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    trace = {"kind": "trace", "path": table(tmp_path / "t.csv", "client,begins_s,ends_s", "0,1,x")}
+    with pytest.raises(InvalidData, match="line 2"):
+        fed.simulate(experiment.override({"devices.availability": trace}), output=tmp_path / "run", overwrite=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def test_devices_without_spread_are_uniform_and_constant() -> None:
     made = devices({"kind": "lognormal", "sigma": 0})
     uniform = devices("uniform").device(7, Streams(5))
