@@ -108,9 +108,10 @@ class Format:
         specs = [TensorSpec(self.dtype, self.parameters)]
         rows_1M = torch.zeros(1, self.parameters, dtype=self.dtype)
         for codec in self.codecs:
-            values, specs = specs[0], [*codec.payload(specs[0])]
-            name, said = type(codec).__name__, [[1, spec.numbers] for spec in specs]
+            values, name = specs[0], type(codec).__name__
             try:
+                specs = [*codec.payload(values)]
+                said = [[1, spec.numbers] for spec in specs]
                 payload = codec.encode(rows_1M, draw)
                 made = [[*tensor.shape] for tensor in payload]
                 decoded = [*codec.decode(payload, values.numbers, draw).shape] if made == said else None
@@ -119,7 +120,7 @@ class Format:
                     f"uplink's {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
                     f"{error}: correct {name}"
                 ) from error
-            if decoded != [1, values.numbers]:
+            if not said or decoded != [1, values.numbers]:
                 raise InvalidExperiment(
                     f"uplink's {name} must encode {values.numbers} values to shapes {said}, as its payload says, and "
                     f"decode them to [1, {values.numbers}], got {made} and {decoded}: correct {name}"

@@ -228,9 +228,31 @@ class Broken(Halves):
         return (rows_KM / (1 / float(rows_KM.norm())),)
 
 
+class Wordless(Halves):
+    """Says nothing of its payload."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        raise NotImplementedError("no payload")
+
+
+class Empty(Wordless):
+    """Sends nothing."""
+
+    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
+        return ()
+
+    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+        return ()
+
+    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
+        return torch.zeros(1, numbers)
+
+
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
+        (Wordless(), "got NotImplementedError: no payload"),
+        (Empty(), r"to shapes \[\], as its payload says"),
         (Short(), r"\[\[1, 11\], \[1, 1\]\], as its payload says, .*, got \[\[1, 10\], \[1, 1\]\] and None"),
         (Single(), r"got \[\[1, 11\]\] and None"),
         (Shortened(), r"got \[\[1, 11\], \[1, 1\]\] and \[1, 11\]"),
