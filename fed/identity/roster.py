@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
 
 from fed.errors import InvalidCredentials, os_errors_as
 from fed.identity.certificates import fingerprint, now
@@ -31,8 +31,17 @@ from fed.storage.atomic_files import write_atomically
 __all__ = ["Entry", "Roster", "keep"]
 
 _State = tuple[int, int, int]
-_Time = Annotated[datetime, AfterValidator(lambda time: time if time.tzinfo else time.replace(tzinfo=UTC))]
-"""A time; by hand, a day is enough."""
+
+
+def _time(text: object) -> datetime:
+    """A time as ISO 8601 writes it, of UTC unless it says otherwise; by hand, a day is enough."""
+    if not isinstance(text, str):  # pydantic would take a number for the seconds since 1970
+        raise ValueError("must be a date or a time in quotation marks")
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+_Time = Annotated[datetime, PlainValidator(_time)]
 
 
 @dataclass(frozen=True, kw_only=True)

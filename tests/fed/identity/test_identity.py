@@ -184,6 +184,20 @@ def test_unreadable_roster_admits_no_node_until_restored(authority: Authority) -
     assert roster.admits("ann", ann.certificate_pem) is None
 
 
+def test_times_written_by_hand_are_dates_and_never_numbers(authority: Authority) -> None:
+    ann, roster = node(authority), authority.roster
+    values = json.loads(roster.path.read_bytes())["ann"]
+
+    def admitted(**own: object) -> str | None:
+        write_atomically(roster.path, json.dumps({"ann": values | own}).encode())
+        return roster.admits("ann", ann.certificate_pem)
+
+    for expires in ("2999-01-31", "29990131", "2999-01-31T12:00+02:00"):
+        assert admitted(expires=expires) is None
+    for own in ({"expires": 32503680000}, {"expires": "2999"}, {"revoked": 0}):
+        assert "must be a roster as fed keys writes it" in str(admitted(**own))
+
+
 def test_roster_is_read_again_only_when_it_changes(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     ann, roster = node(authority), authority.roster
     reads = []
