@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -213,8 +214,9 @@ def _within(kind: type[_Kind], section: Any, *keys: str) -> _Kind | None:
 
 
 def _content(file: Path) -> bytes | None:
-    with os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"):
-        return file.read_bytes() if file.exists() else None
+    with os_errors_as(InvalidInput, f"{file} cannot be read", "make it readable"), suppress(FileNotFoundError):
+        return file.read_bytes()  # asked for its existence before, it could go in between
+    return None
 
 
 def _written(path: Path) -> datetime | None:

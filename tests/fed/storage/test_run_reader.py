@@ -108,6 +108,16 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, name: str, content: bytes 
         assert state_of(path) is RunState.UNREADABLE
 
 
+def test_a_file_gone_meanwhile_is_no_unreadable_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "run", "finished").path
+    (path / "summary.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", lambda _: True)  # as a moment ago: a run that is resumed removes its summary
+        assert state_of(path) is RunState.UNFINISHED
+    (path / "summary.json").symlink_to("summary.json")
+    assert state_of(path) is RunState.UNREADABLE
+
+
 @settings(max_examples=30)
 @given(st.sampled_from(["summary.json", "experiment.yaml", "metrics.jsonl"]), st.binary(max_size=60))
 def test_nothing_that_a_file_may_hold_ends_the_listing(
