@@ -296,6 +296,7 @@ def _check_header(header: list[str], file: Path, required: dict[str, str]) -> No
 def _numbers(cells: Sequence[str], kind: type[Any]) -> NDArray[Any] | None:
     """Cells as numbers of one of NumPy's types; None where one is no such number."""
     try:
-        return np.array(cells).astype(kind)
+        # a type of texts would give every cell the longest one's room
+        return np.array(cells, dtype=object).astype(kind)
     except (ValueError, OverflowError):
         return None

@@ -1,5 +1,6 @@
 """Tables of a user's own, and what is said about the cell that is wrong."""
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,16 @@ def test_a_column_of_texts_must_be_declared(tmp_path: Path) -> None:
     assert "row 1, column town must be a number, got 'Ulm'" in message
     assert "data.metadata" in message
     assert "data.client" in message
+
+
+def test_a_long_cell_takes_room_for_itself_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, "age,label\n" + "9" * 20_000 + ",1\n" + "30,0\n" * 1000)
+    tracemalloc.start()
+    message = refused(csv, path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "row 1, column age must be finite in float32" in message
+    assert peak_bytes < 8e6  # where each of the 1,001 cells had as much, they would take 80 MB
 
 
 def test_labels_are_held_to_the_classes_that_are_given(tmp_path: Path, loaded: Load) -> None:
