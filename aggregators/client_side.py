@@ -3,14 +3,16 @@
 Shapes: see :mod:`fed.layout`.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import Aggregator, ClientWork, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.compression.codec import Codec
+from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.wire.format import Format
 
@@ -53,6 +55,9 @@ def format_of(
 
     Returns:
         What coordinator, fleets, plans and nodes read.
+
+    Raises:
+        InvalidExperiment: if the report is not made of rows, one for each client.
     """
     params_P, number_11 = torch.zeros(layout.parameters, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     state, first = aggregator.init_client(params_P), aggregator.init(params_P)
@@ -74,6 +79,7 @@ def format_of(
             places_K=torch.zeros(1, dtype=torch.int64),
         )
     )
+    _check_report(aggregator, report)
     broadcast = later = aggregator.broadcast(first)
     if broadcast:  # it may grow after the first round, as AFL's mixture does
         means = tuple(torch.ones(part.shape[1], dtype=torch.float64) for part in report.message)
@@ -90,6 +96,30 @@ def format_of(
         codecs=codecs,
         weighs_samples=report.weight_K1.item() == 2,
     )
+
+
+def _check_report(aggregator: Aggregator, report: Any) -> None:
+    """Refuse one client's report that is not made of rows."""
+    if not isinstance(report, Report):
+        got = type(report).__name__
+    elif not isinstance(report.message, tuple) or not report.message:
+        got = f"the message {type(report.message).__name__}" if report.message != () else "an empty message"
+    else:
+        parts = {f"part {place} of the message": part for place, part in enumerate(report.message)}
+        wrong = {name: part for name, part in parts.items() if _shape(part)[:1] != (1,) or len(_shape(part)) != 2}
+        wrong |= {} if math.prod(_shape(report.weight_K1) or (0,)) == 1 else {"the weight": report.weight_K1}
+        if not wrong:
+            return
+        got = ", ".join(f"{name} as {_shape(part) or type(part).__name__}" for name, part in wrong.items())
+    name = type(aggregator).__name__
+    raise InvalidExperiment(
+        f"{name}.report must return a Report whose tensors have a row for each client, so of one client a tuple of "
+        f"parts [1, ·] and a weight [1, 1], got {got}: correct {name}.report; fed.aggregators.slowmo is an example"
+    )
+
+
+def _shape(part: Any) -> tuple[int, ...]:
+    return tuple(part.shape) if isinstance(part, Tensor) else ()
 
 
 def starting_states(aggregator: Aggregator, layout: Layout, start_V: Tensor, client_state: Any) -> Tensor:

@@ -151,7 +151,9 @@ class Simulation:
     def _mixing_weights(self, topology: Component) -> Weights:
         graph = topology.make(peers=self.population)
         if len(graph) != self.population:
-            raise InvalidExperiment(f"topology must have a node for each of {self.population} clients, got {graph}")
+            raise InvalidExperiment(
+                f"topology must have a node for each of {self.population} clients, got {graph}: make as many nodes"
+            )
         return Weights.of(mixing_matrix(graph))
 
 

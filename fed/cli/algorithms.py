@@ -40,16 +40,22 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Of which all is 
 
 
 def _tell_all_about(kind: str) -> None:
+    from pydantic import ValidationError
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     from fed.config.registry import ALGORITHMS
+    from fed.config.validation import sentences
 
     try:
         section = ALGORITHMS.section(kind)
     except InvalidExperiment as error:
         raise InvalidInput(f"{kind}: {error}") from None
+    try:
+        made = ALGORITHMS.make(kind).make()
+    except ValidationError as error:
+        raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
     what, paper = _cited(summary(section.target))
     out = console()
     out.print(Text(f"{kind}: {what}" + (f" {paper}." if paper else "")))
@@ -59,7 +65,7 @@ def _tell_all_about(kind: str) -> None:
     has_keys = len(section.model_fields) > 1  # beside its kind
     out.print(_hyperparameters(section) if has_keys else "")
     facts = Table(box=None, show_header=False, pad_edge=False)
-    for name, text in _facts(ALGORITHMS.make(kind).make()):
+    for name, text in _facts(made):
         facts.add_row(Text(name, style="bold"), Text(text))
     out.print(facts)
 

@@ -71,7 +71,8 @@ def parse(text: str) -> Any:
     except RecursionError:
         raise InvalidExperiment("not valid YAML: it is nested too deeply") from None
     except (yaml.YAMLError, ValueError, AttributeError, KeyError) as error:  # of a tag that its text does not fit, too
-        raise InvalidExperiment(f"not valid YAML: {' '.join(str(error).split())}") from None
+        said = " ".join(str(error).split()).replace(' in "<unicode string>",', " at")  # PyYAML's name of a text
+        raise InvalidExperiment(f"not valid YAML: {said}") from None
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -84,12 +85,15 @@ def load(path: Path) -> dict[str, Any]:
     try:
         value = parse(path.read_text(encoding="utf-8"))
         if not isinstance(value, dict):
-            raise InvalidExperiment(f"must hold a mapping of keys to values, got {type(value).__name__}")
+            got = "nothing" if value is None else type(value).__name__
+            raise InvalidExperiment(f"must hold a mapping of keys to values, got {got}")
         return {str(key): inner for key, inner in value.items()}
     except FileNotFoundError:
         raise InvalidInput(f"{path}: no such file (looked in {Path.cwd()})") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read ({error.strerror}): give a file that you may read") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: must be text in UTF-8, which byte {error.start} is not: convert it") from None
     except InvalidExperiment as error:
         raise InvalidExperiment(f"{path}: {error}") from None
 

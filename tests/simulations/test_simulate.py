@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fed
-from fed.aggregators.base import Aggregator, Reduced
+from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
@@ -353,6 +353,20 @@ class _Growing(FedAvg):
         return State(super().apply(state, reduced).model_P.unsqueeze(0))
 
 
+class _Bare(FedAvg):
+    """An aggregator of a user's own that reports no Report."""
+
+    def report(self, work: ClientWork) -> Any:
+        return work.update_KP
+
+
+class _Scalar(FedAvg):
+    """An aggregator of a user's own whose message has no row for each client."""
+
+    def report(self, work: ClientWork) -> Report:
+        return Report((work.update_KP, work.update_KP.sum()), work.samples_K1)
+
+
 class _NoRule:
     """A class that keeps neither contract."""
 
@@ -368,6 +382,8 @@ class _NoRule:
             "_Growing",
             r"_Growing.apply must .* of shape \(\d+,\), got model_P of shape \(1, \d+\): correct _Growing.apply",
         ),
+        ("_Bare", r"_Bare.report must return a Report .*, got Tensor: correct _Bare.report"),
+        ("_Scalar", r"_Scalar.report must .*, got part 1 of the message as Tensor: correct _Scalar.report"),
         ("_NoRule", "must make a fed.aggregators.base.Aggregator or PeerRule, got _NoRule"),
     ],
 )

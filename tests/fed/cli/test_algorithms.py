@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from torch import Tensor
 
-from fed.aggregators.base import Reduced
+from fed.aggregators.base import Aggregator, Reduced
 from fed.aggregators.fedavg import FedAvg
 from fed.cli.main import main
 from fed.config.registry import ALGORITHMS
@@ -132,3 +132,27 @@ def test_a_state_may_hold_what_is_no_tensor(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"server keeps +model, rounds +\n", text)
     assert main(["algorithms", f"python:{__name__}:Nameless"]) == 2
     assert "Nameless.init must return a named tuple whose model_P is the model" in capsys.readouterr().err
+
+
+class Unfinished(Aggregator):
+    """Lacks what every algorithm has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undecided(FedAvg):
+    """Has no default."""
+
+    strength: float
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("Unfinished", "cannot be made: Can't instantiate abstract class"), ("Undecided", "strength: missing key")],
+)
+def test_an_algorithm_that_cannot_be_made_is_one_sentence(
+    name: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["algorithms", f"python:{__name__}:{name}"]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1

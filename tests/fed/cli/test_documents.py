@@ -80,7 +80,7 @@ def test_setting_may_give_what_the_file_lacks(write: Any) -> None:
         ("rounds: {cuont: 3}", [], "file.yaml: rounds.cuont: unknown key; did you mean count?"),
         ("name: x", ["rounds.cuont=3"], "file.yaml with --set: rounds.cuont: unknown key; did you mean count?"),
         ("- a\n- b", [], "file.yaml: must hold a mapping of keys to values, got list"),
-        ("", [], "file.yaml: must hold a mapping of keys to values, got NoneType"),
+        ("", [], "file.yaml: must hold a mapping of keys to values, got nothing"),
         ("name: [", [], "file.yaml: not valid YAML"),
     ],
 )
