@@ -114,7 +114,7 @@ class Family(Generic[_Section]):
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict):
-            raise ValueError(f"must be a mapping with the key kind, got {value!r}")
+            raise ValueError(f"must be a name, a mapping with the key kind, or an object of a kind, got {value!r}")
         kind = value.get("kind", self.default)
         try:
             if kind is None:

@@ -121,8 +121,8 @@ def test_a_section_without_kind_is_of_the_default_one(family: Family[Any]) -> No
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        (3, "size: must be a mapping with the key kind, got 3"),
-        (None, "size: must be a mapping with the key kind, got None"),
+        (3, "size: must be a name, a mapping with the key kind, or an object of a kind, got 3"),
+        (None, "size: must be a name, a mapping with the key kind, or an object of a kind, got None"),
         ({"kind": 3}, "size.kind: must be a text; known: scaled, spread, Between, Whatever (value: 3)"),
         ({"kind": True}, "size.kind: must be a text; known: scaled, spread, Between, Whatever (value: True)"),
         ({"kind": None}, "size.kind: missing key; known: scaled, spread, Between, Whatever (value: None)"),

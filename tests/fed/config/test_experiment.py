@@ -374,10 +374,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"local": {"betas": [0.9, 1.0]}}, "local.betas[1] must be less than 1, got 1.0"),
     ({"local": {"betas": [0.9]}}, "local.betas[1]: missing key"),
     ({"local": None}, "local must be a mapping of keys to values, got None"),
-    ({"model": {"hidden": [128]}, "data": 3}, "data: must be a mapping with the key kind, got 3"),
+    (
+        {"model": {"hidden": [128]}, "data": 3},
+        "data: must be a name, a mapping with the key kind, or an object of",
+    ),
     ({"model": {"hidden": [1.5]}}, "model.hidden[0] must be an integer, got 1.5"),
     ({"model": {"hidden": [8, 0]}}, "model.hidden[1] must be greater than 0, got 0"),
-    ({"algorithm": None}, "algorithm: must be a mapping with the key kind, got None"),
+    ({"algorithm": None}, "algorithm: must be a name, a mapping with the key kind, or an object of a kind, got None"),
     ({"data": {"clients": 0}}, "data.clients must be greater than 0, got 0"),
     ({"data": {"test_fraction": 1.0}}, "data.test_fraction must be less than 1, got 1.0"),
     (
