@@ -122,7 +122,7 @@ class Comparison:
         return run(command, self._environment)
 
     def disagreements(self, measured: dict[str, Any]) -> list[str]:
-        """Which sides are not about as accurate as the median of all."""
+        """Sentences on sides whose accuracy differs from the median of all."""
         accuracies = {
             side["title"]: side["accuracy"] for side in measured["sides"].values() if side["accuracy"] is not None
         }
@@ -136,21 +136,21 @@ class Comparison:
 
 
 def _plan(ends_s: list[float], seconds: float) -> tuple[int, int]:
-    """How many rounds to leave out, and how many to time, from when earlier rounds ended."""
+    """Numbers of rounds to leave out and to time, by the times at which earlier rounds ended."""
     middle = len(ends_s) // 2
     rate = (len(ends_s) - middle) / (ends_s[-1] - ends_s[middle - 1])
     return max(1, math.ceil(rate * WARM_UP_S)), max(FEWEST_ROUNDS, round(rate * seconds))
 
 
 def _add_shares(sides: dict[str, Any]) -> None:
-    """Of the limit, for ours; that of so many processes is so many times as high."""
+    """Add to each of our sides its share of the limit, which grows with the number of processes."""
     for name, side in sides.items():
         if name.startswith("ours") and "limit" in sides:
             side["share_of_limit"] = side["median"] / (sides["limit"]["median"] * side["processes"])
 
 
 def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Of the medians: each of ours over each of the others."""
+    """Ratios of the medians: each of ours over each of the others."""
     others = [name for name in sides if not name.startswith("ours") and name != "limit"]
     return {
         ours: {other: sides[ours]["median"] / sides[other]["median"] for other in others}

@@ -1,4 +1,4 @@
-"""How fast a deployment is: ``fed server`` and nodes on this machine, over gRPC with mutual TLS; and Flower beside it.
+"""Speed of a deployment: ``fed server`` and nodes on this machine, over gRPC with mutual TLS; and Flower beside it.
 
 - ``empty``: a round with a model of four numbers and 3 nodes, that answer at once, and
 - ``whole``: the same with 3 ``fed client``, training processes and all;
@@ -54,7 +54,7 @@ LOOKS_EVERY_S = 0.05
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured.
+    """One measurement: a model, nodes and an engine.
 
     Args:
         inputs: of a logistic regression, which with ``classes`` is the model's size.
@@ -76,7 +76,7 @@ class Part:
 
     @property
     def numbers(self) -> int:
-        """Of the model."""
+        """Number of the model's parameters."""
         return (self.inputs + 1) * self.classes
 
     @property
@@ -165,7 +165,7 @@ def result(
     peak_mb: float | None = None,
     growth_mb: float | None = None,
 ) -> dict[str, Any]:
-    """What a part came to; None where that is not known."""
+    """Record of a part; None for what is not known."""
     times_s = [later - end for end, later in pairwise(ends_s)]
     return {
         "engine": part.engine,
@@ -187,7 +187,7 @@ def failures(lines: Sequence[Mapping[str, Any]]) -> int:
 
 
 def port_of(server: subprocess.Popen[bytes], log: Path) -> int:
-    """Where the server listens, once it does."""
+    """Port on which the server listens, once it does."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s and server.poll() is None:
         for line in log.read_text().splitlines():
@@ -224,7 +224,7 @@ def data_of_nodes(part: Part, names: Sequence[str], folder: Path) -> list[Path]:
 def watched(
     server: subprocess.Popen[bytes], nodes: Mapping[Path, subprocess.Popen[bytes]], metrics: Path
 ) -> tuple[dict[int, float], float | None]:
-    """By round what was resident when it ended, and the most that ever was, in MB; until the server ends."""
+    """Resident memory at each round's end, and the most until then, in MB, until the server ends."""
     resident: dict[int, float] = {}
     peak_mb, until_s = None, time.monotonic() + PATIENCE_S
     while server.poll() is None:
@@ -277,7 +277,7 @@ def main() -> None:
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Of what was measured."""
+    """Versions of the packages that were measured."""
     found = {package: version(package) for package in ("torch", "grpcio")}
     return {**found, "flwr": on_flower.version()} if any(PARTS[name].engine == "flower" for name in names) else found
 

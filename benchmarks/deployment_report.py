@@ -1,4 +1,4 @@
-"""What deployments cost, as a table: for the terminal, and in Markdown for docs/benchmarks.md."""
+"""Costs of deployments as a table: for the terminal, and in Markdown for docs/benchmarks.md."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ Report = Mapping[str, Any]
 
 
 def terminal_table(report: Report) -> Table:
-    """To be printed by rich."""
+    """Table that rich prints."""
     table = Table(title="Deployments", title_justify="left")
     for number, cell in enumerate(HEAD):
         table.add_column(cell, justify="right" if number else "left")
@@ -32,7 +32,7 @@ def terminal_table(report: Report) -> Table:
 
 
 def markdown(report: Report) -> str:
-    """Where it was measured, the table, and what the server's memory comes to."""
+    """Markdown of the machine, the table, and the server's memory."""
     rows = [[TITLES[name], *_cells(found)] for name, found in report["results"].items()]
     lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)], *rows]
     where = measured_on(report).removesuffix(".")

@@ -33,7 +33,7 @@ LISTENS_WITHIN_S = 120.0
 
 
 def is_installed() -> bool:
-    """Whether Flower is there."""
+    """True if Flower is installed."""
     return (HERE / ".venv" / "installed").exists()
 
 
@@ -44,7 +44,7 @@ def version() -> str:
 
 
 def stock(numbers: int, nodes: int, rounds: int, folder: Path) -> list[float]:
-    """When rounds of Flower's own FedAvg ended, over nodes that answer at once.
+    """Times at which rounds of Flower's own FedAvg ended, over nodes that answer at once.
 
     Args:
         numbers: of the model.
@@ -145,7 +145,7 @@ def _await_port(port: int) -> None:
 
 
 def _end_all(home: Path) -> None:
-    """What Flower has started in sessions of their own, known by the home that it was given."""
+    """End the processes that Flower started in sessions of their own, known by their home folder."""
     mark = f"FLWR_HOME={home}".encode()
     for process in _processes():
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ def draw(client: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def size(client: int) -> int:
-    """How many samples each client has."""
+    """Number of samples of each client."""
     return SAMPLES
 
 

@@ -24,7 +24,7 @@ class CommandFailed(Exception):
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command came to.
+    """Result of a command.
 
     Args:
         stdout: what it wrote.

@@ -1,4 +1,4 @@
-"""What was measured, as tables: for the terminal, and in Markdown for docs/benchmarks.md."""
+"""Results as tables: for the terminal, and in Markdown for docs/benchmarks.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

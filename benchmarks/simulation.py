@@ -33,7 +33,7 @@ console = Console(highlight=False)
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """Description of the machine."""
     cpuinfo = Path("/proc/cpuinfo")
     models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -48,7 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def available(workloads: list[str], sides: list[str]) -> tuple[list[str], list[str]]:
-    """Those that can run here; of the others it is said why they cannot."""
+    """Workloads and sides that can run here; for the others a line says why they cannot."""
     if "mnist_mlp" in workloads and not MNIST.is_dir():
         console.print(f"mnist_mlp is left out: there is no folder {os.path.relpath(MNIST)} with MNIST's files")
         workloads = [name for name in workloads if name != "mnist_mlp"]
@@ -61,7 +61,7 @@ def available(workloads: list[str], sides: list[str]) -> tuple[list[str], list[s
 
 
 def arguments() -> argparse.Namespace:
-    """What to measure, and how often."""
+    """Arguments of the command line."""
     parser = argparse.ArgumentParser(description="Training rounds a second of federated simulation, side by side.")
 
     def some_of(names: list[str]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class AtOnce(Executor):
             yield Result(ticket, trained, (update, integers))
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: no process is left."""
 
 
 def measure(kind: str, population: int, seconds: float) -> dict[str, float]:
@@ -133,7 +133,7 @@ def measure_all(populations: Sequence[int], repetitions: int, seconds: float, co
 
 
 def table(results: Sequence[dict[str, Any]], repetitions: int) -> Table:
-    """For the terminal."""
+    """Table for the terminal."""
     title = f"Events a second with {CONCURRENCY:,} tasks under way, one core, median of {repetitions}"
     shown = Table(title=title, title_justify="left")
     for number, head in enumerate(["rounds", "clients", "events/s", "cost of an event", "begins after", "peak memory"]):

@@ -54,7 +54,7 @@ def _whole(*runs: Finished) -> dict[str, Any]:
 
 
 def over_limits(measured: dict[str, Any]) -> list[str]:
-    """Where the whole command takes more than it may."""
+    """Sentences on limits that the whole command exceeds."""
     return [
         f"{measured['command']}: {name} must be at most {limit:g}, got {measured[name]:.2f}"
         for name, limit in LIMITS.items()

@@ -1,4 +1,4 @@
-"""What every side trains: the settings of each workload, and its data and first model in one file for all sides."""
+"""Workloads: their settings, and data and first model in one file for all sides."""
 
 import json
 from collections.abc import Callable

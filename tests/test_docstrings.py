@@ -27,12 +27,16 @@ LEGEND = "Shapes: see :mod:`fed.layout`."
 OF_EVERY_PAGE = {"State", "ClientState"}
 
 
-def test_a_docstring_begins_with_a_noun_or_a_verb(module_name: str) -> None:
+def test_a_docstring_begins_with_a_noun_or_a_verb() -> None:
     found = []
-    for node in ast.walk(ast.parse(_source(module_name))):
-        text = (ast.get_docstring(node) or "") if isinstance(node, DOCUMENTED) else ""
-        if OBSCURE.match(text):
-            found.append(text.partition("\n")[0])
+    folders = (*ROOMS, "benchmarks", "examples")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if ".venv" not in path.parts]
+    for path in (path for path in paths if "_pb2" not in path.name):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = (ast.get_docstring(node) or "") if isinstance(node, DOCUMENTED) else ""
+            if OBSCURE.match(text):
+                found.append(f"{path.relative_to(ROOT)}: {text.partition(chr(10))[0]}")
+    assert paths
     assert found == []
 
 

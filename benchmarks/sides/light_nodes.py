@@ -28,7 +28,7 @@ SHRINKS = 0.999
 
 
 class AtOnce:
-    """In the place of a training process.
+    """Stand-in for a training process.
 
     Args:
         inputs: numbers of a sample.
@@ -40,7 +40,7 @@ class AtOnce:
         self._described = Joining(protocol=PROTOCOL, samples=SAMPLES, signature=signature)
 
     def describe(self) -> Joining:
-        """What the model is made for."""
+        """Description of the data that the model is made for."""
         return self._described
 
     def prepare(self, experiment: Experiment, _: Any) -> None:

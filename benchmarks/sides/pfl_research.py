@@ -29,11 +29,11 @@ class Model(nn.Module):
         self._loss = nn.CrossEntropyLoss()
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """What a user minimises."""
+        """Loss that a user minimises."""
         return self._loss(self.module(inputs), targets)
 
     def metrics(self, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
-        """What pfl evaluates users by, here in the first round alone."""
+        """Metrics that pfl evaluates users by, here in the first round alone."""
         from pfl.metrics import Weighted
 
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What every side shares: reading the problem, and one JSON object on the last line of its standard output.
+"""Parts that all sides share: reading the problem, and one JSON object on the last line of standard output.
 
 Needs PyTorch and NumPy alone, for the peers have an environment of their own.
 """
@@ -71,7 +71,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a side's training leaves.
+    """Result of a side's training.
 
     Args:
         ends_s: when each round ended, on any clock.
