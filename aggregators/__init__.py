@@ -15,9 +15,10 @@ from fed.config.registry import ALGORITHMS
 
 if TYPE_CHECKING:
     from fed.aggregators.base import *  # noqa: F403  # for type checkers alone
+    from fed.aggregators.peer_rule import *  # noqa: F403  # as above
     from fed.aggregators.transforms import *  # noqa: F403  # as above
 
-_BASES = ("Aggregator", "Algorithm", "ClientWork", "LocalRule", "PeerRule", "Phase", "Reduced", "Report")
+_BASES = ("Aggregator", "Algorithm", "ClientWork", "LocalRule", "Phase", "Reduced", "Report")
 _TRANSFORMS = (
     *("Adagrad", "Adam", "Chain", "Clip", "Composed", "Lookahead", "Messages", "Momentum", "Nesterov", "Reducer"),
     *("Scale", "Transform", "TrustRatio", "Weigh", "WeightDecay", "Yogi", "chain"),
@@ -25,6 +26,7 @@ _TRANSFORMS = (
 _HOME_OF = {
     **{target.partition(":")[2]: target.partition(":")[0] for target in ALGORITHMS.builtin.values()},
     **dict.fromkeys(_BASES, "fed.aggregators.base"),
+    "PeerRule": "fed.aggregators.peer_rule",
     **dict.fromkeys(_TRANSFORMS, "fed.aggregators.transforms"),
 }
 

@@ -1,12 +1,12 @@
-"""Contracts of algorithms: over ``mean``, over ``mix``, and within a client's local steps.
+"""Contracts of algorithms over ``mean``, and of changes within a client's local steps.
 
 Shapes: see :mod:`fed.layout`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, overload
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import PositiveInt
@@ -22,71 +22,14 @@ __all__ = [
     "Algorithm",
     "Broadcast",
     "ClientWork",
-    "Descend",
     "LocalRule",
-    "Mix",
-    "PeerRule",
     "Phase",
-    "Received",
     "Reduced",
     "Report",
 ]
 
 Broadcast: TypeAlias = tuple[Tensor, ...]
 """What goes out to clients beside the model, [P] each where local steps use it."""
-
-
-class Descend(Protocol):
-    """A peer's local steps, of all peers at once in simulation."""
-
-    @property
-    def lr(self) -> float | Tensor:
-        """The sum of the step sizes over the local steps: [N, 1] where peers take different numbers of them."""
-        ...
-
-    def __call__(self, x_NP: Tensor) -> Tensor:
-        """The models after local steps from ``x_NP``.
-
-        (x − descend(x)) / lr is the mean gradient over the local steps of plain SGD: for one step the gradient itself.
-        """
-        ...
-
-
-class Received(NamedTuple):
-    """Vectors of one neighbour of each row that has so many.
-
-    Args:
-        rows_K: the places of these rows.
-        weights_K1: W_ij, of row i and its neighbour j.
-        vectors_KM: what these neighbours sent.
-    """
-
-    rows_K: Tensor
-    weights_K1: Tensor
-    vectors_KM: Tensor
-
-
-class Mix(Protocol):
-    """One exchange with this round's neighbours for each call: every vector is a row [N, ·], of any length."""
-
-    @overload
-    def __call__(self, x_NM: Tensor, /) -> Tensor: ...
-    @overload
-    def __call__(self, x_NM: Tensor, /, *more: Tensor) -> tuple[Tensor, ...]: ...
-    def __call__(self, x_NM: Tensor, /, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """W x, the weighted average with one's neighbours; of several vectors, which go in one message, of each."""
-        ...
-
-    def neighbours(self, x_NM: Tensor, /) -> Iterator[Received]:
-        r"""Vectors of single neighbours, for rules that do not take their weighted average as it is.
-
-        .. math:: (W x)_i = x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)
-
-        Yields:
-            First every row's first neighbour, then the second of those rows that have one, and so on, so that a rule
-            adds ``weights_K1 * (vectors_KM - x_NM[rows_K])``, changed as it likes, to the rows.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -466,62 +409,3 @@ class Aggregator(Algorithm):
     @abstractmethod
     def apply(self, state: Any, reduced: Reduced) -> Any:
         """The state after a round with these means of the clients' messages."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerRule(Algorithm):
-    """Algorithm over ``mix``: a peer's round, made of its local steps and exchanges with its neighbours.
-
-    A subclass is a frozen dataclass of hyper-parameters. Its state is a named tuple of tensors with a row for each
-    peer, float64 but for what the rule itself keeps in another type; its field ``model_NP`` is the model that users
-    evaluate. In simulation a rule sees the rows of all peers that take part in a round, at a real peer one row: what it
-    computes for a row must depend on that row alone, and on what ``descend`` and ``mix`` give it.
-
-    Vectors travel in the model's own type. Float buffers travel with a round's first exchange and are mixed as the
-    parameters are; a rule does not see them.
-    """
-
-    primitive: ClassVar[Literal["mix"] | None] = "mix"
-    needs_gradient: ClassVar[bool] = False
-    """Whether it takes (x − descend(x)) / lr for the gradient, which it is not under momentum or Adam."""
-
-    def needs(self) -> Sequence[Term]:
-        """The same peers always."""
-        why = "because the mean counts every peer's model from the first round to the last"
-        return (Term(Feature.FIXED_MEMBERS, "choose an algorithm over mean such as fedavg", why),)
-
-    def lacks(self) -> Sequence[Term]:
-        """Whatever takes a coordinator; neighbours, too, where it has no primitive."""
-        why = "whose clients exchange models with neighbours" if self.primitive else "whose clients learn alone"
-        way_out = "choose an algorithm over mean such as fedavg"
-        terms = [Term(feature, way_out, why) for feature in (Feature.COORDINATOR, Feature.REPORTS)]
-        if self.primitive is None:
-            terms.append(Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd", why))
-        return [*super().lacks(), *terms]
-
-    @abstractmethod
-    def init(self, params_NP: Tensor) -> Any:
-        """The state before the first round: a named tuple with ``model_NP``, from equal rows."""
-
-    @abstractmethod
-    def step(self, state: Any, descend: Descend, mix: Mix) -> Any:
-        """The state after a round.
-
-        Args:
-            state: after the last round in which these peers took part.
-            descend: the local steps.
-            mix: the exchanges.
-        """
-
-    def check_local(self, local: Local) -> None:
-        """Any local training.
-
-        Raises:
-            InvalidExperiment: for other steps than plain SGD's, where a rule needs the gradient.
-        """
-        if self.needs_gradient and (local.optimizer != "sgd" or local.momentum):
-            raise InvalidExperiment(
-                f"{type(self).__name__} takes a peer's change, divided by its step sizes, for the gradient: it needs "
-                f"local.optimizer sgd without momentum, got {local.optimizer} with momentum {local.momentum:g}: write "
-                "sgd and momentum 0, or choose an algorithm over mix such as dpsgd"
-            )

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from fed.aggregators.base import Descend, Mix, PeerRule
+from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 
 __all__ = ["DPSGD", "State"]
 

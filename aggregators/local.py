@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fed.aggregators.base import Descend, Mix, PeerRule
+from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 
 __all__ = ["LocalOnly", "State"]
 

@@ -157,7 +157,7 @@ def made_by(section: Component, key: str, *bases: type) -> Any:
     Args:
         section: the experiment's.
         key: its name there.
-        bases: the classes, of one module.
+        bases: the classes.
 
     Returns:
         An instance of one of them.
@@ -167,7 +167,7 @@ def made_by(section: Component, key: str, *bases: type) -> Any:
     """
     made = section.make()
     if not isinstance(made, bases):
-        names = f"{bases[0].__module__}.{' or '.join(base.__name__ for base in bases)}"
+        names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
         raise InvalidExperiment(
             f"{key} {section.kind} must make a {names}, got {type(made).__name__}: derive it from "
             f"{'that' if len(bases) == 1 else 'one of them'}"

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed.aggregators.base import Aggregator, PeerRule, Phase
+from fed.aggregators.base import Aggregator, Phase
 from fed.aggregators.client_side import first_client_state, format_of
+from fed.aggregators.peer_rule import PeerRule
 from fed.clients.checks import (
     check_batch_norm,
     check_labels,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fed import aggregators as aggregators
     from fed import errors as errors
     from fed.aggregators.base import Aggregator as Aggregator
-    from fed.aggregators.base import PeerRule as PeerRule
+    from fed.aggregators.peer_rule import PeerRule as PeerRule
     from fed.clients.data import ClientsOnDemand as ClientsOnDemand
     from fed.clients.data import FederatedData as FederatedData
     from fed.config.comparison import Comparison as Comparison
@@ -43,7 +43,7 @@ _HOME_OF = {
     "Experiment": "fed.config.experiment",
     "FederatedData": "fed.clients.data",
     "ParameterStore": "fed.server.parameter_store",
-    "PeerRule": "fed.aggregators.base",
+    "PeerRule": "fed.aggregators.peer_rule",
     "Run": "fed.storage.run_folder",
     "compare": "fed.simulations.compare",
     "serve": "fed.server.deploy",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import PeerRule
+from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, label_of

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fed.aggregators.base import Aggregator, PeerRule
+from fed.aggregators.base import Aggregator
+from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Metric
 from fed.clients.setup import Preparation

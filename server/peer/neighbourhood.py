@@ -9,7 +9,7 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import PeerRule, Received
+from fed.aggregators.peer_rule import PeerRule, Received
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 
@@ -40,7 +40,7 @@ class Neighbourhood(Protocol):
 
 
 class Exchanges:
-    """One round's :class:`fed.aggregators.base.Mix` over a neighbourhood.
+    """One round's :class:`fed.aggregators.peer_rule.Mix` over a neighbourhood.
 
     Attributes:
         buffers_NR: float buffers as they are now: trained by local steps, and mixed with the first exchange.
@@ -105,7 +105,7 @@ def next_state(rule: PeerRule, state: Any, descend: Any, mix: Exchanges) -> Any:
     Args:
         rule: makes one step.
         state: before the round.
-        descend: the rule's :class:`fed.aggregators.base.Descend`.
+        descend: the rule's :class:`fed.aggregators.peer_rule.Descend`.
         mix: its exchanges.
 
     Raises:

@@ -7,7 +7,7 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.base import Descend, Mix, PeerRule
+from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.mixing import Weights
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fed.aggregators.base import PeerRule
 from fed.aggregators.dpsgd import DPSGD
 from fed.aggregators.local import LocalOnly
+from fed.aggregators.peer_rule import PeerRule
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import fed
-from fed.aggregators.base import Descend, Mix
 from fed.aggregators.dpsgd import DPSGD, State
+from fed.aggregators.peer_rule import Descend, Mix
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, RunFailed

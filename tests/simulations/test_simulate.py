@@ -384,7 +384,7 @@ class _NoRule:
         ),
         ("_Bare", r"_Bare.report must return a Report .*, got Tensor: correct _Bare.report"),
         ("_Scalar", r"_Scalar.report must .*, got part 1 of the message as Tensor: correct _Scalar.report"),
-        ("_NoRule", "must make a fed.aggregators.base.Aggregator or PeerRule, got _NoRule"),
+        ("_NoRule", "must make a fed.aggregators.base.Aggregator or fed.aggregators.peer_rule.PeerRule"),
     ],
 )
 def test_an_algorithm_that_keeps_no_contract_is_one_sentence(name: str, message: str) -> None:
