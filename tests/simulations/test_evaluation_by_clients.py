@@ -310,9 +310,8 @@ def test_a_users_evaluation_kind_is_one_of_the_two() -> None:
         for evaluation in (f"python:{__name__}:Halves", {"kind": "clients", "fraction": 0.5})
     )
     assert parts.outcome(own) == parts.outcome(given)
-    with pytest.raises(
-        InvalidExperiment, match=r"must make a fed.config.evaluation.ByClients or ByCoordinator, got Personal"
-    ):
+    bases = r"fed\.config\.evaluation\.ByClients or fed\.config\.evaluation\.ByCoordinator"
+    with pytest.raises(InvalidExperiment, match=f"must make a {bases}, got Personal"):
         simulate(experiment(evaluation=f"python:{parts.__name__}:Personal"), data=parts.unequal(), model=parts.small)
 
 
