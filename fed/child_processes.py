@@ -29,7 +29,12 @@ def spawned(target: Callable[..., None], *arguments: Any, **named: Any) -> tuple
     ours, its = spawning.Pipe()
     with its:  # closed here, or the end of the process would never be seen
         process = spawning.Process(target=target, args=(its, *arguments), **named)
-        _start_deaf(process)
+        resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the mask
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)  # this process still receives Ctrl-C
     return process, ours
 
 
@@ -45,16 +50,6 @@ def _await_parents_end() -> None:
     while not wait([parent.sentinel], _PARENT_CHECK_S) and os.getppid() == parent.pid:
         pass
     os._exit(1)  # sys.exit would end this thread alone
-
-
-def _start_deaf(process: BaseProcess) -> None:
-    """Start a process that ignores the terminal's Ctrl-C, which this process still receives."""
-    resource_tracker.ensure_running()  # or the first process would start it, which ends a mask
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a child inherits the mask
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(process: BaseProcess, within_s: float) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "OutputExists",
     "RunFailed",
     "ValueRange",
+    "located",
     "os_errors_as",
 ]
 
@@ -113,6 +114,22 @@ class Diverged(RunFailed):
             f"round {round_number}, client {client!r}: {reason}; the last good model is kept: "
             "lower local.lr, or clean that client's data"
         )
+
+
+@contextmanager
+def located(place: object) -> Iterator[None]:
+    """Begin each line of a user's mistake that the block finds with its place: a file, a key, a variant.
+
+    Example:
+        >>> with located("experiment.yaml"):
+        ...     raise InvalidExperiment("rounds.count: missing key")
+        Traceback (most recent call last):
+        fed.errors.InvalidExperiment: experiment.yaml: rounds.count: missing key
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        raise type(error)("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 
 from fed.cli.tables import console, listed
 from fed.config.docstrings import body, summary
-from fed.errors import InvalidExperiment, InvalidInput
+from fed.errors import InvalidInput, located
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,10 +48,8 @@ def _tell_all_about(kind: str) -> None:
     from fed.config.registry import ALGORITHMS
     from fed.config.validation import sentences
 
-    try:
+    with located(kind):
         section = ALGORITHMS.section(kind)
-    except InvalidExperiment as error:
-        raise InvalidInput(f"{kind}: {error}") from None
     try:
         made = ALGORITHMS.make(kind).make()
     except ValidationError as error:

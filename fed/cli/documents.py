@@ -8,7 +8,7 @@ import typer
 
 import fed
 from fed.cli.options import File, Settings
-from fed.errors import InvalidExperiment, InvalidInput
+from fed.errors import InvalidInput, located
 
 __all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read_experiment", "schema", "show"]
 
@@ -69,11 +69,8 @@ def read(path: Path, settings: Sequence[str] | None) -> "fed.Experiment | fed.Co
     values = changes(settings or ())
     keys = yaml.load(path)
     document = fed.Comparison if any(key in keys for key in _OF_COMPARISONS) else fed.Experiment
-    try:
+    with located(f"{path} with --set" if settings else path):
         return document(**with_overrides(keys, values))
-    except InvalidExperiment as error:
-        source = f"{path} with --set" if settings else f"{path}"
-        raise InvalidExperiment("\n".join(f"{source}: {line}" for line in str(error).splitlines())) from None
 
 
 def read_experiment(path: Path, settings: Sequence[str] | None) -> "fed.Experiment":
@@ -110,10 +107,8 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
         if not equals or not all(part.strip() for part in path.split(".")):
             problem = f"must have the form key=value, as rounds.count=5, got {setting!r}"
             raise typer.BadParameter(problem, param_hint="--set")
-        try:
+        with located(f"--set {setting}"):
             value = yaml.parse(text)
-        except InvalidExperiment as error:
-            raise InvalidExperiment(f"--set {setting}: {error}") from None
         values.pop(path.strip(), None)  # the last one counts, and where it stands
         values[path.strip()] = value
     return values

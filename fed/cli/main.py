@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -79,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    _append_working_folder()
+    if "" not in sys.path:  # the working folder; last, so that the user's modules shadow no installed one
+        sys.path.append("")
     _prepare_streams()
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
@@ -122,16 +122,6 @@ def _leave_quietly(end: BaseException) -> int:
         # Else Python would try once more on its way out, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
-
-
-def _append_working_folder() -> None:
-    """Let ``python:`` kinds name the user's own modules; last on the path, so that they shadow no installed module."""
-    try:
-        folder = str(Path.cwd())
-    except FileNotFoundError:  # it has been removed
-        return
-    if folder not in sys.path:
-        sys.path.append(folder)
 
 
 def _prepare_streams() -> None:

@@ -18,7 +18,6 @@ from fed.quantities import bytes_text
 
 __all__ = ["client", "server"]
 
-_INTERRUPTED = 130
 _LAST_PORT = 65535
 _Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
 _Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
@@ -65,7 +64,7 @@ def server(
     say_all(shown)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
     host = listen.rpartition(":")[0]
-    with folder(experiment.name, resume or output, overwrite) as directory, shown:
+    with folder(experiment.name, resume or output, overwrite) as directory, shown.running():
         try:
             run = serve(
                 experiment,
@@ -80,7 +79,7 @@ def server(
             )
         except KeyboardInterrupt:
             shown.say(f"stopped; fed server --resume {directory} goes on")
-            return _INTERRUPTED
+            raise typer.Abort from None
     tell(directory, run.summary, json)
     return 0
 

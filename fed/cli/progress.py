@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,16 +22,14 @@ _LONG_S = 10.0
 
 
 class Lines:
-    """Place where progress is shown, from ``with`` to its end: eleven lines at most, whatever the number of steps."""
+    """Place where progress is shown: eleven lines at most, whatever the number of steps."""
 
     def __init__(self) -> None:
         self._tenths = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *ending: object) -> None:
-        return
+    def running(self) -> contextlib.AbstractContextManager[object]:
+        """Block within which progress is shown."""
+        return contextlib.nullcontext()
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
@@ -67,12 +65,9 @@ class Bar(Lines):
         self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=redirect)
         self._task = self._progress.add_task("", total=None)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *ending: object) -> None:
-        self._progress.stop()
+    def running(self) -> contextlib.AbstractContextManager[object]:
+        """Block within which the line is there."""
+        return self._progress
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

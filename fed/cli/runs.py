@@ -16,7 +16,7 @@ from fed.cli.documents import read_comparison, read_experiment
 from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
 from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
-from fed.errors import InvalidInput, os_errors_as
+from fed.errors import InvalidInput, located, os_errors_as
 from fed.machine import keep_freed_memory, usable_cores
 from fed.quantities import bytes_text, duration_text
 
@@ -209,7 +209,7 @@ def _as_file_name(name: str) -> str:
 def _watched(watch: _Progress, shown: Lines, directory: Path, as_json: bool) -> Iterator[None]:
     """Show progress; when a run is broken off, print what is kept of it."""
     try:
-        with _all_to_standard_error(as_json), shown:
+        with _all_to_standard_error(as_json), shown.running():
             yield
     except (KeyboardInterrupt, Exception) as error:
         if watch.has_begun or isinstance(error, KeyboardInterrupt):
@@ -230,10 +230,8 @@ def _expect(name: str, experiment: "fed.Experiment") -> "Expectation":
     from fed.simulations.simulation import Simulation
 
     torch.set_num_threads(1)  # as each run will have
-    try:
+    with located(name):
         return expect(Simulation(experiment))
-    except InvalidInput as error:
-        raise InvalidInput(f"{name}: {error}") from None
 
 
 def _outcome(summary: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Annotated, Any, Self
 
@@ -174,22 +174,20 @@ class Comparison(Document):
             raise InvalidExperiment("\n".join(dict.fromkeys(problems)))
         return variants
 
-    def _changes(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+    def _changes(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         """Place, name and changes of each variant."""
-        if self.compare is not None:
-            return [
-                (f"compare[{index}] {variant.name}", variant.name, variant.model_extra or {})
-                for index, variant in enumerate(self.compare)
-            ]
+        for index, variant in enumerate(self.compare or ()):
+            yield f"compare[{index}] {variant.name}", variant.name, variant.model_extra or {}
         if self.grid is not None:
-            cells = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
-            return [(f"grid {_named(cell)}", _named(cell), cell) for cell in cells]
-        if self.random is None:
-            return []
-        streams, keys = Streams(self.random.seed), self.random.keys
-        trials = [{key: keys[key].draw(streams, key, trial) for key in keys} for trial in range(self.random.trials)]
-        names = [f"trial {number}: {_named(trial)}" for number, trial in enumerate(trials, 1)]
-        return [(f"random {name}", name, trial) for name, trial in zip(names, trials, strict=True)]
+            for values in product(*self.grid.values()):
+                cell = dict(zip(self.grid, values, strict=True))
+                yield f"grid {_named(cell)}", _named(cell), cell
+        if self.random is not None:
+            streams, keys = Streams(self.random.seed), self.random.keys
+            for trial in range(self.random.trials):
+                drawn = {key: keys[key].draw(streams, key, trial) for key in keys}
+                name = f"trial {trial + 1}: {_named(drawn)}"
+                yield f"random {name}", name, drawn
 
 
 def _made(keys: dict[str, Any]) -> tuple[Experiment | None, list[str]]:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fed.config import yaml
 from fed.config.components import Component, is_object
 from fed.config.validation import Section, sentences
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, located
 
 __all__ = ["Document"]
 
@@ -44,10 +44,8 @@ class Document(Section):
         path = Path(path)
         keys = yaml.load(path)
         keys |= {name: made for name, made in objects.items() if is_object(keys.get(name))}
-        try:
+        with located(path):
             return cls(**keys)
-        except InvalidExperiment as error:
-            raise InvalidExperiment("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As keys, for the classes of its sections are made when their kinds are known, and pickle knows none of them.

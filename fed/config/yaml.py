@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from fed.errors import InvalidExperiment, InvalidInput
+from fed.errors import InvalidExperiment, InvalidInput, located
 
 __all__ = ["dump", "load", "parse"]
 
@@ -82,20 +82,19 @@ def load(path: Path) -> dict[str, Any]:
         InvalidInput: if the file cannot be read.
         InvalidExperiment: if it is no YAML, or no mapping; the message names the file and says where.
     """
-    try:
-        value = parse(path.read_text(encoding="utf-8"))
+    with located(path):
+        try:
+            value = parse(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InvalidInput(f"no such file (looked in {Path.cwd()})") from None
+        except OSError as error:
+            raise InvalidInput(f"cannot be read ({error.strerror}): give a file that you may read") from None
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"must be text in UTF-8, which byte {error.start} is not: convert it") from None
         if not isinstance(value, dict):
             got = "nothing" if value is None else type(value).__name__
             raise InvalidExperiment(f"must hold a mapping of keys to values, got {got}")
         return {str(key): inner for key, inner in value.items()}
-    except FileNotFoundError:
-        raise InvalidInput(f"{path}: no such file (looked in {Path.cwd()})") from None
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read ({error.strerror}): give a file that you may read") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: must be text in UTF-8, which byte {error.start} is not: convert it") from None
-    except InvalidExperiment as error:
-        raise InvalidExperiment(f"{path}: {error}") from None
 
 
 def dump(value: object) -> str:

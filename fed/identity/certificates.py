@@ -8,8 +8,7 @@ import hashlib
 import ipaddress
 import ssl
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -23,13 +22,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fed.errors import InvalidCredentials, os_errors_as
+from fed.errors import InvalidCredentials, located, os_errors_as
 
 __all__ = [
     "CertificateFacts",
     "Pair",
     "Role",
-    "facts_of",
     "fingerprint",
     "is_issued_by",
     "issue",
@@ -118,34 +116,6 @@ def issue(
     return Pair(certificate_pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-def facts_of(certificate_pem: bytes) -> CertificateFacts:
-    """Parse a certificate.
-
-    Raises:
-        InvalidCredentials: if it is none, or none that fed issues.
-    """
-    certificate = _certificate(certificate_pem)
-    try:
-        role = Role.AUTHORITY
-        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-            (purpose,) = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-            role = {ExtendedKeyUsageOID.SERVER_AUTH: Role.SERVER, ExtendedKeyUsageOID.CLIENT_AUTH: Role.NODE}[purpose]
-        (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-        hosts: tuple[str, ...] = ()
-        if role is Role.SERVER:
-            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            hosts = tuple(str(entry.value) for entry in names)
-    except (x509.ExtensionNotFound, ValueError, KeyError):
-        raise InvalidCredentials("must be a certificate that fed keys issued, got another one") from None
-    return CertificateFacts(
-        role=role,
-        name=str(name.value),
-        hosts=hosts,
-        expires=certificate.not_valid_after_utc,
-        sha256=fingerprint(certificate_pem),
-    )
-
-
 def fingerprint(certificate_pem: bytes) -> str:
     """The SHA-256 of a certificate, as ``openssl x509 -fingerprint -sha256`` counts it, in 64 hexadecimal digits.
 
@@ -170,9 +140,28 @@ def read_facts(path: Path) -> CertificateFacts:
     Raises:
         InvalidCredentials: if it cannot be read, or is none that fed issues.
     """
-    content = read_pem(path)
-    with _of_file(path):
-        return facts_of(content)
+    certificate_pem = read_pem(path)
+    with located(path):
+        certificate = _certificate(certificate_pem)
+    role, hosts = Role.AUTHORITY, tuple[str, ...]()
+    try:
+        if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
+            (purpose,) = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+            role = {ExtendedKeyUsageOID.SERVER_AUTH: Role.SERVER, ExtendedKeyUsageOID.CLIENT_AUTH: Role.NODE}[purpose]
+        (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        if role is Role.SERVER:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            hosts = tuple(str(entry.value) for entry in names)
+    except (x509.ExtensionNotFound, ValueError, KeyError):
+        problem = f"{path}: must be a certificate that fed keys issued, got another one: restore it"
+        raise InvalidCredentials(problem) from None
+    return CertificateFacts(
+        role=role,
+        name=str(name.value),
+        hosts=hosts,
+        expires=certificate.not_valid_after_utc,
+        sha256=certificate.fingerprint(SHA256()).hex(),
+    )
 
 
 def read_pair(certificate: Path, key: Path) -> Pair:
@@ -185,9 +174,9 @@ def read_pair(certificate: Path, key: Path) -> Pair:
     mode = stat.S_IMODE(key.stat().st_mode)
     if mode & stat.S_IRWXO:
         raise InvalidCredentials(f"{key} must be for its owner alone, got mode {mode:04o}: chmod 600 {key}")
-    with _of_file(key):
+    with located(key):
         public_key = _private_key(pair.key_pem).public_key()
-    with _of_file(certificate):
+    with located(certificate):
         is_theirs = _certificate(pair.certificate_pem).public_key() == public_key
     if not is_theirs:
         raise InvalidCredentials(f"{key} does not belong to {certificate}: restore both from the same folder")
@@ -204,15 +193,6 @@ def read_pem(path: Path) -> bytes:
         if not path.exists():
             raise InvalidCredentials(f"{path}: no such file: restore the whole folder that fed keys wrote")
         return path.read_bytes()
-
-
-@contextmanager
-def _of_file(path: Path) -> Iterator[None]:
-    """Name the file in the error that the block raises."""
-    try:
-        yield
-    except InvalidCredentials as error:
-        raise InvalidCredentials(f"{path} {error}: restore it") from None
 
 
 def _uses(role: Role, name: str, hosts: Sequence[str]) -> list[tuple[x509.ExtensionType, bool]]:
@@ -251,14 +231,15 @@ def _certificate(pem: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
-        raise InvalidCredentials("must be a certificate as PEM, got something else") from None
+        raise InvalidCredentials("must be a certificate as PEM, got something else: restore it") from None
 
 
 def _private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise InvalidCredentials("must be a private key as PEM without a password, got something else") from None
+        problem = "must be a private key as PEM without a password, got something else: restore it"
+        raise InvalidCredentials(problem) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InvalidCredentials(f"must be an elliptic-curve key, got {type(key).__name__}")
+        raise InvalidCredentials(f"must be an elliptic-curve key, got {type(key).__name__}: restore it")
     return key

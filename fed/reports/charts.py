@@ -13,6 +13,7 @@ from rich.cells import cell_len, chop_cells
 
 from fed.quantities import bytes_text
 from fed.reports.plot_style import INK, WIDTH_EM, WIDTH_INCH, Style, blank, see_through, styles, svg_of
+from fed.reports.summary import sent_through
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,17 +75,13 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
     if not rounds:
         return None
     values = np.array([[run[number][measure] for number in rounds] for run in measured], np.float64)
-    sent = np.array([[_sent_through(number, run) for number in rounds] for run in metrics_of_runs], np.float64)
+    sent = np.array([[sent_through(number, run) for number in rounds] for run in metrics_of_runs], np.float64)
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
     within = f"{measure.removesuffix('_mean')}_std"
     if any(within in line for run in measured for line in run.values()):
         deviation = np.mean([[run[number].get(within) or 0.0 for number in rounds] for run in measured], axis=0)
     time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
     return Curve(np.array(rounds, np.float64), sent.mean(axis=0), time_s.mean(axis=0), values.mean(axis=0), deviation)
-
-
-def _sent_through(number: int, run: Sequence[Mapping[str, Any]]) -> int:
-    return sum(line["bytes_up"] + line["bytes_down"] for line in run if line["round"] <= number)
 
 
 def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None) -> str:
@@ -125,13 +122,11 @@ def against_time(
     unit_s, unit = next(((size_s, name) for size_s, name in _UNITS_OF_TIME if max(ends_s) >= 2 * size_s), (1.0, "s"))
 
     def draw(figure: "Figure") -> list["Line2D"]:
-        from matplotlib.ticker import FuncFormatter
-
         axes = figure.subplots()
         handles = [_line(axes, curve.virtual_s / unit_s, curve, look[name]) for name, curve in lines.items()]
         if _lie_apart(ends_s):
             _logarithmic(axes)
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda time, _: f"{time:g}"))
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(f"simulated time, {unit}")
         axes.set_ylabel(label)
         _mark_target(axes, target, is_named=True)
@@ -202,11 +197,8 @@ def _lie_apart(ends: Sequence[float]) -> bool:
 
 
 def _logarithmic(axes: "Axes") -> None:
-    from matplotlib.ticker import NullFormatter
-
     axes.set_xscale("log")
-    # labels between the powers of ten would overlap
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_formatter("")  # labels between the powers of ten would overlap
 
 
 def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) -> None:
@@ -227,8 +219,6 @@ def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style) -> "
 
 
 def _against_bytes(axes: "Axes", lines: Mapping[str, Curve], look: Mapping[str, Style]) -> None:
-    from matplotlib.ticker import FuncFormatter
-
     sent = [size for curve in lines.values() for size in curve.size_bytes if size > 0]
     totals = [curve.size_bytes[-1] for curve in lines.values() if curve.size_bytes[-1] > 0]
     for name, curve in lines.items():
@@ -239,7 +229,7 @@ def _against_bytes(axes: "Axes", lines: Mapping[str, Curve], look: Mapping[str, 
     if totals and _lie_apart(totals):
         _logarithmic(axes)
         axes.set_xlim(min(sent) * 0.9, max(sent) * 1.1)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: bytes_text(size) if size >= 0 else ""))
+    axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size) if size >= 0 else "")
     axes.set_xlabel("bytes sent, both ways" if sent else "bytes sent: none")
 
 

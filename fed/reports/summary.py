@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison
 
-__all__ = ["ComparisonResult", "Record", "Runs", "first_round_at", "has_finished", "last_measured", "row_of", "spread"]
+__all__ = ["ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 
 Record: TypeAlias = dict[str, Any]
 """A run: ``metrics``, a line a round, and ``summary``, whose ``status`` says whether it came to its end."""
@@ -98,27 +98,22 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def _to_target(metrics_of_runs: Iterable[list[dict[str, Any]]], target: float | None) -> dict[str, Any]:
-    reached = []
-    for metrics in metrics_of_runs:
-        line = None if target is None else first_round_at(target, metrics)
-        if line is not None:
-            through = [other for other in metrics if other["round"] <= line["round"]]
-            reached.append(
-                (line["round"], sum(other["bytes_up"] + other["bytes_down"] for other in through), line["virtual_s"])
-            )
-    rounds, size_bytes, virtual_s = zip(*reached, strict=True) if reached else ((), (), ())
+    if target is None:
+        return dict.fromkeys(("rounds_to_target", "bytes_to_target", "virtual_s_to_target", "reached"))
+    found = [(first_round_at(target, metrics), metrics) for metrics in metrics_of_runs]
+    there = [(line, metrics) for line, metrics in found if line is not None]
     return {
-        "rounds_to_target": spread(rounds)[0],
-        "bytes_to_target": spread(size_bytes)[0],
-        "virtual_s_to_target": spread(virtual_s)[0],
-        "reached": None if target is None else len(reached),
+        "rounds_to_target": spread(line["round"] for line, _ in there)[0],
+        "bytes_to_target": spread(sent_through(line["round"], metrics) for line, metrics in there)[0],
+        "virtual_s_to_target": spread(line["virtual_s"] for line, _ in there)[0],
+        "reached": len(there),
     }
 
 
 def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    asked, replied = (sum(line.get(key, 0) for line in lines) for key in ("selected", "replied"))
+    counts = (sum(line.get(key, 0) for line in lines) for key in ("selected", "replied", "late", "failed"))
+    asked, replied, late, failed = counts
     stale = math.fsum(line.get("staleness_mean", 0.0) * line.get("replied", 0) for line in lines)
-    late, failed = (sum(line.get(key, 0) for line in lines) for key in ("late", "failed"))
     return {
         "late": late / asked if asked else None,
         "failed": failed / asked if asked else None,
@@ -135,6 +130,11 @@ def first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[str
     """The line of the first evaluated round whose test accuracy is at least the target."""
     evaluated = (line for line in metrics if line["test_accuracy"] is not None)
     return next((line for line in evaluated if line["test_accuracy"] >= target), None)
+
+
+def sent_through(number: int, metrics: Iterable[Mapping[str, Any]]) -> int:
+    """Bytes of all rounds through one, both ways."""
+    return sum(line["bytes_up"] + line["bytes_down"] for line in metrics if line["round"] <= number)
 
 
 def last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | None:

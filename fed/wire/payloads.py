@@ -66,8 +66,7 @@ def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
     spec, digest = _spec_of(tensors), hashlib.sha256()
     with path.open("wb") as file:
         for tensor in tensors:
-            # a view of no numbers cannot be cast
-            content = memoryview(bytes_of(tensor)).cast("B") if tensor.numel() else memoryview(b"")
+            content = bytes_of(tensor)
             digest.update(content)
             file.write(content)
     return Payload(sha256=digest.hexdigest(), size_bytes=size_of(spec), tensors=spec)
@@ -81,7 +80,7 @@ def joined(tensors: Sequence[Tensor]) -> tuple[Payload, bytes]:
     """
     spec = _spec_of(tensors)
     # one array, since many in a message take Flower many times as long
-    data = b"".join(bytes_of(tensor) for tensor in tensors if tensor.numel())
+    data = b"".join(bytes_of(tensor) for tensor in tensors)
     return Payload(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data), tensors=spec), data
 
 
@@ -208,8 +207,7 @@ def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tens
     # the payload was checked: no header claims more memory than was sent
     tensors = [torch.empty(part.numbers, dtype=_DTYPES[part.dtype]) for part in payload.tensors]
     for tensor in tensors:
-        if tensor.numel():
-            take(bytes_of(tensor))
+        take(bytes_of(tensor))
     return tensors
 
 

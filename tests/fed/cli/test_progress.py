@@ -157,13 +157,15 @@ def test_only_a_long_comparison_is_announced(wall_s: float, lines: list[str]) ->
 
 
 def test_lines_go_to_standard_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines() as lines:
+    lines = Lines()
+    with lines.running():
         lines.show(1, 1, "[bold]half[/] way")
     assert capsys.readouterr() == ("", "[bold]half[/] way\n")
 
 
 def test_bar_goes_to_standard_error_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with Bar() as bar:
+    bar = Bar()
+    with bar.running():
         bar.say("about [an hour]")
         bar.show(1, 2, "half way")
     out, err = capsys.readouterr()
