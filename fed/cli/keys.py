@@ -47,9 +47,7 @@ def _init(folder: _Folder, hosts: _Hosts = None, days: _Days = 3650) -> None:
 @app.command("issue")
 def _issue(folder: _Folder, name: _Node, days: _Days = 365) -> None:
     """Give a node a key and a certificate, and a place on the roster."""
-    from fed.identity.authority import Authority
-
-    authority = Authority.load(folder)
+    authority = _load(folder)
     place = authority.issue(name, days=days)
     typer.echo(f"{place}: for the node {name} alone, valid until {authority.roster.entries()[name].expires:%Y-%m-%d}")
 
@@ -57,9 +55,7 @@ def _issue(folder: _Folder, name: _Node, days: _Days = 365) -> None:
 @app.command("server")
 def _server(folder: _Folder, hosts: _Hosts = None, days: _Days = 365) -> None:
     """Give the server another key and certificate: before it expires, or for other hosts."""
-    from fed.identity.authority import Authority
-
-    authority = Authority.load(folder)
+    authority = _load(folder)
     authority.issue_server(hosts=hosts or None, days=days)
     typer.echo(_about_server(authority))
 
@@ -67,18 +63,14 @@ def _server(folder: _Folder, hosts: _Hosts = None, days: _Days = 365) -> None:
 @app.command("revoke")
 def _revoke(folder: _Folder, name: _Node) -> None:
     """Admit a node no more; a server that runs with this roster refuses it at once."""
-    from fed.identity.authority import Authority
-
-    entry = Authority.load(folder).revoke(name)
+    entry = _load(folder).revoke(name)
     typer.echo(f"{name}: revoked on {entry.revoked:%Y-%m-%d}")
 
 
 @app.command("list")
 def _list(folder: _Folder) -> None:
     """List the nodes that were issued certificates, and which of them are valid."""
-    from fed.identity.authority import Authority
-
-    authority = Authority.load(folder)
+    authority = _load(folder)
     typer.echo(f"authority: valid until {authority.facts.expires:%Y-%m-%d}")
     typer.echo(_about_server(authority))
     if not (entries := authority.roster.entries()):
@@ -89,6 +81,12 @@ def _list(folder: _Folder) -> None:
         dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
         rows.append((name, entry.status(authority.clock()), *dates, f"{entry.sha256[:16]}…"))
     console().print(listed(("node", "status", "issued", "expires", "revoked", "sha256"), rows))
+
+
+def _load(folder: Path) -> "Authority":
+    from fed.identity.authority import Authority
+
+    return Authority.load(folder)
 
 
 def _about_server(authority: "Authority") -> str:

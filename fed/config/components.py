@@ -97,13 +97,25 @@ class Family(Generic[_Section]):
     given: tuple[str, ...] = ()
     default: str | None = None
 
+    @cache  # noqa: B019  # families last as long as the program
     def section(self, kind: str) -> type[_Section]:
         """Section that a kind's keys are checked against.
 
         Raises:
             InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
         """
-        return cast("type[_Section]", _component(self, kind))
+        target, base = _load(self, kind), self.base
+        fields = _fields(target, self.given)
+        for name in (name for name in fields if name not in base.model_fields):
+            if name.startswith("_") or name in base.__class_vars__ or hasattr(base, name):
+                raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
+        about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
+            about["__cls_kwargs__"] = {"extra": "allow"}
+        section = cast("type[_Section]", create_model(f"{kind} {self.name}", **{**about, **fields}))
+        section.target = staticmethod(target)  # a function as it is would become a method
+        section.family = self
+        return section
 
     def validate(self, value: object) -> _Section:
         """Section that these keys, ``kind`` among them, make."""
@@ -169,23 +181,6 @@ class Family(Generic[_Section]):
         definition["properties"]["kind"] = {"const": kind, "description": docstrings.summary(section.target)}
         definition["required"] = [key for key in definition["required"] if key != "kind" or kind != self.default]
         return reference
-
-
-@cache
-def _component(family: Family[Any], kind: str) -> type[Component]:
-    target = _load(family, kind)
-    fields = _fields(target, family.given)
-    base = family.base
-    for name in (name for name in fields if name not in base.model_fields):
-        if name.startswith("_") or name in base.__class_vars__ or hasattr(base, name):
-            raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
-    about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
-        about["__cls_kwargs__"] = {"extra": "allow"}
-    section = cast("type[Component]", create_model(f"{kind} {family.name}", **{**about, **fields}))
-    section.target = staticmethod(target)  # a function as it is would become a method
-    section.family = family
-    return section
 
 
 @cache

@@ -84,7 +84,7 @@ def row_of(
             for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s", "idle_share")
         },
         **{
-            key: spread(last_measured(run["metrics"], key) for run in finished.values())[0]
+            key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0]
             for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile")
         },
         **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
@@ -100,7 +100,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 def _to_target(metrics_of_runs: Iterable[list[dict[str, Any]]], target: float | None) -> dict[str, Any]:
     if target is None:
         return dict.fromkeys(("rounds_to_target", "bytes_to_target", "virtual_s_to_target", "reached"))
-    found = [(first_round_at(target, metrics), metrics) for metrics in metrics_of_runs]
+    found = [(_first_round_at(target, metrics), metrics) for metrics in metrics_of_runs]
     there = [(line, metrics) for line, metrics in found if line is not None]
     return {
         "rounds_to_target": spread(line["round"] for line, _ in there)[0],
@@ -126,10 +126,9 @@ def has_finished(run: Mapping[str, Any]) -> bool:
     return bool(run["summary"]["status"] == "finished")
 
 
-def first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The line of the first evaluated round whose test accuracy is at least the target."""
-    evaluated = (line for line in metrics if line["test_accuracy"] is not None)
-    return next((line for line in evaluated if line["test_accuracy"] >= target), None)
+def _first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line of the first evaluated round whose test accuracy is at least the target, which exceeds 0."""
+    return next((line for line in metrics if (line["test_accuracy"] or 0.0) >= target), None)
 
 
 def sent_through(number: int, metrics: Iterable[Mapping[str, Any]]) -> int:
@@ -137,7 +136,7 @@ def sent_through(number: int, metrics: Iterable[Mapping[str, Any]]) -> int:
     return sum(line["bytes_up"] + line["bytes_down"] for line in metrics if line["round"] <= number)
 
 
-def last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | None:
+def _last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | None:
     """A key's value in the last round that has one."""
     return next((line[key] for line in reversed(list(metrics)) if line.get(key) is not None), None)
 

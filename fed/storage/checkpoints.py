@@ -97,7 +97,9 @@ class Checkpoints:
             repeated = f", and rounds {number + 1} to {rounds} are repeated" if (rounds or 0) > number else ""
             for flaw in flaws:
                 _log.warning("%s; the checkpoint of round %d is used%s", flaw, number, repeated)
-            return number, self._read(number)
+            with safe_open(self._path(number), "pt") as file:
+                structure = bytes_of(file.get_tensor("structure")).tobytes()
+                return number, join_tree(structure, file.get_tensor("tensors"))
         if flaws:
             raise InvalidCheckpoint(
                 f"there must be a whole checkpoint to resume from, got {'; '.join(flaws)}: restore what is damaged or "
@@ -107,11 +109,6 @@ class Checkpoints:
 
     def _path(self, number: int) -> Path:
         return self.folder / file_name(number)
-
-    def _read(self, number: int) -> Tree:
-        with safe_open(self._path(number), "pt") as file:
-            structure = bytes_of(file.get_tensor("structure")).tobytes()
-            return join_tree(structure, file.get_tensor("tensors"))
 
     def _retire(self, number: int) -> None:
         """Remove old checkpoints. A run does not fail where that fails."""

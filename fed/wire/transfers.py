@@ -41,7 +41,7 @@ class Transfers:
         self._patience = patience
         self._connected = connected
         self.over = threading.Event()
-        self.stub: CoordinationStub | None = None
+        self.stub: CoordinationStub  # there is nothing to transfer before the first connection
 
     def download(
         self, payload: Payload, path: Path, spec: Sequence[TensorMessage], is_wanted: Callable[[], bool]
@@ -66,7 +66,6 @@ class Transfers:
             try:
                 if not incoming.is_complete:
                     wanted = Wanted(sha256=payload.sha256, offset=incoming.received_bytes)
-                    assert self.stub is not None
                     # a stream whose other side is frozen ends by its limit alone
                     for chunk in self.stub.Download(wanted, timeout=self._patience.call_s):
                         incoming.add(chunk)
@@ -110,7 +109,6 @@ class Transfers:
         while is_wanted() and not self.over.is_set():
             path.stat()  # of a file that is gone gRPC would not say so, but break off again and again
             try:
-                assert self.stub is not None
                 receipt: Receipt = self.stub.Deliver(_parts(answer, path, offset), timeout=self._patience.call_s)
             except (grpc.RpcError, ValueError) as error:
                 _log.info("a delivery broke off (%s); it will go on", words_of(error))
