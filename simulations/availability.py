@@ -247,14 +247,11 @@ class _Pattern(Spells):
         self._period_s = period_s
 
     def at(self, time_s: float) -> Spell:
-        if math.isinf(self._period_s):
-            return self._among(self._changes_s, time_s)
-        period = math.floor(time_s / self._period_s)
-        # a spell of the period before may not have ended
-        around = [change + (period + k) * self._period_s for k in (-1, 0, 1, 2) for change in self._changes_s]
-        return self._among(around, time_s)
-
-    def _among(self, changes_s: Sequence[float], time_s: float) -> Spell:
+        changes_s = self._changes_s
+        if math.isfinite(self._period_s):
+            period = math.floor(time_s / self._period_s)
+            # a spell of the period before may not have ended
+            changes_s = [change + (period + k) * self._period_s for k in (-1, 0, 1, 2) for change in changes_s]
         place = bisect_right(changes_s, time_s)
         return Spell(place % 2 == 1, changes_s[place] if place < len(changes_s) else math.inf)
 

@@ -193,7 +193,7 @@ def _tried(recipe: Recipe, phase: Phase, context: LocalContext, samples: Pair) -
     if not _agree(batched, single):
         return "a group's gradients differ from those of its clients one by one", 0
     if _is_no_mean(module, loss, first):
-        return _NO_MEAN, 0
+        return "its loss is no mean over samples", 0
     if problem := _not_scored(recipe, loss, first):
         return problem, 0
     return None, used_bytes / len(pairs) * local.batch_size / probe.batch_size
@@ -216,7 +216,6 @@ _SGD = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 
 _SGD |= {"lr": 0.1}  # a tiny one would leave rounding alone to compare, and a huge one no numbers
 
 _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
-_NO_MEAN = "its loss is no mean over samples"
 
 
 def _is_no_mean(module: nn.Module, loss: Loss, samples: Pair) -> bool:

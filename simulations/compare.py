@@ -113,8 +113,7 @@ def _planned(comparison: Comparison, folder: "ComparisonFolder | None") -> Itera
     for name, experiment in comparison.variants().items():
         for seed in comparison.seeds:
             directory = folder.of_run(name, seed) if folder else None
-            overwrite = folder is not None and folder.overwrite
-            yield PlannedRun(name, seed, experiment.override({"seed": seed}).dump(), directory, overwrite)
+            yield PlannedRun(name, seed, experiment.override({"seed": seed}).dump(), directory)
 
 
 def _work(experiment: Experiment) -> int:
@@ -158,7 +157,7 @@ class ComparisonFolder:
     FILES = ("comparison.json", "comparison.csv", "comparison.svg", "report.html")
 
     def __init__(self, path: Path, variants: Mapping[str, Experiment], *, overwrite: bool = False) -> None:
-        self.path, self.overwrite = path, overwrite
+        self.path = path
         self._variants = variants
         self._slugs = slugs(variants)
         with written_to(path):

@@ -59,6 +59,7 @@ class SimulatedFleet:
     def __post_init__(self) -> None:
         """Let the clients that are there at the beginning come."""
         self.clock, clients = 0.0, self.clients
+        self.size_of = clients.data.size_of
         self.reduces = self.reduces and self.attackers is None
         self._places = {client: place for place, client in enumerate(clients.data.clients)} if self.places else {}
         self._members = Presence(clients.data.clients)
@@ -87,10 +88,6 @@ class SimulatedFleet:
         """Available clients without a task."""
         return self._present
 
-    def size_of(self, client: ClientId) -> int:
-        """Number of a client's samples."""
-        return self.clients.data.size_of(client)
-
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
         for task in tasks:
@@ -113,7 +110,7 @@ class SimulatedFleet:
             due += arrived
             replies += sum(flight.counts for flight in arrived)
         if self._flights and math.isfinite(until) and (enough is None or replies < enough):
-            self._pass_until(until)
+            self.clock = max(self.clock, until)
         yield from self._answers(due)
 
     def cancel(self, tasks: Iterable[int]) -> None:
@@ -138,8 +135,8 @@ class SimulatedFleet:
         if event is None or event[0] > until:
             self.clock = max(self.clock, until) if math.isfinite(until) else self.clock
             return False
-        if self._brings_an_answer():  # the clock must not pass what collect() has to give
-            return False
+        if any(flight.arrives_s == event[0] for flight in self._flights.values()):
+            return False  # the clock must not pass what collect() has to give
         self._pass_instant()
         return True
 
@@ -147,8 +144,8 @@ class SimulatedFleet:
         """Whole state for a checkpoint, client states included."""
         # a heap's own order depends on its history
         flights = [what.saved() for _, _, what in sorted(self._events) if isinstance(what, Flight)]
-        occupation = self._occupation.state()
-        return {"clock": self.clock, "flights": flights, "clients": self.states.state(), "occupation": occupation}
+        states, occupation = self.states.state(), vars(self._occupation)
+        return {"clock": self.clock, "flights": flights, "clients": states, "occupation": occupation}
 
     def occupation(self) -> dict[str, Any]:
         """Clients' use of their time, for a summary."""
@@ -202,21 +199,6 @@ class SimulatedFleet:
             if self._flights.pop(number, None) is not None:
                 arrived.append(what)
         return arrived
-
-    def _brings_an_answer(self) -> bool:
-        """True if an answer that is waited for arrives in the next instant, whatever else happens in it."""
-        # a heap shows its first event alone
-        events, instant = self._events, [heapq.heappop(self._events)]
-        while events and events[0][0] == instant[0][0]:
-            instant.append(heapq.heappop(events))
-        for event in instant:
-            heapq.heappush(events, event)
-        return any(number in self._flights for _, number, _ in instant)
-
-    def _pass_until(self, time_s: float) -> None:
-        while self._events and self._events[0][0] <= time_s:
-            self._pass_instant()
-        self.clock = max(self.clock, time_s)
 
     def _answers(self, due: list[Flight]) -> Iterator[Answer]:
         for flight in due:

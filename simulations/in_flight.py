@@ -117,10 +117,6 @@ class Occupation:
         """Note that a client's answer is not waited for any more."""
         self.late[client] = self.late.get(client, 0) + 1
 
-    def state(self) -> Tree:
-        """All of it, for a checkpoint."""
-        return {"busy_s": self.busy_s, "asked": self.asked, "late": self.late}
-
     def summary(self, *, clients: int, clock: float, to_come_s: float) -> dict[str, Any]:
         """Figures for a run's summary.
 

@@ -61,7 +61,6 @@ class PlannedRun:
     seed: int
     experiment: dict[str, Any]
     directory: Path | None = None
-    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def _record(run: PlannedRun, tell: Callable[[dict[str, Any]], None], **given: An
     reporter = _Reporter(tell)
     experiment = Experiment(**run.experiment)
     try:
-        done = simulate(experiment, output=run.directory, overwrite=run.overwrite, observer=reporter, **given)
+        done = simulate(experiment, output=run.directory, observer=reporter, **given)
     except RunFailed as error:
         return {"metrics": reporter.lines, "summary": {"status": "failed", "reason": str(error)}}
     return {"metrics": done.metrics, "summary": done.summary}

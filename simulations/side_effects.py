@@ -51,8 +51,8 @@ def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """Attributes of a module beside parameters, buffers and other modules, in a form that can be compared."""
-    kept = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
-    return {key: _form(value) for key, value in kept.items()}
+    others = "_parameters", "_buffers", "_modules"
+    return {key: _form(value) for key, value in vars(module).items() if key not in others}
 
 
 def _form(value: object, depth: int = 3) -> object:

@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -76,7 +77,7 @@ class BatchedTrainer(LocalTrainer):
         self._constants = {name: part for name, part in self.module.named_buffers() if name not in self._names}
         self._moves_in_place = self.is_plain and local.accumulate == 1
         self._steps = GroupSteps(local, self.device, self.layout.trained[0].dtype)
-        self._stacks: dict[int, StackedStates] = {}
+        self._stack = cache(partial(StackedStates, self.layout, device=self.device, in_rows=not self._moves_in_place))
         self._held_to = 0
         self._programs: dict[tuple[object, ...], fx.GraphModule] = {}
 
@@ -131,11 +132,6 @@ class BatchedTrainer(LocalTrainer):
         self._lr = lr
         for program in self._programs.values() if self._moves_in_place else ():
             program.step = cast(Any, -lr)  # a plain attribute, whatever modules are said to have
-
-    def _stack(self, rows: int) -> StackedStates:
-        if rows not in self._stacks:
-            self._stacks[rows] = StackedStates(self.layout, rows, self.device, in_rows=not self._moves_in_place)
-        return self._stacks[rows]
 
     def _run(self, stack: StackedStates, group: Pair, blocks: Iterable[Block], context: LocalContext) -> Tensor:
         """Take all steps; the sum [K] of each client's losses over the samples that it saw."""

@@ -34,6 +34,7 @@ class FlatParameters:
     Attributes:
         x_Q: the vector.
         shared: how many of its numbers, the first, are those of parameters that clients share.
+        has_convolutions: whether there are weights of 2-D convolutions.
 
     Example:
         >>> module = nn.Linear(3, 1)
@@ -56,14 +57,10 @@ class FlatParameters:
         convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
         weights = {id(weight) for part in convolutions for weight in part.parameters(recurse=False)}
         self._convolves = [parameter.ndim == 4 and id(parameter) in weights for parameter in self._parameters]
+        self.has_convolutions = any(self._convolves)
         self._channels_last = [False] * len(self._parts)
         self.x_Q = self._joined([parameter.detach() for parameter in self._parameters])
         self._bind()
-
-    @property
-    def has_convolutions(self) -> bool:
-        """True if there are weights of 2-D convolutions."""
-        return any(self._convolves)
 
     def arrange(self, *, channels_last: bool) -> None:
         """Store the weights of 2-D convolutions as [out, height, width, in], or in their own order; values stay.

@@ -48,8 +48,7 @@ class SGD:
             else:
                 self._momentum_P = self._momentum_P[: len(gradient_P)]
                 self._momentum_P.mul_(self.momentum).add_(gradient_P)
-            ahead = gradient_P.add(self._momentum_P, alpha=self.momentum) if self.nesterov else self._momentum_P
-            gradient_P = ahead
+            gradient_P = gradient_P.add(self._momentum_P, alpha=self.momentum) if self.nesterov else self._momentum_P
         x_P.add_(gradient_P, alpha=-self.lr)
 
 
@@ -99,9 +98,8 @@ Optimizer: TypeAlias = SGD | AdamOptimizer
 """A rule for one step, which moves x_P in place and may overwrite the gradient, with its state."""
 
 
-def optimizer_for(local: Local, lr: float | None = None) -> Optimizer:
-    """New optimizer for one task, with another step size where one is given."""
-    lr = local.lr if lr is None else lr
+def optimizer_for(local: Local, lr: float) -> Optimizer:
+    """New optimizer for one task, with the task's step size."""
     if local.optimizer == "sgd":
         return SGD(lr, local.momentum, local.nesterov, local.weight_decay)
     return AdamOptimizer(lr, local.betas, local.eps, local.weight_decay, decoupled=local.optimizer == "adamw")

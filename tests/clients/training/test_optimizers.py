@@ -17,8 +17,9 @@ STEPS = 50
 Reference = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def local(**keys: Any) -> Local:
-    return Local(**keys)
+def made(keys: dict[str, Any]) -> Optimizer:
+    local = Local(**keys)
+    return optimizer_for(local, local.lr)
 
 
 # The experiment's keys beside torch's own spelling of them.
@@ -59,7 +60,7 @@ def problem(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
 
 
 def ours(keys: dict[str, Any], start: Tensor, gradients: Tensor) -> Tensor:
-    x, buffer, optimizer = start.clone(), torch.empty_like(start), optimizer_for(local(**keys))
+    x, buffer, optimizer = start.clone(), torch.empty_like(start), made(keys)
     for gradient in gradients:
         optimizer.step(x, buffer.copy_(gradient))  # which it may overwrite, as the trainer does before the next step
     return x
@@ -113,4 +114,4 @@ def test_many_clients_in_one_batch_move_as_each_alone(name: str) -> None:
     ],
 )
 def test_keys_of_the_experiment_reach_the_optimizer(keys: dict[str, Any], expected: Optimizer) -> None:
-    assert optimizer_for(local(**keys)) == expected
+    assert made(keys) == expected
