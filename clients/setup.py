@@ -28,7 +28,6 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
-from fed.config.components import Component
 from fed.config.evaluation import ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
@@ -51,6 +50,7 @@ class Preparation:
         phases: what local training consists of.
         layout: the model's, with what is private last.
         codecs: the chain that encodes clients' updates.
+        recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
 
     Args:
         experiment: what is to be run.
@@ -74,14 +74,27 @@ class Preparation:
         self.streams = Streams(experiment.seed)
         self.data = data
         self.module = self._first_module(experiment, model, loss)
-        self.held_out = self._held_out(experiment.evaluation)
+        self.held_out: Mapping[ClientId, Pair] | None = None
+        evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
+        if isinstance(evaluation, ByClients):
+            self.data, self.held_out = held_out.for_each(self.data, evaluation.fraction, self.streams)
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
         self.codecs = tuple(made_by(section, "uplink", Codec) for section in experiment.uplink)
-        self._local = experiment.local
-        self._loss = loss or cross_entropy
-        self._metric = metric or (None if loss else accuracy)
+        self.recipe = Recipe(
+            module=self.module,
+            loss=loss or cross_entropy,
+            metric=metric or (None if loss else accuracy),
+            local=experiment.local,
+            aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
+            phases=self.phases,
+            private=self.layout.private,
+            read=self.data.read,
+            test=self.data.test if self.held_out is None else None,
+            streams=self.streams,
+            held_out=None if self.held_out is None else self.held_out.__getitem__,
+        )
 
     def message_format(self, population: int, clients: int = 1) -> Format:
         """The format of the run's messages, where clients report to a coordinator.
@@ -96,30 +109,6 @@ class Preparation:
         message = format_of(self.algorithm, self.layout.shared, population, self.codecs, clients)
         message.check_codecs()
         return message
-
-    def recipe(self, data: FederatedData, message: Format | None, *, is_batched: bool) -> Recipe:
-        """Everything that a process needs to do its part of the work.
-
-        Args:
-            data: to train on, with the test set.
-            message: the format of clients' messages.
-            is_batched: whether groups train as one computation.
-        """
-        return Recipe(
-            module=self.module,
-            loss=self._loss,
-            metric=self._metric,
-            local=self._local,
-            aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
-            phases=self.phases,
-            private=self.layout.private,
-            is_batched=is_batched,
-            read=data.read,
-            test=data.test if self.held_out is None else None,
-            streams=self.streams,
-            held_out=None if self.held_out is None else self.held_out.__getitem__,
-            format=message,
-        )
 
     def first_context(self) -> LocalContext:
         """Context of a client's first task beside the model, and the algorithm's first client state."""
@@ -162,14 +151,6 @@ class Preparation:
         is_users_own = section.kind.startswith("python:")
         # a matrix product of two types raises
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module
-
-    def _held_out(self, section: Component) -> Mapping[ClientId, Pair] | None:
-        """Samples that clients hold out to score models on, if they do; the data become what is left to train on."""
-        evaluation = made_by(section, "evaluation", ByClients, ByCoordinator)
-        if isinstance(evaluation, ByClients):
-            self.data, pairs = held_out.for_each(self.data, evaluation.fraction, self.streams)
-            return pairs
-        return None
 
     def _local_training(self) -> tuple[tuple[Phase, ...], Layout]:
         """Phases of a client's training, and the layout with the parts that it does not share."""

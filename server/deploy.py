@@ -203,7 +203,7 @@ class Deployment:
         folder: RunFolder,
         after_round: Callable[[Mapping[str, Any]], None] | None,
     ) -> TrainingLoop:
-        recipe = prepared.recipe(prepared.data, None, is_batched=False)
+        recipe = prepared.recipe
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
         def begin_scoring() -> Scoring:

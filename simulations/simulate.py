@@ -114,10 +114,10 @@ def simulate(
             stack.enter_context(folder.held())
         executor = stack.enter_context(hired(simulation, expectation))
         loop = _loop(simulation, executor, fingerprint, folder, observer)
-        if folder is not None and kept is None:
-            folder.begin(simulation.experiment, given)
-        elif folder is not None and kept is not None:
+        if kept is not None:
             loop.restore(*kept)
+        elif folder is not None:
+            folder.begin(simulation.experiment, given)
         if observer is not None and expectation is not None:
             observer.begin(expectation)
         return loop.run()

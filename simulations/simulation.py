@@ -29,10 +29,9 @@ from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
-from fed.simulations.groups import Groups
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.peers import SimulatedPeers
-from fed.simulations.simulated_clients import SimulatedClients
+from fed.simulations.simulated_clients import Groups, SimulatedClients
 from fed.topology import mixing_matrix
 
 __all__ = ["Simulation", "begin_scoring"]
@@ -77,7 +76,7 @@ class Simulation:
             # likewise: each client scores on its own samples
             self.data = self.data.pooled()
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
-        recipe = self.prepared.recipe(self.data, self.message, is_batched=False)
+        recipe = replace(self.prepared.recipe, read=self.data.read, format=self.message)
         samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
         may_ignore = loss is not None and self.data.may_hold_negative_labels()
         self.batching = choose(experiment.simulation, recipe, context, samples, self.trainees, may_ignore=may_ignore)

@@ -59,7 +59,7 @@ class NodeTraining:
         self._prepared = Preparation(experiment, data)
         own = self._prepared.message_format(1)
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
-        self._recipe = self._prepared.recipe(self._prepared.data, self._message, is_batched=False)
+        self._recipe = replace(self._prepared.recipe, format=self._message)
         self._work = Work(self._recipe, 0)
         self._step_s: float | None = None
 

@@ -15,14 +15,9 @@ from fed.config.experiment import Local
 from fed.randomness import Streams
 from fed.wire.format import Format
 
-__all__ = ["Begin", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+__all__ = ["Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
 
 _Reader: TypeAlias = Callable[[ClientId], Pair]
-
-
-@dataclass(frozen=True)
-class Begin:
-    """Empty item: a worker that gives it back has started."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +123,12 @@ class Recipe:
         aggregator: what clients report to; None where there is no coordinator.
         phases: what local training consists of.
         private: the names of what the model does not share.
-        is_batched: whether groups train as one computation.
         read: a client's samples.
         test: (inputs, targets) of the test set, or None.
         streams: the run's random streams; a client's are named by client and round.
         held_out: the samples that a client scores models on, where clients do.
-        format: of the clients' messages; None where there is no coordinator.
+        format: of the clients' messages; None where there is no coordinator, or nobody trains.
+        is_batched: whether groups train as one computation.
     """
 
     module: nn.Module
@@ -143,12 +138,12 @@ class Recipe:
     aggregator: Aggregator | None
     phases: tuple[Phase, ...]
     private: frozenset[str]
-    is_batched: bool
     read: _Reader
     test: Iterable[Tensor] | None
     streams: Streams
     held_out: _Reader | None = None
     format: Format | None = None
+    is_batched: bool = False
 
     @property
     def scores_in_parts(self) -> bool:

@@ -15,7 +15,7 @@ from fed.clients.data import Pair
 from fed.clients.data.samples import dense
 from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
 from fed.clients.training.group_trainer import GroupTraining
-from fed.clients.training.work_items import Begin, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
+from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 from fed.machine import keep_freed_memory
 from fed.randomness import seeded_torch
 
@@ -55,11 +55,9 @@ class Work:
         self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
 
     def __call__(
-        self, task: Begin | Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
-    ) -> tuple[Begin | Trained | Evaluated, Sequence[Tensor]]:
+        self, task: Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
+    ) -> tuple[Trained | Evaluated, Sequence[Tensor]]:
         """Do an item; the answer's tensors are on the CPU."""
-        if isinstance(task, Begin):
-            return task, ()
         if isinstance(task, Train):
             return self._training(task, tensors)
         if isinstance(task, Evaluate):

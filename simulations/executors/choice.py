@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fed.clients.data import ClientId, Pair
-from fed.clients.training.executor import Executor, InProcess, Item
-from fed.clients.training.work_items import Begin, Recipe
+from fed.clients.training.executor import Executor, InProcess
+from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, InvalidInput, RunFailed
 from fed.machine import usable_cores
@@ -99,10 +99,8 @@ def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
     is_free = simulation.experiment.simulation.workers == "auto"
     try:
         _check_portable(simulation)
-        workers = Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES)
-        if is_free:  # only now is it known whether processes can start; items of a priority are for them
-            list(workers.results([workers.submit(Item(Begin(), (), "the beginning", priority=1))]))
-        return workers
+        # waited for where this process may do the work instead: only then is it known whether processes can start
+        return Workers(partial(Work, _shared(simulation)), count, item_bytes, _SMALL_BYTES, awaits=is_free)
     except (InvalidInput, RunFailed) as error:
         if not is_free:
             raise

@@ -101,6 +101,7 @@ class Workers(Executor):
             has twice this memory for them, beside its own.
         small_bytes: an item whose tensors take less, and whose result alone is waited for, is done in this process:
             sending it takes longer than doing it. Such items are begun when their results are asked for.
+        awaits: wait until a worker has begun.
 
     Raises:
         InvalidInput: if there cannot be such workers.
@@ -112,7 +113,7 @@ class Workers(Executor):
 
     is_parallel = True
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int = 0) -> None:
+    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int = 0, awaits: bool = False) -> None:
         if count < 1:
             raise InvalidInput(f"there must be at least 1 worker, got {count}")
         self._make = make
@@ -131,6 +132,8 @@ class Workers(Executor):
             for number in range(count):
                 size = SLOTS * Slot.size_bytes(capacity_bytes) + FAULT_BYTES
                 self._workers.append(self._started(number, SharedMemory(size)))
+            while awaits and not any(worker.is_ready for worker in self._workers):
+                self._listen(None)
         except BaseException:
             self.close()
             raise

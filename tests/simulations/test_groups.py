@@ -17,8 +17,7 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Local
 from fed.simulations.devices import UniformDevices
 from fed.simulations.fleet import SimulatedFleet
-from fed.simulations.groups import Groups
-from fed.simulations.simulated_clients import SimulatedClients
+from fed.simulations.simulated_clients import Groups, SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.wire.messages import GlobalModel, Task
 from tests.simulations.users_parts import double, small, unequal

@@ -12,7 +12,7 @@ from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
 from fed.clients.evaluation import accuracy, evaluate
 from fed.clients.training.losses import cross_entropy
-from fed.clients.training.work_items import Begin, Evaluate, Evaluated, Train, Trained, label_of
+from fed.clients.training.work_items import Evaluate, Evaluated, Train, Trained, label_of
 from fed.clients.training.worker import Work
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
@@ -79,7 +79,6 @@ def test_identical_clients_differ_by_streams_alike_in_any_group() -> None:
 def test_work_does_what_it_is_asked_and_says_who_asked() -> None:
     simulation = Simulation(fed.Experiment(simulation={"batching": "on"}), parts.unequal(), parts.small)
     work, (start_V, integers_I) = Work(simulation.recipe, 0), simulation.layout.pack(simulation.recipe.module)
-    assert work(Begin(), ()) == (Begin(), ())
     trained, (update_V, _) = work(Train(("c3", "c4"), 1, wants="mean"), (start_V, integers_I))
     assert isinstance(trained, Trained)
     assert (trained.samples, trained.diverged, update_V.dtype) == ((1, 30), None, torch.float64)

@@ -14,7 +14,7 @@ from torch import nn
 import fed
 from fed.aggregators.base import LocalRule, Phase
 from fed.aggregators.fedavg import FedAvg
-from fed.clients.training.executor import InProcess, Item, Make, Work
+from fed.clients.training.executor import InProcess, Make, Work
 from fed.errors import FedError, InvalidExperiment, InvalidInput, RunFailed
 from fed.simulations.estimate import Expectation
 from fed.simulations.executors import choice as hiring
@@ -33,7 +33,7 @@ class Crew(InProcess):
     hired: list[tuple[int, int]]
     fails: FedError | None = None
 
-    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int) -> None:
+    def __init__(self, make: Make, count: int, capacity_bytes: int, small_bytes: int, awaits: bool) -> None:
         def fits(worker: int) -> Work:
             work = make(worker)
 
@@ -46,11 +46,8 @@ class Crew(InProcess):
 
         super().__init__(fits)
         self.hired.append((count, capacity_bytes))
-
-    def submit(self, item: Item) -> int:
         if self.fails is not None:
             raise self.fails
-        return super().submit(item)
 
 
 @pytest.fixture
