@@ -65,14 +65,12 @@ class CertificateFacts:
         name: the common name; a node's is its identity.
         hosts: the names and addresses under which a server may be reached.
         expires: until when it is valid.
-        sha256: its fingerprint.
     """
 
     role: Role
     name: str
     hosts: tuple[str, ...]
     expires: datetime
-    sha256: str
 
 
 def now() -> datetime:
@@ -155,13 +153,8 @@ def read_facts(path: Path) -> CertificateFacts:
     except (x509.ExtensionNotFound, ValueError, KeyError):
         problem = f"{path}: must be a certificate that fed keys issued, got another one: restore it"
         raise InvalidCredentials(problem) from None
-    return CertificateFacts(
-        role=role,
-        name=str(name.value),
-        hosts=hosts,
-        expires=certificate.not_valid_after_utc,
-        sha256=certificate.fingerprint(SHA256()).hex(),
-    )
+    expires = certificate.not_valid_after_utc
+    return CertificateFacts(role=role, name=str(name.value), hosts=hosts, expires=expires)
 
 
 def read_pair(certificate: Path, key: Path) -> Pair:

@@ -26,14 +26,12 @@ class _Credentials:
     """Credentials that server and node have in common.
 
     Args:
-        folder: where it was read from.
         authority_pem: the certificate by which the other side is checked.
         certificate_pem: one's own.
         key_pem: its private key.
         facts: what one's own certificate says.
     """
 
-    folder: Path
     authority_pem: bytes
     certificate_pem: bytes
     key_pem: bytes = field(repr=False)  # a logged object must not reveal it
@@ -159,7 +157,7 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
         raise InvalidCredentials(
             f"{certificate} expired on {facts.expires:%Y-%m-%d}: issue another with fed keys {command}"
         )
-    return _Credentials(folder=folder, authority_pem=authority_pem, facts=facts, **pair._asdict())
+    return _Credentials(authority_pem=authority_pem, facts=facts, **pair._asdict())
 
 
 def _remedy(role: Role) -> str:

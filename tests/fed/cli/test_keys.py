@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fed.identity.authority import Authority
-from fed.identity.certificates import now
+from fed.identity.certificates import fingerprint, now
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from tests.fed.cli.commands import Run, runner
 
@@ -39,7 +39,8 @@ def test_an_authority_a_node_and_its_end(run: Run) -> None:
         ["ann", "revoked", in_days(0), in_days(365), in_days(0)],
         ["bob", "valid", in_days(0), in_days(7), "–"],
     ]
-    assert NodeCredentials.load(Path("keys/nodes/bob")).facts.sha256.startswith(table[3][5].rstrip("…"))
+    bob = NodeCredentials.load(Path("keys/nodes/bob"))
+    assert fingerprint(bob.certificate_pem).startswith(table[3][5].rstrip("…"))
 
 
 def test_server_certificate_is_renewed_for_same_or_other_hosts(run: Run) -> None:
@@ -51,7 +52,7 @@ def test_server_certificate_is_renewed_for_same_or_other_hosts(run: Run) -> None
         f"{in_days(20)}, reached as new.example.org\n"
     )
     second = ServerCredentials.load(Path("keys"))
-    assert second.facts.sha256 != first.facts.sha256
+    assert second.certificate_pem != first.certificate_pem
     assert list(second.roster.entries()) == ["ann"]
 
 

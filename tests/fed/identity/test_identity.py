@@ -222,7 +222,7 @@ def test_a_roster_can_be_read_by_people(authority: Authority) -> None:
     (name, values), *others = json.loads(authority.roster.path.read_text()).items()
     assert (name, others) == ("ann", [])
     assert values == {
-        "sha256": ann.facts.sha256,
+        "sha256": fingerprint(ann.certificate_pem),
         "issued": (ann.facts.expires - timedelta(days=365)).isoformat(),
         "expires": ann.facts.expires.isoformat(),
         "revoked": None,
@@ -330,7 +330,7 @@ def test_nothing_is_overwritten_silently(authority: Authority, tmp_path: Path) -
 def test_one_that_expired_gets_another_without_being_revoked(authority: Authority) -> None:
     earlier = Authority.load(authority.folder, clock=at(now() - timedelta(days=20)))
     expired = fingerprint((earlier.issue("ann", days=10) / "certificate.pem").read_bytes())
-    assert node(authority).facts.sha256 != expired
+    assert fingerprint(node(authority).certificate_pem) != expired
 
 
 def test_revoking_twice_keeps_the_first_date(authority: Authority) -> None:
