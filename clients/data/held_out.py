@@ -17,7 +17,7 @@ from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 from fed.randomness import Streams
 
-__all__ = ["at_random", "for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "share"]
+__all__ = ["for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "parted", "share"]
 
 _TESTED = 1000
 
@@ -36,23 +36,27 @@ def share(samples: int, fraction: float) -> int:
     return min(int(samples * fraction + 0.5), samples - 1)  # round() would go to the even of two neighbours
 
 
-def at_random(samples: int, fraction: float, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Hold out a share of all samples by a plain permutation, which knows neither labels nor the partition.
+def parted(
+    indices_E: NDArray[np.int64], fraction: float, generator: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Hold out a share of samples by a plain permutation, which knows neither labels nor the partition.
 
     Args:
-        samples: how many there are, at least 1.
+        indices_E: of the samples, at least one.
         fraction: of them to hold out, in [0, 1).
-        streams: the experiment's random streams.
+        generator: the stream to draw from.
 
     Returns:
-        Indices of the training samples and of those held out, each ascending.
+        Indices of the samples to keep and of those held out, each ascending.
 
     Example:
-        >>> train, test = at_random(10, 0.2, Streams(0))
+        >>> train, test = parted(np.arange(10), 0.2, np.random.default_rng(0))
         >>> len(train), len(test)
         (8, 2)
     """
-    return _cut(np.arange(samples), fraction, streams.generator("test set"))
+    order = generator.permutation(indices_E)
+    held_out = share(len(indices_E), fraction)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
 def of_each(
@@ -71,7 +75,7 @@ def of_each(
     kept: dict[ClientId, NDArray[np.int64]] = {}
     test = []
     for client, indices in holdings.items():
-        kept[client], held_out = _cut(indices, fraction, streams.generator("test set", client))
+        kept[client], held_out = parted(indices, fraction, streams.generator("test set", client))
         test.append(held_out)
     return kept, np.concatenate(test)
 
@@ -154,14 +158,5 @@ class _Cut:
         if self.streams is None:
             parts = np.split(np.arange(len(targets)), [len(targets) - share(len(targets), self.fraction)])
         else:
-            parts = [*_cut(np.arange(len(targets)), self.fraction, self.streams.generator(self.purpose, client))]
+            parts = [*parted(np.arange(len(targets)), self.fraction, self.streams.generator(self.purpose, client))]
         return [(inputs[indices], targets[indices]) for indices in map(torch.from_numpy, parts)]
-
-
-def _cut(
-    indices_E: NDArray[np.int64], fraction: float, generator: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Split indices into those to keep and those to hold out, each ascending."""
-    order = generator.permutation(indices_E)
-    held_out = share(len(indices_E), fraction)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])

@@ -66,7 +66,7 @@ def _deal_to_numbers(
     samples: Samples, section: DataSection, partition: PartitionSection, streams: Streams
 ) -> tuple[Holdings, NDArray[np.int64]]:
     """Hold out of all samples, then deal the others to clients 0 … n − 1."""
-    train, test = held_out.at_random(len(samples), _fraction(samples, section), streams)
+    train, test = held_out.parted(np.arange(len(samples)), _fraction(samples, section), streams.generator("test set"))
     clients = section.clients or _CLIENTS
     if clients > len(train):
         raise InvalidData(

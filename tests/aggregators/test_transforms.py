@@ -101,7 +101,7 @@ def test_message_rules_act_before_the_mean_in_chain_order() -> None:
 
 
 def test_what_is_no_piece_is_refused() -> None:
-    with pytest.raises(InvalidExperiment, match=r"must be made of fed\.aggregators\.transforms\.Transform, got 0\.5"):
+    with pytest.raises(InvalidExperiment, match=r"of\[1\] must be an instance of Transform, got 0\.5"):
         chain(Clip(), 0.5)  # type: ignore[arg-type]  # what must not be possible
 
 
