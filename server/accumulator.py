@@ -78,7 +78,6 @@ class UpdateAccumulator:
         integers_I: the largest of the integers of updates that count.
         selected, replied, late, failed: tasks that were sent, and what became of them.
         bytes_up, bytes_down: what was moved for them.
-        weight: the sum of the weights of updates that count.
         counted: task → the factor that its update was counted with.
         staleness: of each update that counts, how many versions old its start was.
         losses: of each such update (training loss, samples).
@@ -95,7 +94,6 @@ class UpdateAccumulator:
         self.integers_I = integers_I
         self.selected = self.replied = self.late = self.failed = 0
         self.bytes_up = self.bytes_down = 0
-        self.weight = 0.0
         self.counted: dict[int, float] = {}
         self.staleness: list[int] = []
         self.losses: list[tuple[float, int]] = []
@@ -166,10 +164,6 @@ class UpdateAccumulator:
         updates, weights = zip(*(self._single[task] for task in sorted(self._single)), strict=True)
         return torch.stack(updates), torch.tensor(weights, dtype=torch.float64)
 
-    def train_loss(self) -> float | None:
-        """The clients' mean loss, weighted by samples."""
-        return mean_loss(self.losses)
-
     def stats(self) -> RoundStats:
         """The counts of the round."""
         return RoundStats(
@@ -179,13 +173,12 @@ class UpdateAccumulator:
             failed=self.failed,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            train_loss=self.train_loss(),
+            train_loss=mean_loss(self.losses),
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:
         """Add an answer to the sum, or keep it where the rule needs each."""
-        self.weight += float(answer.partial.weight) if answer.partial else answer.weight
         if answer.partial is not None:
             self._mean.merge(answer.partial)
             return

@@ -82,25 +82,6 @@ class Coordinator:
         """The global model that users evaluate: (vector [V], integers [I])."""
         return self._vector(self._state.model_P), self._integers_I
 
-    def round(self, number: int, clients: Sequence[int | str]) -> RoundStats:
-        """Run one round: send the model to clients, collect their updates, and move the model by the mean.
-
-        Answers may come in any order: the outcome is the same, to the bit. Where fewer come than the aggregator needs,
-        as under a sampling whose cohorts vary, the model stays as it was.
-
-        Args:
-            number: of the round, from 1.
-            clients: the clients that train.
-
-        Raises:
-            Diverged: if a client's loss or model is no longer finite; the model stays as it was.
-        """
-        accumulator = self.new_accumulator()
-        self.dispatch(accumulator, number, clients)
-        self.collect(accumulator)
-        self.cancel(accumulator, are_late=False)
-        return self.step(accumulator, number)
-
     def new_accumulator(self, *, mixes: bool = False) -> UpdateAccumulator:
         """An empty accumulator, for the updates that move the model next.
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -119,8 +118,8 @@ class Deployment:
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
         evaluation = experiment.evaluation.make()
-        self._by_clients = isinstance(evaluation, ByClients)
-        self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else 0.5
+        # the share that clients hold out to score models; None: the coordinator scores them
+        self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
         self._signature: Signature | None = None
         if self._data is not None:
             inputs, _ = self._data.read(self._data.clients[0])
@@ -156,10 +155,10 @@ class Deployment:
         if self._signature is None:
             fleet.await_nodes(1)
         assert self._signature is not None
-        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out))
+        prepared = Preparation(self.experiment, self._data or _stand_in(self._signature, self._held_out or 0.5))
         algorithm = prepared.algorithm
         fingerprint = run_fingerprint(self.experiment, prepared.layout, None)
-        kept = newest_checkpoint(fingerprint, folder) if resume else None
+        kept = newest_checkpoint(fingerprint, folder, self.experiment.objects()) if resume else None
         policy, asks_place = self.experiment.rounds.make(), algorithm.needs_fixed_members
         if kept is None:
             folder.begin(self.experiment)
@@ -174,11 +173,7 @@ class Deployment:
             fleet.fix_registered()
         message, states = prepared.message_format(len(fleet.registered())), prepared.client_states()
         federation = Coordinated(self.experiment, prepared, policy, fleet, message, states)
-        plan = Plan(
-            run=secrets.token_hex(8),
-            experiment=json.dumps(part_of_nodes(self.experiment)),
-            signature=self._signature,
-        )
+        plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
         fleet.begin(
             plan,
             message,
@@ -207,7 +202,7 @@ class Deployment:
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
         def begin_scoring() -> Scoring:
-            if self._by_clients:
+            if self._held_out is not None:
                 policy = federation.policy
                 limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
                 return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s))
@@ -224,7 +219,7 @@ class Deployment:
             self.experiment,
             federation,
             begin_scoring=begin_scoring,
-            has_scores=self._by_clients or recipe.test is not None,
+            has_scores=self._held_out is not None or recipe.test is not None,
             scores_meanwhile=False,
             load_module=load_module,
             facts=lambda: {

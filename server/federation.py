@@ -95,7 +95,7 @@ class Coordinated:
 
     def state(self) -> Tree:
         """The coordinator's, the fleet's and the policy's."""
-        policy = self.policy.saved(self._policy_state)
+        policy = None if self._policy_state is None else self._policy_state.state()
         return {"coordinator": self.coordinator.state(), "fleet": self.coordinator.fleet.state(), "policy": policy}
 
     def restore(self, state: Tree) -> None:
@@ -103,7 +103,7 @@ class Coordinated:
         self.coordinator.restore(state["coordinator"])
         self.coordinator.fleet.restore(state["fleet"])
         if state["policy"] is not None:
-            self._policy_state = self.policy.restored(state["policy"])
+            self._policy_state = type(self._policy_state).restore(state["policy"])
 
     def model(self) -> State:
         """The coordinator's model, with the first model's private parts where there are any."""

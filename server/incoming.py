@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fed.compression.codec import Draw
+from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import LARGEST, Answer, Task, one_line, refusal_of_numbers
@@ -17,9 +18,7 @@ from fed.wire.protocol_pb2 import Answer as AnswerHeader
 __all__ = ["received"]
 
 
-def received(
-    task: Task, header: AnswerHeader, tensors: Sequence[Tensor], message: Format, streams: Streams
-) -> Answer | str:
+def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], message: Format, streams: Streams) -> Answer:
     """Validate and decode what a client sent.
 
     A trained model stays as it came, so that no copy of it is made.
@@ -32,23 +31,27 @@ def received(
         streams: the run's, for codecs.
 
     Returns:
-        The update as it is counted, or the reason why it must not touch the model.
+        The update as it is counted.
+
+    Raises:
+        InvalidPayload: if it must not touch the model.
     """
     said = [(tensor.dtype, tensor.numel()) for tensor in tensors]
     if said != [*message.uplink]:
-        return f"the tensors must be {_named(message.uplink)}, got {_named(said[:4])}"
+        raise InvalidPayload(f"the tensors must be {_named(message.uplink)}, got {_named(said[:4])}")
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
-        return reason
+        raise InvalidPayload(reason)
     *payload, integers_I = tensors
-    if reason := next(filter(None, map(_refusal, payload)), None):
-        return reason
+    for values in payload:
+        _refuse_unusable(values)
     draw = Draw(streams, [task.round], [task.client])
     try:
         update_M = message.decode([tensor.unsqueeze(0) for tensor in payload], draw)[0]
     except Exception as error:  # a codec may trip over values that nobody would encode
-        return f"the payload cannot be decoded: {type(error).__name__}: {one_line(str(error))}"
-    if message.codecs and (reason := _refusal(update_M)):  # what a codec makes of finite numbers may not be finite
-        return reason
+        reason = f"the payload cannot be decoded: {type(error).__name__}: {one_line(str(error))}"
+        raise InvalidPayload(reason) from error
+    if message.codecs:
+        _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
     return Answer(
         (task.id,),
         task.round,
@@ -63,14 +66,14 @@ def received(
     )
 
 
-def _refusal(values: Tensor) -> str | None:
-    """The reason why values must not touch the model."""
+def _refuse_unusable(values: Tensor) -> None:
+    """Refuse values that must not touch the model."""
     if not values.numel() or not values.is_floating_point():
-        return None
+        return
     lowest, highest = torch.aminmax(values)  # both are NaN where one number is
     largest = max(-float(lowest), float(highest))
-    # so written, NaN is refused
-    return None if largest <= LARGEST else f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}"
+    if not largest <= LARGEST:  # so written, NaN is refused
+        raise InvalidPayload(f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}")
 
 
 def _named(specs: Sequence[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:

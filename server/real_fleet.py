@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor
 
+from fed.clients.data.holdings import in_order
 from fed.randomness import Streams
 from fed.server.incoming import received
-from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts, in_order
-from fed.server.validation import CLIENT_STATE_LOST
+from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, one_line
-from fed.wire.rate_limits import Refusals
+from fed.wire.rate_limits import Allowance, Refusals
 
 __all__ = ["RealFleet"]
 
@@ -50,7 +50,6 @@ class RealFleet(ABC):
         self._examination = 0
         self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
         self._scores: list[pb.Scores] = []
-        self._keeps_checkpoints = True
         self._keeps_states = False
 
     @property
@@ -77,17 +76,17 @@ class RealFleet(ABC):
             keeps_checkpoints: the run may go on from an earlier state.
         """
         self._incoming = partial(received, message=message, streams=streams)
-        self._keeps_checkpoints, self._keeps_states = keeps_checkpoints, keeps_states
+        self._kept.goes_back, self._keeps_states = keeps_checkpoints, keeps_states
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
 
     def await_nodes(self, count: int) -> None:
         """Wait until this many nodes are connected."""
-        said, saying = -1, _Saying()
+        said, may_say = -1, _once_in_a_while()
         while (there := len(self._attending())) < count:
-            if there != said:
-                said, saying = there, _Saying(at_once=True)
-            saying.say("waiting for %d nodes, of which %d are there", count, there)
+            if may_say.spend() or there != said:
+                said = there
+                _log.info("waiting for %d nodes, of which %d are there", count, there)
             self._pass_time(math.inf)
             self._seen = self._changes
 
@@ -122,11 +121,12 @@ class RealFleet(ABC):
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Answers as they arrive."""
-        replies, saying = 0, _Saying()
+        replies, may_say = 0, _once_in_a_while()
         while self._open and (enough is None or replies < enough):
             if not self._has_answer():
-                waiting = sorted({str(task.client) for task in self._open.values()})
-                saying.say("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
+                if may_say.spend():
+                    waiting = sorted({str(task.client) for task in self._open.values()})
+                    _log.info("waiting for answers of %d clients, %s among them", len(waiting), waiting[0])
                 self._pass_time(until)
             if self._has_answer():
                 answer = self._next_answer()
@@ -151,19 +151,19 @@ class RealFleet(ABC):
         unsettled, self._unsettled = self._unsettled, {}
         for task, client in unsettled.items():
             if discount := counted.get(task, 0.0):
-                counted_task = CountedTask(self._start, task, discount)
-                self._kept.count(client, counted_task, is_durable=not self._keeps_checkpoints)
+                self._kept.count(client, CountedTask(self._start, task, discount))
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes, goes or has done its work."""
-        saying = _Saying()
+        may_say = _once_in_a_while()
         while not self._has_answer():
             if self._changes != self._seen:
                 self._seen = self._changes
                 return True
             if self.clock >= until:
                 return False
-            saying.say("waiting for nodes; %d are there", len(self._attending()))
+            if may_say.spend():
+                _log.info("waiting for nodes; %d are there", len(self._attending()))
             self._pass_time(until)
         return False
 
@@ -236,17 +236,24 @@ class RealFleet(ABC):
         kept = self._kept.after.get(client)
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
-    def _received(self, task: Task, header: pb.Answer, tensors: Sequence[Tensor]) -> Answer | str:
-        """An answer as it is counted, or the reason why it must not be.
+    def _received(self, task: Task, header: pb.Answer, tensors: Sequence[Tensor]) -> Answer:
+        """An answer as it is counted.
 
         Args:
             task: that it answers.
             header: what the node says of it.
             tensors: the payload.
+
+        Raises:
+            InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
-        if header.began_anew and not isinstance(answer, str):
-            _log.warning(CLIENT_STATE_LOST, task.client)
+        if header.began_anew:
+            _log.warning(
+                "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on "
+                "from what it had at first",
+                task.client,
+            )
         return answer
 
     def _take_scores(self, client: int | str | None, examination: int, scores: pb.Scores) -> None:
@@ -292,13 +299,8 @@ def _task_id(found: CountedTask | None) -> pb.TaskId | None:
     return None if found is None else pb.TaskId(start=found[0], number=found[1])
 
 
-class _Saying:
-    """Log of what is waited for, once a while."""
-
-    def __init__(self, *, at_once: bool = False) -> None:
-        self._next_s = time.monotonic() + (0.0 if at_once else _SAYS_EVERY_S)
-
-    def say(self, words: str, *arguments: object) -> None:
-        if time.monotonic() >= self._next_s:
-            _log.info(words, *arguments)
-            self._next_s = time.monotonic() + _SAYS_EVERY_S
+def _once_in_a_while() -> Allowance:
+    """Limit of how often the log says what is waited for; it does not say so at once."""
+    allowance = Allowance(1, 1 / _SAYS_EVERY_S)
+    allowance.spend()
+    return allowance

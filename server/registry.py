@@ -3,22 +3,17 @@
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
+from fed.clients.data.holdings import in_order
 from fed.storage.checkpoints import Tree
 from fed.wire.rate_limits import Unnamed
 
-__all__ = ["ClientStateVersions", "CountedTask", "Members", "NodeCounts", "in_order"]
+__all__ = ["ClientStateVersions", "CountedTask", "Members", "NodeCounts"]
 
 _log = logging.getLogger(__name__)
 _CHECKPOINTS = 8  # that a run may have to go back over
 _OUTCOMES = ("answered", "late", "failed", "refused")
-
-
-def in_order(clients: Iterable[int | str]) -> list[int | str]:
-    """Ids of clients, numbers before names."""
-    return sorted(clients, key=lambda client: (isinstance(client, str), client))
 
 
 class Members(dict[int | str, int]):
@@ -146,23 +141,19 @@ class ClientStateVersions:
     Attributes:
         after: client → the task whose state it goes on from; the first state where there is none.
         durable_after: client → the task before which no state is needed any more.
+        goes_back: the run has checkpoints, to which it may go back.
     """
 
     def __init__(self) -> None:
+        self.goes_back = True
         self.after: dict[int | str, CountedTask] = {}
         self.durable_after: dict[int | str, CountedTask] = {}
         self._history: deque[dict[int | str, CountedTask]] = deque()
 
-    def count(self, client: int | str, task: CountedTask, *, is_durable: bool = False) -> None:
-        """Note that a client's update counted; for good where there are no checkpoints to go back to.
-
-        Args:
-            client: whose update.
-            task: the task.
-            is_durable: true if no checkpoint will be gone back to.
-        """
+    def count(self, client: int | str, task: CountedTask) -> None:
+        """Note that a client's update counted; for good where there are no checkpoints to go back to."""
         self.after[client] = task
-        if is_durable:
+        if not self.goes_back:
             self.durable_after[client] = task
 
     def state(self) -> Tree:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from fed.config.experiment import Experiment
@@ -39,7 +38,7 @@ def check_given_parts(given: Sequence[str], folder: RunFolder) -> None:
 
 
 def newest_checkpoint(
-    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any] = MappingProxyType({})
+    fingerprint: Mapping[str, Any], folder: RunFolder, objects: Mapping[str, Any]
 ) -> tuple[int, Tree] | None:
     """The newest whole checkpoint whose rounds all have metrics; None where the run begins again.
 

@@ -8,13 +8,7 @@ from fed.wire.messages import LARGEST, MOST_SAMPLES, one_line
 from fed.wire.protocol import MOST_CLASSES, MOST_HELD, PROTOCOL
 from fed.wire.protocol_pb2 import Failed, Joining, Scores, Signature
 
-__all__ = ["CLIENT_STATE_LOST", "reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
-
-CLIENT_STATE_LOST = (
-    "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on from what it "
-    "had at first"
-)
-"""What is logged of a client whose answer says so."""
+__all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_signature"]
 
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28

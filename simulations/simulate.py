@@ -10,13 +10,13 @@ from torch import nn
 
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
+from fed.clients.data.holdings import in_order
 from fed.clients.evaluation import Metric
 from fed.clients.training.executor import Executor
 from fed.clients.training.losses import Loss
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.reports.html import run_report
-from fed.server.registry import in_order
 from fed.server.resume import check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.estimate import Expectation, expect

@@ -4,9 +4,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fed.server.accumulator import RoundStats
+from fed.server.coordinator import Coordinator
 from fed.wire.messages import Answer, Task
 
-__all__ = ["ScriptedFleet"]
+__all__ = ["ScriptedFleet", "one_round"]
 
 
 class ScriptedFleet:
@@ -64,3 +66,12 @@ class ScriptedFleet:
         """The tasks that were sent out since the last time."""
         tasks, self._tasks = self._tasks, []
         return tasks
+
+
+def one_round(coordinator: Coordinator, number: int, clients: Sequence[int | str]) -> RoundStats:
+    """Send the model to clients, collect their updates, and move the model by the mean."""
+    accumulator = coordinator.new_accumulator()
+    coordinator.dispatch(accumulator, number, clients)
+    coordinator.collect(accumulator)
+    coordinator.cancel(accumulator, are_late=False)
+    return coordinator.step(accumulator, number)

@@ -3,6 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -11,10 +12,15 @@ from numpy.typing import NDArray
 from fed.clients.data.samples import ClientId
 from fed.errors import InvalidData
 
-__all__ = ["Holdings", "by_holder", "largest", "replicated"]
+__all__ = ["Holdings", "by_holder", "in_order", "largest", "replicated"]
 
 Holdings: TypeAlias = dict[ClientId, NDArray[np.int64]]
 """Client → indices of its samples, ascending."""
+
+
+def in_order(clients: Iterable[ClientId]) -> list[ClientId]:
+    """Ids of clients, numbers before names."""
+    return sorted(clients, key=lambda client: (isinstance(client, str), client))
 
 
 def by_holder(holders_E: NDArray[np.generic]) -> Holdings:
@@ -25,7 +31,7 @@ def by_holder(holders_E: NDArray[np.generic]) -> Holdings:
         {'a': [1], 'b': [0, 2]}
     """
     ids = holders_E.tolist()
-    clients = sorted(set(ids), key=_order)
+    clients = in_order(set(ids))
     number = {client: index for index, client in enumerate(clients)}
     numbers_E = np.array([number[client] for client in ids], dtype=np.int64)
     ends = np.cumsum(np.bincount(numbers_E, minlength=len(clients)))[:-1]
@@ -51,8 +57,9 @@ def largest(holdings: Holdings, clients: int | None) -> Holdings:
             f"data.clients must be at most the number of clients in the data, got clients={clients} and "
             f"{len(holdings)} clients in the data: lower data.clients, or set it to null for all"
         )
-    kept = sorted(holdings, key=lambda client: (-len(holdings[client]), _order(client)))[:clients]
-    return {client: holdings[client] for client in sorted(kept, key=_order)}
+    # a stable sort of clients in order
+    kept = sorted(in_order(holdings), key=lambda client: len(holdings[client]), reverse=True)[:clients]
+    return {client: holdings[client] for client in in_order(kept)}
 
 
 def replicated(holdings: Holdings, overlap: float, generator: np.random.Generator) -> Holdings:
@@ -103,7 +110,3 @@ def _other_holders(
         taken_E = np.any([step_E == earlier_E for earlier_E in steps], axis=0) if steps else np.zeros_like(step_E, bool)
         steps.append(np.where(taken_E, top_E, step_E))
     return [np.where(copy < copies_E, (holder_E + step_E) % clients, -1) for copy, step_E in enumerate(steps)]
-
-
-def _order(client: ClientId) -> tuple[bool, ClientId]:
-    return isinstance(client, str), client

@@ -80,7 +80,7 @@ class EdgeNode(Dialler):
         self._lock = threading.Lock()
         self._delivery_s: float | None = None  # that the last one took
         self._says_it_waits = True
-        self._described: pb.Joining | None = None
+        self._described = pb.Joining()  # until run() has asked
         self._plan: pb.Plan | None = None
 
     def run(self, *, stopped: threading.Event | None = None) -> str:
@@ -118,7 +118,6 @@ class EdgeNode(Dialler):
     def greet(self, outbox: Outbox) -> None:
         """Join, with the tasks that are held."""
         self._says_it_waits = True
-        assert self._described is not None
         with self._lock:
             held = [item.assignment.task for item in self._held.values()]
             greeting = pb.FromNode(joining=pb.Joining(name=self.name, held=held))
@@ -176,7 +175,6 @@ class EdgeNode(Dialler):
             self._work.put((partial(self._prepare, plan), self._end_with))
 
     def _prepare(self, plan: pb.Plan) -> None:
-        assert self._described is not None
         said, own = plan.signature, self._described.signature
         if (said.input_shape, said.input_dtype) != (own.input_shape, own.input_dtype) or not (
             own.classes <= said.classes <= MOST_CLASSES

@@ -5,39 +5,49 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from fed.errors import InvalidPayload
-from fed.server.flower.messages import Kind, flat_payload, message_to, response_of
 from fed.server.real_fleet import RealFleet
-from fed.server.validation import reason_of
+from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb
-from fed.wire.flower_records import packed
+from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, client_id_of
-from fed.wire.payloads import hold_to_payload, split, tensor_messages
+from fed.wire.payloads import hold_to_payload, joined, split, tensor_messages
 from fed.wire.rate_limits import Unnamed
 
-__all__ = ["FlowerFleet"]
+__all__ = ["FlowerFleet", "flat_payload"]
 
 _log = logging.getLogger(__name__)
 _MESSAGE_LOST, _NODE_LOST = 3, 5  # Flower's codes
 _UNDELIVERED = (_MESSAGE_LOST, _NODE_LOST)
 _SHORTEST_TTL_S = 1.0
+_MOST_LETTERS = 200
+_ANSWERS = {"query": "joining", "train": "answer", "evaluate": "scores"}
 
 
 class _Sent(NamedTuple):
-    """A message under way: to which node and client, and of which task or examination."""
+    """A message under way.
+
+    Args:
+        node: the receiver.
+        kind: what it is asked: who it is, to do a task, or to score a model.
+        client: the one that it stands for, once it has said so.
+        number: of the task or the examination.
+        round: the task's.
+    """
 
     node: int
-    kind: Kind
+    kind: Literal["query", "train", "evaluate"]
     client: int | str | None = None
     number: int = 0
+    round: int = 0
 
 
 @dataclass
@@ -130,15 +140,14 @@ class FlowerFleet(RealFleet):
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
         self._poll()
-        messages, sent = [], []
+        asked = []
         payload, array = flat_payload(model)
         for client, node in self._free().items():
             examination = pb.Examination(id=self._examination, payload=payload, **self._kept_state(client))
             content = packed(pb.Request(plan=self._plan, examination=examination), array)
-            messages.append(message_to(node, "evaluate", content, limit_s))
-            sent.append(_Sent(node, "evaluate", client, self._examination))
+            asked.append((_Sent(node, "evaluate", client, self._examination), content, limit_s))
             self._unscored.add(client)
-        self._push(messages, sent)
+        self._push(asked)
 
     def _has_answer(self) -> bool:
         return bool(self._answers)
@@ -184,8 +193,7 @@ class FlowerFleet(RealFleet):
                 _log.info("client %r is gone", client)
         new = [node for node in there if node not in self._present]
         self._present |= dict.fromkeys(new)
-        messages = [message_to(node, "query", packed(pb.Request()), None) for node in new]
-        self._push(messages, [_Sent(node, "query") for node in new])
+        self._push([(_Sent(node, "query"), packed(pb.Request()), None) for node in new])
 
     def _send(self) -> None:
         """Send the waiting tasks whose nodes are connected and free; fail those that waited too long."""
@@ -193,31 +201,36 @@ class FlowerFleet(RealFleet):
         if not waiting:
             return
         free, attending = self._free(), self._attending()
-        messages, sent = [], []
+        asked = []
         for number, progress in waiting:
             task = self._open[number]
             node = free.pop(task.client, None)
             left_s = progress.due_s - self.clock
             if node is not None and left_s > 0:
                 ttl_s = max(left_s, _SHORTEST_TTL_S) if math.isfinite(left_s) else None
-                messages.append(message_to(node, "train", self._content(task), ttl_s, task.round))
-                sent.append(_Sent(node, "train", task.client, number))
+                asked.append((_Sent(node, "train", task.client, number, task.round), self._content(task), ttl_s))
                 progress.sends, progress.since_s = progress.sends + 1, None
             elif left_s <= 0:
                 self._fail(number, "it did not answer in time")
             elif task.client not in attending and self.clock > (progress.since_s or 0.0) + self.absent_s:
                 self._fail(number, f"it was not there for {self.absent_s:g} s")
-        self._push(messages, sent)
+        self._push(asked)
 
-    def _push(self, messages: Sequence[Any], sent: Sequence[_Sent]) -> None:
-        if not messages:
+    def _push(self, asked: Sequence[tuple[_Sent, Any, float | None]]) -> None:
+        """Send messages, each with its content and the seconds in which to answer; None: Flower's 12 hours."""
+        if not asked:
             return
+        message = flower("app").Message
+        messages = [
+            message(content, sent.node, sent.kind, ttl=ttl_s, group_id=str(sent.round))
+            for sent, content, ttl_s in asked
+        ]
         ids = [*self._grid.push_messages(messages)] or [None] * len(messages)  # nothing: they were too large
-        for found, one in zip(ids, sent, strict=True):
+        for found, (sent, *_) in zip(ids, asked, strict=True):
             if found:
-                self._sent[found] = one
+                self._sent[found] = sent
             else:
-                self._send_again(one, "Flower took no message for it")
+                self._send_again(sent, "Flower took no message for it")
 
     def _content(self, task: Task) -> Any:
         if self._flat is None or self._flat[0] != task.model.version:
@@ -238,7 +251,7 @@ class FlowerFleet(RealFleet):
         try:
             if message.metadata.src_node_id != sent.node:  # the reply's id alone would let any node answer for another
                 raise InvalidPayload("another node answers in its name")
-            response, data = response_of(sent.kind, message.content)
+            response, data = _response_of(sent.kind, message.content)
             if response.HasField("failed"):
                 self._give_up(sent, reason_of(response.failed))
             elif sent.kind == "train":
@@ -268,11 +281,8 @@ class FlowerFleet(RealFleet):
         if task is None:
             return  # it comes too late
         hold_to_payload(data, header.payload, self._spec)
-        answer = self._received(task, header, split(data, header.payload))
-        if isinstance(answer, str):
-            raise InvalidPayload(answer)
+        self._answers.append(self._received(task, header, split(data, header.payload)))
         self._progress.pop(task.id, None)
-        self._answers.append(answer)
 
     def _undelivered(self, sent: _Sent, code: int, reason: str) -> None:
         """Take Flower's word that a message has no answer."""
@@ -309,3 +319,36 @@ class FlowerFleet(RealFleet):
         if task is not None:
             self._progress.pop(number, None)
             self._answers.append(Answer.failure(task, reason))
+
+
+def flat_payload(tensors: Sequence[Tensor]) -> tuple[pb.Payload, Any]:
+    """Tensors as they travel: described by a header's payload, and one of Flower's arrays, which messages may share.
+
+    Raises:
+        InvalidPayload: if one has a type that does not travel.
+    """
+    payload, data = joined(tensors)
+    return payload, array_of(data)
+
+
+def _response_of(kind: str, content: Mapping[str, Any]) -> tuple[pb.Response, bytes]:
+    """A node's untrusted response, as far as it can be checked without the task, and the bytes of its payload.
+
+    Args:
+        kind: what the node was asked.
+        content: of its message.
+
+    Raises:
+        InvalidPayload: if no node can answer that.
+    """
+    response, data = unpacked(content, pb.Response)
+    if (what := response.WhichOneof("what")) not in ("failed", _ANSWERS[kind]):
+        raise InvalidPayload(f"a node must answer {_ANSWERS[kind]} or failed, got {what or 'nothing'}")
+    reason = refusal_of_scores(response.scores) if what == "scores" else None
+    if what == "joining":
+        name, reason = response.joining.name, refusal_of_joining(response.joining)
+        if not 0 < len(name) <= _MOST_LETTERS:
+            reason = f"a client's name must have 1 to {_MOST_LETTERS} letters, got {len(name)}"
+    if reason is not None:
+        raise InvalidPayload(reason)
+    return response, data

@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent import futures
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 import grpc
 from torch import Tensor
 
-from fed.errors import InvalidInput, RunFailed
+from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import hold_to_loopback
 from fed.server.grpc.leases import Delivery
 from fed.server.grpc.service import NodeService, Patience, Scored, handler_of
@@ -81,7 +80,6 @@ class NodeFleet(RealFleet):
             self._arrivals,
             admits,
             accepts,
-            partial(self._arrivals.put, None),
             patience or Patience(),
             refusals=self._refusals,
         )
@@ -146,12 +144,7 @@ class NodeFleet(RealFleet):
                 self._unscored.add(client)
 
     def _has_answer(self) -> bool:
-        """True if the answer to an open task is there; answers to other tasks are dropped."""
         self._poll()
-        while self._ready and self._ready[0].task not in self._open:
-            gone = self._ready.popleft()
-            if gone.path is not None:
-                gone.path.unlink(missing_ok=True)
         return bool(self._ready)
 
     def _poll(self) -> None:
@@ -175,14 +168,13 @@ class NodeFleet(RealFleet):
         task = self._open[arrival.task]
         if arrival.answer is None or arrival.path is None:
             return Answer.failure(task, arrival.problem)
-        answer = arrival.answer
-        tensors = read(arrival.path, answer.payload)
+        tensors = read(arrival.path, arrival.answer.payload)
         arrival.path.unlink(missing_ok=True)
-        reply = self._received(task, answer, tensors)
-        if isinstance(reply, str):
-            self._call(self._refusals.note, task.client, reply)
-            return Answer.failure(task, f"its answer was refused: {reply}")
-        return reply
+        try:
+            return self._received(task, arrival.answer, tensors)
+        except InvalidPayload as error:
+            self._call(self._refusals.note, task.client, str(error))
+            return Answer.failure(task, f"its answer was refused: {error}")
 
     def _payload(self, version: int, tensors: tuple[Tensor, ...]) -> Payload:
         """The file of a version's tensors; a version that no open task has goes."""

@@ -175,6 +175,6 @@ class Leases:
         return lease
 
     def fail(self, lease: Lease, reason: str) -> None:
-        """End a lease without an answer, for a reason that is one sentence for the user."""
-        self.withdraw(lease.number)
-        self._arrived(Delivery(lease.number, problem=reason))
+        """End a lease without an answer, for a reason that is one sentence for the user; one that is over stays so."""
+        if self.withdraw(lease.number) is not None:
+            self._arrived(Delivery(lease.number, problem=reason))

@@ -81,11 +81,10 @@ class NodeService:
     Args:
         start: of this server, which its tasks are named by.
         spool: the folder of files on their way.
-        arrivals: takes what becomes of tasks.
+        arrivals: takes what becomes of tasks; None when a node comes or goes.
         admits: (name, certificate in PEM) → why a node is refused, or None; where there are no certificates it is
             None itself, and nodes are believed.
         accepts: what a node says when it joins → why it is refused, or None.
-        on_change: is called when a node comes or goes.
         patience: how long to wait.
         plan: what nodes are told when they join; None until it is known.
         refusals: takes down what nodes are refused.
@@ -97,7 +96,6 @@ class NodeService:
     arrivals: SimpleQueue[Delivery | Scored | None]
     admits: Admission | None
     accepts: Callable[[pb.Joining], str | None]
-    on_change: Callable[[], None]
     patience: Patience = field(default_factory=Patience)
     plan: pb.Plan | None = None
     refusals: Refusals = field(default_factory=Refusals)
@@ -180,7 +178,7 @@ class NodeService:
         outbox = node.outbox
         assert outbox is not None
         _log.info("client %r has joined with %d samples", client, joining.samples)
-        self.on_change()
+        self.arrivals.put(None)
         try:
             problems = await converse(self._tell_all(call, outbox), self._listen(call, node))
         finally:
@@ -188,7 +186,7 @@ class NodeService:
                 node.outbox = None
                 self._drop_examination(client)
                 _log.info("client %r is gone", client)
-                self.on_change()
+                self.arrivals.put(None)
         for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 if problem.code is grpc.StatusCode.PERMISSION_DENIED and node.outbox is None:  # else it has come back

@@ -73,7 +73,7 @@ class _Unsynchronised(WithoutCohorts):
             return None
         return self._weights.weight(staleness)
 
-    def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
+    def round(self, coordinator: Coordinator, number: int, state: None) -> RoundStats:
         """Run one round, numbered from 1: until enough updates have moved the model.
 
         The round ends with fewer updates where clients keep states and all available ones have answered.

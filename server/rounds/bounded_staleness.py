@@ -17,7 +17,6 @@ from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
 from fed.server.coordinator import Coordinator
 from fed.server.parameter_store import ParameterStore
 from fed.server.rounds.synchronous import STAY_LONGER, WithoutCohorts, fail_if_stalled
-from fed.storage.checkpoints import Tree, plain
 
 __all__ = ["BoundedStaleness"]
 
@@ -62,25 +61,14 @@ class BoundedStaleness(WithoutCohorts):
         """The clients' clocks, of which none runs further ahead than the bound."""
         return ParameterStore(bound=math.inf if self.bound == "none" else self.bound)
 
-    def saved(self, state: ParameterStore) -> Tree:
-        """The clocks, for a checkpoint."""
-        return plain(state.state())
-
-    def restored(self, saved: Tree) -> ParameterStore:
-        """The clocks that :meth:`saved` wrote down."""
-        return ParameterStore.restore(saved)
-
-    def round(self, coordinator: Coordinator, number: int, state: ParameterStore | None = None) -> RoundStats:
+    def round(self, coordinator: Coordinator, number: int, state: ParameterStore) -> RoundStats:
         """Run until the slowest client has finished as many tasks as the round's number."""
-        store = state if state is not None else self.init()
-        rounds_stats, begins_s = [], coordinator.fleet.clock
-        # counted again only where the members change: there are as many steps as clients
-        held_by = lru_cache(1)(lambda members: sum(map(coordinator.fleet.size_of, members)))
-        while store.slowest < number:
+        rounds_stats, begins_s, share_of = [], coordinator.fleet.clock, _shares(coordinator)
+        while state.slowest < number:
             fail_if_stalled(coordinator, number, begins_s)
             accumulator = coordinator.new_accumulator()
             # earliest clocks first, in whatever order clients came
-            for clock, clients in sorted(self._ready(coordinator, store).items()):
+            for clock, clients in sorted(self._ready(coordinator, state).items()):
                 coordinator.dispatch(accumulator, clock + 1, clients, cohort=len(coordinator.fleet.registered()))
             if not coordinator.open:
                 if not coordinator.fleet.wait():
@@ -88,26 +76,11 @@ class BoundedStaleness(WithoutCohorts):
                     raise RunFailed(f"round {number} {problem}: {STAY_LONGER}")
                 continue
             coordinator.collect(accumulator, enough=1)
-            share = self._share(coordinator, accumulator, held_by)
-            rounds_stats.append(coordinator.step(accumulator, number, share=share))
+            rounds_stats.append(coordinator.step(accumulator, number, share=share_of(accumulator)))
             for client in accumulator.loss_of:
-                if client in store.workers:  # it may have left while its answer travelled
-                    store.tick(client)
+                if client in state.workers:  # it may have left while its answer travelled
+                    state.tick(client)
         return joined(rounds_stats)
-
-    def _share(
-        self,
-        coordinator: Coordinator,
-        accumulator: UpdateAccumulator,
-        held_by: Callable[[tuple[int | str, ...]], int],
-    ) -> float:
-        """The share of all clients that have answered: of their samples, where the algorithm weighs by these."""
-        if not accumulator.replied:  # perhaps because the last client has left
-            return 0.0
-        members = coordinator.fleet.registered()
-        if not coordinator.message.weighs_samples:
-            return accumulator.replied / len(members)
-        return sum(samples for _, samples in accumulator.losses) / held_by(tuple(members))
 
     def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
         """Clients without a task that need not wait, by clock."""
@@ -118,3 +91,19 @@ class BoundedStaleness(WithoutCohorts):
             for client in set(members) - store.workers:
                 store.register(client)
         return store.ready(coordinator.fleet.available())
+
+
+def _shares(coordinator: Coordinator) -> Callable[[UpdateAccumulator], float]:
+    """The share of all clients that have answered: of their samples, where the algorithm weighs by these."""
+    # counted again only where the members change: there are as many steps as clients
+    held_by = lru_cache(1)(lambda members: sum(map(coordinator.fleet.size_of, members)))
+
+    def share_of(accumulator: UpdateAccumulator) -> float:
+        if not accumulator.replied:  # perhaps because the last client has left
+            return 0.0
+        members = coordinator.fleet.registered()
+        if not coordinator.message.weighs_samples:
+            return accumulator.replied / len(members)
+        return sum(samples for _, samples in accumulator.losses) / held_by(tuple(members))
+
+    return share_of

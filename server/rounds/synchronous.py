@@ -18,7 +18,6 @@ from fed.errors import InvalidExperiment, RunFailed
 from fed.server.accumulator import RoundStats, UpdateAccumulator
 from fed.server.coordinator import Coordinator
 from fed.server.rounds.sampling import CohortDraw, Sampling
-from fed.storage.checkpoints import Tree
 
 __all__ = ["STAY_LONGER", "Rounds", "Synchronous", "WithoutCohorts", "await_clients", "fail_if_stalled"]
 
@@ -53,19 +52,14 @@ class Rounds(Hyperparameters, ABC):
         return self.rule.needs()
 
     def init(self) -> Any:
-        """State of the policy before the first round; None: it keeps nothing between rounds."""
-        return None
+        """State of the policy before the first round; None: it keeps nothing between rounds.
 
-    def saved(self, state: Any) -> Tree:
-        """The policy's state, for a checkpoint."""
-        return None
-
-    def restored(self, saved: Tree) -> Any:
-        """The state that :meth:`saved` wrote down."""
+        A checkpoint holds what its method ``state`` gives, from which its class method ``restore`` makes it again.
+        """
         return None
 
     @abstractmethod
-    def round(self, coordinator: Coordinator, number: int, state: Any = None) -> RoundStats:
+    def round(self, coordinator: Coordinator, number: int, state: Any) -> RoundStats:
         """Run a round, until the global model moves.
 
         Args:
@@ -170,7 +164,7 @@ class Synchronous(Rounds):
         """Number of clients that get a task in a round."""
         return min(math.ceil(self.cohort_of(population) * self.over_selection), population)
 
-    def round(self, coordinator: Coordinator, number: int, state: None = None) -> RoundStats:
+    def round(self, coordinator: Coordinator, number: int, state: None) -> RoundStats:
         """Run one round, numbered from 1."""
         fleet = coordinator.fleet
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))

@@ -24,7 +24,7 @@ from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.wire.messages import Answer, Task
-from tests.scripted_fleet import ScriptedFleet
+from tests.scripted_fleet import ScriptedFleet, one_round
 
 KINDS = [kind for kind in ALGORITHMS.builtin if ALGORITHMS.make(kind).make().primitive == "mean"]
 RULES = {kind: ALGORITHMS.make(kind).make() for kind in KINDS}
@@ -120,7 +120,7 @@ def model_after(rule: Aggregator, groups: Iterable[Sequence[int]], **script: Any
     message = format_of(rule, LAYOUT, POPULATION)
     coordinator = Coordinator(rule, fleet, LAYOUT, message, start_vector(), integers_I, Streams(0))
     for number, cohort in enumerate(COHORTS, start=1):
-        stats = coordinator.round(number, sorted(cohort))
+        stats = one_round(coordinator, number, sorted(cohort))
         assert stats.replied == len(cohort)
     return coordinator.model()[0]
 

@@ -21,8 +21,7 @@ from fed.config.node_data import NodeData
 from fed.randomness import Streams
 from fed.server.fleet import Fleet
 from fed.server.flower.app import write_app
-from fed.server.flower.fleet import FlowerFleet
-from fed.server.flower.messages import flat_payload
+from fed.server.flower.fleet import FlowerFleet, flat_payload
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
 from fed.server.real_fleet import RealFleet

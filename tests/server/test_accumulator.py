@@ -39,7 +39,6 @@ def test_staleness_discounts_messages_and_not_weights() -> None:
         gathered, tasks = accumulator(is_linear=is_linear), opened([5, 3])
         for client, weight in ((0, 1.0), (1, 3.0)):
             gathered.take(group([client], 1.0 + client, weight), tasks, NOW, halved)
-        assert gathered.weight == 4
         assert gathered.counted == {0: 1.0, 1: 0.25}
         if is_linear:
             assert gathered.mean().tolist() == [(1 * 1 + 3 * 2 / 4) / 4] * 2
@@ -55,7 +54,6 @@ def test_grouped_clients_count_singly_in_age_and_lateness() -> None:
         gathered.take(group(clients, 1.0, len(clients)), tasks, NOW, halved)
     stats = gathered.stats()
     assert (stats.replied, stats.late, stats.staleness_mean) == (4, 2, 3 / 4)
-    assert gathered.weight == 4
     assert gathered.counted == {0: 0.5, 1: 0.5, 2: 0.5, 3: 1.0}
     assert tasks == {}
 

@@ -14,14 +14,14 @@ from fed.aggregators.client_side import format_of
 from fed.aggregators.easgd import EASGD
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.robust.algorithms import FedTrimmedMean
-from fed.errors import Diverged
+from fed.errors import Diverged, InvalidPayload
 from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.server.incoming import received
 from fed.wire.messages import Answer, Task
 from fed.wire.protocol_pb2 import Answer as Header
-from tests.scripted_fleet import ScriptedFleet
+from tests.scripted_fleet import ScriptedFleet, one_round
 
 Script = Callable[[Task], Iterable[Answer]]
 LAYOUT = Layout.of(nn.Linear(2, 1))
@@ -34,8 +34,10 @@ def sent(task: Task, vector_V: Tensor, samples: int = 1, batches: int = 0) -> An
     """What a fleet of nodes makes of a trained model that a client sends."""
     header = Header(samples=samples % 2**64, weight=samples, train_loss=0.5)  # a number below 0 on the wire
     tensors = [vector_V, task.model.integers_I + batches]
-    answer = received(task, header, tensors, FORMATS[task.model.params_V.numel()], Streams(0))
-    return Answer.failure(task, f"its answer was refused: {answer}") if isinstance(answer, str) else answer
+    try:
+        return received(task, header, tensors, FORMATS[task.model.params_V.numel()], Streams(0))
+    except InvalidPayload as error:
+        return Answer.failure(task, f"its answer was refused: {error}")
 
 
 def reply(task: Task, move: float = 1.0, samples: int = 1, **forged: Any) -> Answer:
@@ -67,7 +69,7 @@ def coordinator(*scripts: Script) -> Coordinator:
 
 def test_the_model_moves_by_the_mean_weighted_by_samples() -> None:
     moves = coordinator(lambda task: [reply(task, 1.0, samples=3)], lambda task: [reply(task, -1.0, samples=1)])
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.full((3,), 0.5))
     assert (stats.selected, stats.replied, stats.failed, stats.late) == (2, 2, 0, 0)
     assert stats.bytes_down == stats.bytes_up == 2 * 3 * 4
@@ -124,7 +126,7 @@ def test_cohort_is_forgotten_when_its_round_is_over() -> None:
 def test_what_must_not_count_changes_nothing_and_is_counted(bad: Script) -> None:
     fleet = Scripted([lambda task: [reply(task, 1.0)], bad])
     moves = over(fleet)
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.ones(3))
     assert (stats.selected, stats.replied, stats.failed) == (2, 1, 1)
     assert fleet.verdicts == [{0: 1.0}]
@@ -155,14 +157,14 @@ def test_the_fleet_is_told_how_much_each_task_counted() -> None:
 
 def test_an_answer_counts_once() -> None:
     moves = coordinator(lambda task: [reply(task, 1.0), reply(task, 1.0)], lambda task: [reply(task, 4.0)])
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.full((3,), 2.5))
     assert stats.replied == 2
 
 
 def test_a_round_without_replies_leaves_the_model() -> None:
     moves = coordinator(lambda task: [])
-    stats = moves.round(1, [0])
+    stats = one_round(moves, 1, [0])
     assert torch.equal(moves.model()[0], torch.zeros(3))
     assert (stats.replied, stats.failed, stats.late, stats.train_loss) == (0, 1, 0, None)
 
@@ -170,13 +172,13 @@ def test_a_round_without_replies_leaves_the_model() -> None:
 def test_round_with_too_few_replies_leaves_the_model(caplog: pytest.LogCaptureFixture) -> None:
     fleet = Scripted([lambda task: [reply(task, 1.0)]] * 3)
     moves = over(fleet, FedTrimmedMean())
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.zeros(3))
     assert (stats.selected, stats.replied, stats.train_loss) == (2, 2, 0.5)
     assert (
         "round 1: the model stays as it was: trimmed_mean needs n ≥ 2f + 1 messages in a round, got n=2" in caplog.text
     )
-    moves.round(2, [0, 1, 2])
+    one_round(moves, 2, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.ones(3))
     assert fleet.verdicts == [{}, {2: 1.0, 3: 1.0, 4: 1.0}]
 
@@ -187,14 +189,14 @@ def test_a_diverged_client_stops_the_round_and_the_model_stays() -> None:
         lambda task: [Answer.failure(task, "the training loss became nan", diverged=True)],
     )
     with pytest.raises(Diverged, match="round 4, client 1: the training loss became nan"):
-        moves.round(4, [0, 1])
+        one_round(moves, 4, [0, 1])
     assert torch.equal(moves.model()[0], torch.zeros(3))
 
 
 def test_a_refusal_is_logged_with_sender_and_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     moves = coordinator(lambda task: [sent(task, torch.full((3,), math.nan))])
-    moves.round(2, [0])
+    one_round(moves, 2, [0])
     assert "round 2: client 0 failed: its answer was refused: the vector must be finite" in caplog.text
 
 
@@ -203,9 +205,9 @@ def test_integer_buffers_take_the_largest() -> None:
         return lambda task: [sent(task, task.model.params_V, batches=batches)]
 
     moves = over(Scripted([counted(5), counted(2)]), module=nn.BatchNorm1d(2))
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert stats.bytes_up == stats.bytes_down == 2 * COUNTING_BYTES
-    moves.round(2, [1])
+    one_round(moves, 2, [1])
     assert moves.model()[1].tolist() == [7]
 
 
@@ -245,7 +247,7 @@ def test_a_group_counts_as_its_clients_do() -> None:
             for move, held in ((1.0, 3), (3.0, 1), (-2.0, 2))
         )
     )
-    ours, theirs = (moves.round(1, [0, 1, 2]) for moves in (groups, alone))
+    ours, theirs = (one_round(moves, 1, [0, 1, 2]) for moves in (groups, alone))
     assert torch.equal(groups.model()[0], alone.model()[0])
     assert float(groups.model()[0][0]) == pytest.approx((3 + 3 - 4) / 6)
     assert (ours.selected, ours.replied, ours.failed) == (theirs.selected, theirs.replied, theirs.failed) == (3, 3, 0)
@@ -255,7 +257,7 @@ def test_a_group_counts_as_its_clients_do() -> None:
 
 def test_last_loss_of_each_client_is_known() -> None:
     moves = coordinator(silent, together(1.0, 3.0), lambda task: [reply(task, -2.0)])
-    moves.round(1, [0, 1, 2])
+    one_round(moves, 1, [0, 1, 2])
     assert moves.losses == {0: 0.1, 1: 0.2, 2: 0.5}
 
 
@@ -275,7 +277,7 @@ def test_last_loss_of_each_client_is_known() -> None:
 )
 def test_uncounted_group_changes_nothing_and_is_recorded(bad: Script, caplog: pytest.LogCaptureFixture) -> None:
     moves = coordinator(lambda task: [reply(task, 1.0)], bad)
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.ones(3))
     assert (stats.selected, stats.replied, stats.failed) == (2, 1, 1)
     assert stats.train_loss == 0.5
@@ -285,14 +287,14 @@ def test_uncounted_group_changes_nothing_and_is_recorded(bad: Script, caplog: py
 def test_a_group_counts_once() -> None:
     twice = together(1.0, 3.0)
     moves = coordinator(silent, lambda task: [*twice(task), *twice(task), reply(task, 50.0)])
-    stats = moves.round(1, [0, 1])
+    stats = one_round(moves, 1, [0, 1])
     assert torch.equal(moves.model()[0], torch.full((3,), 2.0))
     assert (stats.replied, stats.failed) == (2, 0)
 
 
 def test_bytes_are_counted_whether_or_not_the_answer_counts() -> None:
     moves = coordinator(silent, together(1.0, 1.0, 1.0))
-    assert moves.round(1, [0, 1]).bytes_up == 3 * 3 * 4
+    assert one_round(moves, 1, [0, 1]).bytes_up == 3 * 3 * 4
 
 
 @pytest.mark.parametrize("step", [1, -1])
@@ -306,5 +308,5 @@ def test_first_diverged_client_is_named_in_any_order(step: int) -> None:
 
     moves = over(Shuffled([silent, diverged, diverged]))
     with pytest.raises(Diverged, match="round 1, client 1: no number"):
-        moves.round(1, [0, 1, 2])
+        one_round(moves, 1, [0, 1, 2])
     assert torch.equal(moves.model()[0], torch.zeros(3))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.reduction import WeightedMean
 from fed.server.incoming import received
@@ -31,10 +32,13 @@ both = pytest.mark.parametrize("message", [MODELS, UPDATES], ids=["models", "upd
 
 
 def arrived(message: Format, task: Task = TASK, **changed: Any) -> Answer | str:
-    """What is made of a good answer, but for what has changed."""
+    """What is made of a good answer, but for what has changed, or the reason to refuse it."""
     said = {**GOOD, **changed}
     tensors = said.pop("tensors")
-    return received(task, Header(**said), tensors, message, Streams(0))
+    try:
+        return received(task, Header(**said), tensors, message, Streams(0))
+    except InvalidPayload as error:
+        return str(error)
 
 
 def vector(number: float, dtype: torch.dtype = torch.float32) -> dict[str, Any]:

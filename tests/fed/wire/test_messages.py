@@ -49,7 +49,7 @@ def test_whatever_losses_pass_have_a_mean(loss: float, passes: bool) -> None:
     accumulator = UpdateAccumulator(4, torch.zeros(0), is_linear=True)
     if passes:
         accumulator.losses = [(loss, samples), (loss, samples), (-loss, samples), (0.5, 1)]
-        assert accumulator.train_loss() == pytest.approx(loss / 3)
+        assert accumulator.stats().train_loss == pytest.approx(loss / 3)
 
 
 @pytest.mark.parametrize("number", [1e200, -1e200, 1.1e200, math.inf, math.nan])

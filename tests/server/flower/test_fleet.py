@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload
 from fed.randomness import Streams
-from fed.server.flower.fleet import FlowerFleet
-from fed.server.flower.messages import flat_payload
+from fed.server.flower.fleet import FlowerFleet, flat_payload
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, GlobalModel, Task

@@ -445,7 +445,7 @@ def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: 
 
 def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> None:
     arrivals: SimpleQueue[Any] = SimpleQueue()
-    service = NodeService(1, tmp_path, arrivals, None, lambda _: None, lambda: None)
+    service = NodeService(1, tmp_path, arrivals, None, lambda _: None)
     service._joined("ann", Wire(1, "ann").joining())
     service._joined("eve", Wire(1, "eve").joining())
     assert service.examine("ann", Examination(id=3))
