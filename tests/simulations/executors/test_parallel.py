@@ -61,7 +61,7 @@ def borrowed(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Runs borrow their workers; how many each asked for."""
     asked: list[int] = []
 
-    def borrow(make: Make, count: int, capacity_bytes: int, small_bytes: int) -> parts.Borrowed:
+    def borrow(make: Make, count: int, capacity_bytes: int, small_bytes: int, *, awaits: bool) -> parts.Borrowed:
         asked.append(count)
         return parts.Borrowed(pool, make)
 
