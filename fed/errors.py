@@ -129,7 +129,8 @@ def located(place: object) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise type(error)("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)  # a user's may take more
+        raise kind("\n".join(f"{place}: {line}" for line in str(error).splitlines())) from None
 
 
 @contextmanager

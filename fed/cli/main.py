@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -78,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    if "" not in sys.path:  # the working folder; last, so that the user's modules shadow no installed one
-        sys.path.append("")
+    _append_working_folder()
     _prepare_streams()
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fed", standalone_mode=False)
@@ -122,6 +122,14 @@ def _leave_quietly(end: BaseException) -> int:
         # Else Python would try once more on its way out, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
+
+
+def _append_working_folder() -> None:
+    """Let ``python:`` kinds name the user's own modules; last on the path, so that they shadow no installed module."""
+    # its name as it is now: the program, or a module of the user's, may change to another
+    with contextlib.suppress(FileNotFoundError):  # it has been removed
+        if (folder := str(Path.cwd())) not in sys.path:
+            sys.path.append(folder)
 
 
 def _prepare_streams() -> None:

@@ -12,8 +12,6 @@ from fed.config.hyperparameters import Hyperparameters
 
 __all__ = ["ConstantStaleness", "Hinge", "Polynomial", "Staleness"]
 
-_STALEST = 2**53  # beyond it float64 does not count one by one
-
 
 @dataclass(frozen=True, kw_only=True)
 class Staleness(Hyperparameters, ABC):
@@ -22,7 +20,7 @@ class Staleness(Hyperparameters, ABC):
     @property
     def discounts(self) -> bool:
         """True if some updates count less than others."""
-        return self.weight(_STALEST) < 1  # a factor never rises with staleness
+        return True
 
     @abstractmethod
     def weight(self, staleness: int) -> float:
@@ -39,6 +37,11 @@ class Staleness(Hyperparameters, ABC):
 @dataclass(frozen=True, kw_only=True)
 class ConstantStaleness(Staleness):
     """Full weight at any staleness: s = 1 (Xie et al. 2019, 1903.03934)."""
+
+    @property
+    def discounts(self) -> bool:
+        """False."""
+        return False
 
     def weight(self, staleness: int) -> float:
         """One."""
@@ -62,6 +65,11 @@ class Polynomial(Staleness):
     """
 
     exponent: NonNegativeFloat = 0.5
+
+    @property
+    def discounts(self) -> bool:
+        """True unless the exponent is 0."""
+        return self.exponent > 0
 
     def weight(self, staleness: int) -> float:
         """Power of one more than the staleness."""

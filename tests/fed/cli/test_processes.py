@@ -193,11 +193,13 @@ def read_terminal(end: int) -> str:
 def test_users_module_in_working_folder_is_found_and_shadows_nothing(folder: Path) -> None:
     (folder / "json.py").write_text("raise RuntimeError('shadowed')\n", encoding="utf-8")
     (folder / "mine.py").write_text(
-        "from torch import nn\n\n\nclass Net(nn.Linear):\n"
+        "import os\n\nfrom torch import nn\n\nos.chdir(os.sep)  # as modules do that unpack data elsewhere\n\n\n"
+        "class Net(nn.Linear):\n"
         "    def __init__(self, input_shape, classes, bias: bool = True):\n"
-        "        super().__init__(input_shape[0], classes, bias)\n",
+        "        import others\n\n        super().__init__(input_shape[0], classes, bias)\n",
         encoding="utf-8",
     )
+    (folder / "others.py").touch()
     command = [
         str(Path(sys.executable).with_name("python")),
         "-c",

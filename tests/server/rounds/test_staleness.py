@@ -29,6 +29,22 @@ def test_fresh_updates_count_fully_and_staler_ones_never_more(rule: Staleness, o
     assert 0 < rule.weight(staler) <= rule.weight(fresher) <= 1
 
 
+class Halving(Staleness):
+    """A user's own rule, whose factors no float holds at the largest counts."""
+
+    def weight(self, staleness: int) -> float:
+        return float(1 / 2**staleness)
+
+
+def test_a_rule_is_asked_for_no_staleness_that_never_comes() -> None:
+    assert Halving().discounts
+    assert [rule.discounts for rule in (ConstantStaleness(), Polynomial(exponent=0), Polynomial())] == [
+        False,
+        False,
+        True,
+    ]
+
+
 @given(stalenesses)
 def test_constant_takes_no_notice(staleness: int) -> None:
     assert ConstantStaleness().weight(staleness) == 1.0
