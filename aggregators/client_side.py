@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
-from fed.compression.codec import Codec
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.wire.format import Format
@@ -42,7 +41,7 @@ def each_part(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def format_of(
-    aggregator: Aggregator, layout: Layout, population: int, codecs: tuple[Codec, ...] = (), clients: int = 1
+    aggregator: Aggregator, layout: Layout, population: int, is_encoded: bool = False, clients: int = 1
 ) -> Format:
     """The format of a run's messages, found by reporting on an update of zeros.
 
@@ -50,7 +49,7 @@ def format_of(
         aggregator: the algorithm.
         layout: the layout of what leaves a client.
         population: the number of clients.
-        codecs: the chain that encodes clients' values.
+        is_encoded: codecs are to encode clients' values.
         clients: the number of clients that report in a round.
 
     Returns:
@@ -92,8 +91,7 @@ def format_of(
         parameters=layout.parameters,
         broadcast=tuple(part.numel() for part in broadcast),
         later_broadcast=tuple(part.numel() for part in later),
-        sends_models=_is(report.message, update_1P) and aggregator.plain_start and not codecs,
-        codecs=codecs,
+        sends_models=_is(report.message, update_1P) and aggregator.plain_start and not is_encoded,
         weighs_samples=report.weight_K1.item() == 2,
     )
 

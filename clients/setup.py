@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
+from fed.compression.feedback import ErrorFeedback
+from fed.compression.lossless import Zstd
 from fed.config.evaluation import ByClients, ByCoordinator
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
@@ -50,6 +53,7 @@ class Preparation:
         phases: what local training consists of.
         layout: the model's, with what is private last.
         codecs: the chain that encodes clients' updates.
+        error_feedback: what keeps their errors.
         recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
 
     Args:
@@ -81,7 +85,8 @@ class Preparation:
         check_batch_norm(self.module, self.data, experiment.local.batch_size)
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
-        self.codecs = tuple(made_by(section, "uplink", Codec) for section in experiment.uplink)
+        self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
+        self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
         self.recipe = Recipe(
             module=self.module,
             loss=loss or cross_entropy,
@@ -106,7 +111,10 @@ class Preparation:
         Raises:
             InvalidExperiment: if a codec breaks its contract.
         """
-        message = format_of(self.algorithm, self.layout.shared, population, self.codecs, clients)
+        shared = self.layout.shared
+        message = format_of(self.algorithm, shared, population, bool(self.codecs), clients)
+        layers = tuple(part.shape for part in shared.trained)
+        message = replace(message, codecs=self.codecs, layers=layers, error_feedback=self.error_feedback)
         message.check_codecs()
         return message
 
@@ -120,11 +128,17 @@ class Preparation:
         broadcast = tuple(part.to(shared.dtype) for part in self.algorithm.broadcast(state))
         return LocalContext(first_client_state(self.algorithm, shared, vector_V), broadcast)
 
-    def client_states(self) -> ClientStates:
-        """Client states before the first round."""
+    def client_states(self, message: Format | None = None) -> ClientStates:
+        """Client states before the first round.
+
+        Args:
+            message: the format of clients' messages, where they report to a coordinator.
+        """
+        codec = message.codec_state() if message else {}
         keeps_models = any(phase.is_personal for phase in self.phases)
         state = self.first_context().client_state
-        return ClientStates(self.data.clients, self.layout, self.layout.pack(self.module), state, keeps_models)
+        first = self.layout.pack(self.module)
+        return ClientStates(self.data.clients, self.layout, first, state, keeps_models, codec)
 
     def _first_module(
         self, experiment: Experiment, model: Callable[[], nn.Module] | nn.Module | None, loss: Loss | None

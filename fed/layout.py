@@ -17,6 +17,7 @@ same meaning in every module:
     L: optimizer steps of a local training
     M: numbers of a client's message
     N: all clients, or all peers, of a run
+    O: bytes of an encoded vector
     P: trainable parameters
     Q: trainable parameters as they are computed with: P of them and alignment gaps
     R: floating-point state that is not trained: float buffers and frozen parameters

@@ -89,7 +89,7 @@ class Coordinator:
             mixes: the model moves towards clients' models, rather than by their updates.
         """
         present_V = self._whole(self.aggregator.model_to_send(self._state)) if mixes else None
-        return UpdateAccumulator(self.message.numbers, self._integers_I, self.aggregator.linear, present_V)
+        return UpdateAccumulator(sum(self.message.summed_sizes), self._integers_I, self.aggregator.linear, present_V)
 
     def dispatch(
         self,
@@ -242,7 +242,7 @@ class Coordinator:
             state = self.aggregator.resized(state, self._population, population)
         # a product with 1 would be a copy of the model
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
-        *mean, buffers_R = mean_update_M.split_with_sizes(self.message.sizes)
+        *mean, buffers_R = self.message.read(mean_update_M, self.streams).split_with_sizes(self.message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, population)
         state = self.aggregator.apply(state, reduced)
         self.aggregator.check_state(state, self.layout.parameters, "apply")

@@ -171,7 +171,8 @@ class Deployment:
         policy.check(len(fleet.registered()))
         if asks_place:  # how long a message is depends on how many they are
             fleet.fix_registered()
-        message, states = prepared.message_format(len(fleet.registered())), prepared.client_states()
+        message = prepared.message_format(len(fleet.registered()))
+        states = prepared.client_states(message)
         federation = Coordinated(self.experiment, prepared, policy, fleet, message, states)
         plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
         fleet.begin(

@@ -5,7 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -68,7 +68,7 @@ class HierarchicalFleet:
         self.registered, self.available, self.size_of = fleet.registered, fleet.available, fleet.size_of
         self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
         self._hierarchy = hierarchy
-        self._message = replace(message, codecs=())
+        self._message = message
         self._task_bytes = 0
         self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0
@@ -91,12 +91,12 @@ class HierarchicalFleet:
         self._task_bytes = tasks[0].model.size_bytes()
         down_s = self._hierarchy.exchange_s(self._task_bytes)
         self._passed_s += down_s
-        ways_s = down_s + self._hierarchy.exchange_s(self._message.uplink_bytes)
+        ways_s = down_s + self._hierarchy.exchange_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Each edge's sum of its clients' updates, as one answer; failures pass through."""
-        up_s = self._hierarchy.exchange_s(self._message.uplink_bytes)
+        up_s = self._hierarchy.exchange_s(self._message.sum_bytes)
         of_edges: dict[int, list[Answer]] = {}
         # the sum still has to reach the coordinator in time
         for answer in self._fleet.collect(until - self._passed_s - up_s, enough):
@@ -109,7 +109,7 @@ class HierarchicalFleet:
 
     def _summed(self, answers: Sequence[Answer]) -> Answer:
         """One answer for an edge's clients; its message and the model that it received travel once more."""
-        total = WeightedMean(self._message.numbers)
+        total = WeightedMean(sum(self._message.summed_sizes))
         for answer in answers:
             total.add(answer.mean_update_M, answer.weight)
         integers = [answer.integers_I for answer in answers]
@@ -120,7 +120,7 @@ class HierarchicalFleet:
             integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
             samples=tuple(count for answer in answers for count in answer.samples),
             train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
-            size_bytes=sum(answer.size_bytes for answer in answers) + self._message.uplink_bytes,
+            size_bytes=sum(answer.size_bytes for answer in answers) + self._message.sum_bytes,
             partial=total,
             relayed_bytes=self._task_bytes,
         )

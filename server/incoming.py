@@ -13,6 +13,7 @@ from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import LARGEST, Answer, Task, one_line, refusal_of_numbers
+from fed.wire.payloads import check_tensors, type_name
 from fed.wire.protocol_pb2 import Answer as AnswerHeader
 
 __all__ = ["received"]
@@ -36,9 +37,7 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     Raises:
         InvalidPayload: if it must not touch the model.
     """
-    said = [(tensor.dtype, tensor.numel()) for tensor in tensors]
-    if said != [*message.uplink]:
-        raise InvalidPayload(f"the tensors must be {_named(message.uplink)}, got {_named(said[:4])}")
+    check_tensors([(type_name(tensor.dtype), tensor.numel()) for tensor in tensors], message.uplink)
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
         raise InvalidPayload(reason)
     *payload, integers_I = tensors
@@ -46,11 +45,11 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         _refuse_unusable(values)
     draw = Draw(streams, [task.round], [task.client])
     try:
-        update_M = message.decode([tensor.unsqueeze(0) for tensor in payload], draw)[0]
+        update_M = message.decode(payload, draw)
     except Exception as error:  # a codec may trip over values that nobody would encode
         reason = f"the payload cannot be decoded: {type(error).__name__}: {one_line(str(error))}"
         raise InvalidPayload(reason) from error
-    if message.codecs:
+    if message.encoder:
         _refuse_unusable(update_M)  # what a codec makes of finite numbers may not be finite
     return Answer(
         (task.id,),
@@ -74,7 +73,3 @@ def _refuse_unusable(values: Tensor) -> None:
     largest = max(-float(lowest), float(highest))
     if not largest <= LARGEST:  # so written, NaN is refused
         raise InvalidPayload(f"the vector must be finite and within ±{LARGEST:.0e}, got {largest}")
-
-
-def _named(specs: Sequence[tuple[torch.dtype, int]]) -> list[tuple[str, int]]:
-    return [(str(dtype).removeprefix("torch."), numbers) for dtype, numbers in specs]

@@ -134,6 +134,7 @@ class RealFleet(ABC):
                 task = self._open.pop(answer.tasks[0])
                 if answer.problem:
                     self.counts.add(task.client, "failed", one_line(answer.problem))
+                    self._lose(task.id, task.client)
                 else:
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
@@ -152,6 +153,8 @@ class RealFleet(ABC):
         for task, client in unsettled.items():
             if discount := counted.get(task, 0.0):
                 self._kept.count(client, CountedTask(self._start, task, discount))
+            else:
+                self._lose(task, client)
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait until a node comes, goes or has done its work."""
@@ -227,6 +230,9 @@ class RealFleet(ABC):
             payload=payload,
             **self._kept_state(task.client),
             durable_after=_task_id(self._kept.durable_after.get(task.client)),
+            lost_after=[
+                pb.TaskId(start=start, number=number) for start, number in self._kept.lost_after.get(task.client, ())
+            ],
             deadline_s=task.deadline_s,
             takes_parts=task.takes_parts,
         )
@@ -235,6 +241,17 @@ class RealFleet(ABC):
         """The task whose state a client resumes from, and its discount; none for the first state."""
         kept = self._kept.after.get(client)
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
+
+    def _miss(self, task: int) -> None:
+        """Wait no longer for an open task."""
+        client = self._open.pop(task).client
+        self.counts.add(client, "late")
+        self._lose(task, client)
+
+    def _lose(self, task: int, client: int | str) -> None:
+        """Note that a message is lost, where clients keep something."""
+        if self._keeps_states:
+            self._kept.lose(client, self._start, task)
 
     def _received(self, task: Task, header: pb.Answer, tensors: Sequence[Tensor]) -> Answer:
         """An answer as it is counted.

@@ -12,6 +12,7 @@ from fed.wire.rate_limits import Unnamed
 __all__ = ["ClientStateVersions", "CountedTask", "Members", "NodeCounts"]
 
 _log = logging.getLogger(__name__)
+_LOST = 64  # tasks of a client that are named; a node that did none of them has nothing of them
 _CHECKPOINTS = 8  # that a run may have to go back over
 _OUTCOMES = ("answered", "late", "failed", "refused")
 
@@ -140,6 +141,7 @@ class ClientStateVersions:
 
     Attributes:
         after: client → the task whose state it goes on from; the first state where there is none.
+        lost_after: client → later tasks whose messages were lost, (start, number) each, the last of them.
         durable_after: client → the task before which no state is needed any more.
         goes_back: the run has checkpoints, to which it may go back.
     """
@@ -148,21 +150,34 @@ class ClientStateVersions:
         self.goes_back = True
         self.after: dict[int | str, CountedTask] = {}
         self.durable_after: dict[int | str, CountedTask] = {}
+        self.lost_after: dict[int | str, tuple[tuple[int, int], ...]] = {}
         self._history: deque[dict[int | str, CountedTask]] = deque()
 
     def count(self, client: int | str, task: CountedTask) -> None:
         """Note that a client's update counted; for good where there are no checkpoints to go back to."""
         self.after[client] = task
+        self.lost_after.pop(client, None)
         if not self.goes_back:
             self.durable_after[client] = task
+
+    def lose(self, client: int | str, start: int, number: int) -> None:
+        """Note that a client's message is lost, if it was ever made.
+
+        Args:
+            client: whose it is.
+            start: of the task's server.
+            number: the task's.
+        """
+        self.lost_after[client] = (*self.lost_after.get(client, ()), (start, number))[-_LOST:]
 
     def state(self) -> Tree:
         """The versions, for a checkpoint, which is the newest from now on."""
         if len(self._history) > _CHECKPOINTS:
             self.durable_after = self._history.popleft()
         self._history.append(dict(self.after))
-        return {client: tuple(task) for client, task in self.after.items()}
+        return {"after": {client: tuple(task) for client, task in self.after.items()}, "lost_after": self.lost_after}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self.after = {client: CountedTask(*task) for client, task in state.items()}
+        self.after = {client: CountedTask(*task) for client, task in state["after"].items()}
+        self.lost_after = {client: tuple(map(tuple, tasks)) for client, tasks in state["lost_after"].items()}

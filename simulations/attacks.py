@@ -3,7 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
@@ -17,7 +17,6 @@ from torch import Tensor
 from fed.clients.checks import made_by
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
 from fed.clients.data.samples import is_real
-from fed.compression.codec import Draw
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
@@ -266,12 +265,15 @@ class Attackers:
         assert classes is not None  # labels are integers
         return inputs, self.attack.poison(targets, classes) if client in self.clients else targets
 
-    def attacked(self, answers: Iterable[Answer], message: Format) -> Iterator[Answer]:
+    def attacked(
+        self, answers: Iterable[Answer], message: Format, encode: Callable[[Answer], Answer]
+    ) -> Iterator[Answer]:
         """Encode reported updates, the attackers' after the attack.
 
         Args:
             answers: each of one client, its update as the algorithm reports it.
             message: the format of clients' messages.
+            encode: makes of an answer what the coordinator receives.
 
         Returns:
             Honest answers as they come, then the attackers' in the order of their tasks.
@@ -282,12 +284,12 @@ class Attackers:
             if answer.clients[0] in self.clients:
                 own.setdefault(answer.round, []).append(answer)
             else:
-                answer = self._encoded(answer, message)
+                answer = encode(answer)
                 honest.setdefault(answer.round, []).append(answer)
                 yield answer
         for number, replies in own.items():
             forged = self._forged(_in_order(replies), _in_order(honest.get(number, [])), message.parts[0])
-            yield from (self._encoded(answer, message) for answer in forged)
+            yield from map(encode, forged)
 
     def _forged(self, own: list[Answer], honest: list[Answer], size: int) -> Iterator[Answer]:
         own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
@@ -298,10 +300,6 @@ class Attackers:
         known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)
         for answer, update_P in zip(own, self.attack.forge(known), strict=True):
             yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
-
-    def _encoded(self, answer: Answer, message: Format) -> Answer:
-        draw = Draw(self.streams, [answer.round], answer.clients)
-        return answer._replace(mean_update_M=message.received(answer.mean_update_M.unsqueeze(0), draw)[0])
 
 
 def _in_order(answers: list[Answer]) -> list[Answer]:

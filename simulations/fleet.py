@@ -12,16 +12,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fed.clients.client_states import ClientState, ClientStates, at_discount
+from fed.clients.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
+from fed.compression.codec import CodecState, Draw
 from fed.simulations.attacks import Attackers
 from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
-from fed.wire.format import Format
+from fed.wire.format import Format, Outgoing
 from fed.wire.messages import Answer, Task
 
 __all__ = ["SimulatedFleet"]
@@ -73,6 +74,7 @@ class SimulatedFleet:
         self._changes = 0
         self._task_bytes: dict[int, int] = {}  # by version, of the last one
         self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
+        self._cancelled: list[Flight] = []  # what codecs keep of them is not known
         for client in clients.spells:
             self._come_or_go(client)
 
@@ -119,15 +121,23 @@ class SimulatedFleet:
             if flight := self._flights.pop(task, None):
                 flight.is_cancelled = True
                 self._occupation.miss(flight.task.client)
+                if self.states.codec_names and flight.problem is None:
+                    self._cancelled.append(flight)
 
     def settle(self, counted: Mapping[int, float]) -> None:
-        """Commit the states of clients whose updates counted; the others resume from the states they had."""
+        """Commit the states of clients whose updates counted; the others resume from the states they had.
+
+        What codecs keep changes in either case: a lost message goes back.
+        """
         unsettled, self._unsettled = self._unsettled, {}
         for task, (client, before, after) in unsettled.items():
             if discount := counted.get(task, 0.0):
                 self.states.commit(client, at_discount(before, after, discount))
+            elif self.states.codec_names:
+                self.states.commit(client, {name: before[name] for name in self.states.codec_names})
             self._busy.discard(client)
             self._let_in(client)
+        self._put_back()
 
     def wait(self, until: float = math.inf) -> bool:
         """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
@@ -210,16 +220,27 @@ class SimulatedFleet:
         if wanted:
             ahead = [one for one in self._flights.values() if one.counts and one.answer is None]
             has_diverged = False
-            for answer in self._train(wanted, ahead if self.looks_ahead else []):
+            for answer in self._train(wanted, ahead if self.looks_ahead else [], reduces=self.reduces):
                 has_diverged |= answer.diverged
                 given |= set(answer.tasks)
                 yield answer
             if has_diverged:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
-        yield from singly if self.attackers is None else self.attackers.attacked(singly, self.message)
+        yield from singly if self.attackers is None else self.attackers.attacked(singly, self.message, self._encoded)
 
-    def _train(self, due: list[Flight], ahead: list[Flight]) -> Iterator[Answer]:
+    def _put_back(self) -> None:
+        """Commit what codecs keep of the messages that nobody waits for, whose clients train all the same."""
+        cancelled, self._cancelled = self._cancelled, []
+        for _ in self._train([flight for flight in cancelled if flight.answer is None], [], reduces=False):
+            pass  # one that diverged leaves nothing
+        for flight in cancelled:
+            if self.attackers is not None and flight.answer is not None:
+                outgoing = self._outgoing(flight.answer, flight.lost)  # which is what its task began with
+                flight.lost = client_state(None, (), _first_row(outgoing.lost))
+            self.states.commit(flight.task.client, flight.lost)
+
+    def _train(self, due: list[Flight], ahead: list[Flight], *, reduces: bool) -> Iterator[Answer]:
         """Train flights: gives the answers of groups that are due as a whole, where means will do, and of failures."""
         batches: dict[object, list[Flight]] = {}
         # in an order that a resume does not change, for the groups follow from it
@@ -234,11 +255,11 @@ class SimulatedFleet:
                 group = [flights[place] for place in places]
                 is_one = len({flight.task.model.version for flight in group}) == 1
                 of_round = is_one and len({flight.task.round for flight in group}) == 1
-                reduces = self.reduces and of_round and all(flight.task.id in due_tasks for flight in group)
-                items[self.clients.executor.submit(self._item(group, is_one, reduces))] = group, reduces
-        for ticket, (group, reduces) in items.items():  # in turn, so that of several errors the same one is raised
+                is_reduced = reduces and of_round and all(flight.task.id in due_tasks for flight in group)
+                items[self.clients.executor.submit(self._item(group, is_one, is_reduced))] = group, is_reduced
+        for ticket, (group, is_reduced) in items.items():  # in turn, so that of several errors the same one is raised
             for _, trained, tensors in self.clients.executor.results([ticket]):
-                yield from self._landed(group, reduces, trained, tensors)
+                yield from self._landed(group, is_reduced, trained, tensors)
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
         tasks = [flight.task for flight in flights]
@@ -271,18 +292,20 @@ class SimulatedFleet:
             return
         update, integers, *states = tensors
         rows = zip(*map(_rows, states), strict=True) if states else [()] * len(flights)
+        names = self.states.names
         for flight, state in zip(flights, rows, strict=True):
-            flight.state = dict(zip(self.states.names, state, strict=True))
-        size_bytes = self.message.uplink_bytes
+            flight.state = dict(zip(names, state[: len(names)], strict=True))
+            flight.lost = dict(zip(self.states.codec_names, state[len(names) :], strict=True))
+        sizes = self._sizes(trained.sizes, len(flights))
         if reduces:
             for flight in flights:
                 self._hold(flight)
             ids, clients = tuple(flight.task.id for flight in flights), tuple(flight.task.client for flight in flights)
-            of_clients = trained.samples, trained.train_losses, size_bytes * len(flights)
+            of_clients = trained.samples, trained.train_losses, sum(sizes)
             yield Answer(ids, flights[0].task.round, clients, update, sum(trained.weights), integers, *of_clients)
             return
-        counts = zip(trained.weights, trained.samples, trained.train_losses, strict=True)
-        for flight, update_M, integers_I, (weight, samples, loss) in zip(
+        counts = zip(trained.weights, trained.samples, trained.train_losses, sizes, strict=True)
+        for flight, update_M, integers_I, (weight, samples, loss, size_bytes) in zip(
             flights, _rows(update), _rows(integers), counts, strict=True
         ):
             task = flight.task
@@ -300,14 +323,41 @@ class SimulatedFleet:
         task = flight.task
         if flight.state:
             before = self.states.of(task.client, (task.model.params_V, task.model.integers_I))
-            self._unsettled[task.id] = task.client, before, flight.state
+            self._unsettled[task.id] = task.client, {**before, **flight.lost}, flight.state
             self._busy.add(task.client)
             self._let_in(task.client)
+
+    def _encoded(self, answer: Answer) -> Answer:
+        """An answer as the coordinator receives it, where attackers have seen it first."""
+        if self.message.sends_models:
+            return answer
+        task, client = answer.tasks[0], answer.clients[0]
+        _, before, after = self._unsettled.get(task, (client, {}, {}))
+        outgoing = self._outgoing(answer, before)
+        if outgoing.counted:
+            lost, counted = (client_state(None, (), _first_row(part)) for part in (outgoing.lost, outgoing.counted))
+            self._unsettled[task] = client, {**before, **lost}, {**after, **counted}
+        size_bytes = self._sizes(outgoing.sizes, 1)[0]
+        return answer._replace(mean_update_M=outgoing.received_KM[0], size_bytes=size_bytes)
+
+    def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
+        kept = {name: part[None] for name, part in codec_state(before).items()}
+        draw = Draw(self.clients.streams, [answer.round], answer.clients)
+        return self.message.encode(answer.mean_update_M[None], kept, draw)
+
+    def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:
+        """Bytes of clients' messages, of which codecs say those of the values."""
+        integers_bytes = self.message.uplink[-1].size_bytes
+        return [size_bytes + integers_bytes for size_bytes in coded] or [self.message.uplink_bytes] * count
 
 
 def _rows(part_KN: Tensor) -> list[Tensor]:
     """Copies of the rows: a view of one would keep all rows of its group in memory."""
     return [row.clone() for row in part_KN.unbind()] if part_KN.shape[1] else [part_KN[0]] * len(part_KN)
+
+
+def _first_row(state: CodecState) -> CodecState:
+    return {name: part[0] for name, part in state.items()}
 
 
 def _steps(flight: Flight) -> int | None:

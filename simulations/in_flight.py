@@ -28,6 +28,7 @@ class Flight:
         is_cancelled: the coordinator does not wait for it any more.
         answer: the update, once the task has been trained.
         state: the client's state after the task.
+        lost: what codecs keep of it if its message is lost.
     """
 
     task: Task
@@ -39,6 +40,7 @@ class Flight:
     is_cancelled: bool = False
     answer: Answer | None = None
     state: ClientState = field(default_factory=dict)
+    lost: ClientState = field(default_factory=dict)
 
     def saved(self) -> Tree:
         """Whole flight, for a checkpoint."""

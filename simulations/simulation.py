@@ -108,7 +108,7 @@ class Simulation:
             return Train(tuple(clients), 1, "models"), first
         broadcast = self.prepared.first_context().broadcast
         places = (0,) * len(clients) if self.algorithm.needs_fixed_members else ()
-        states, of_all = self.prepared.client_states(), (len(broadcast), self.population)
+        states, of_all = self.prepared.client_states(self.message), (len(broadcast), self.population)
         train = Train(tuple(clients), 1, "mean", None, (), *of_all, places, state_names=states.names)
         return train, (*first, *broadcast, *states.stacked(clients, [first] * len(clients)))
 
@@ -127,7 +127,7 @@ class Simulation:
             neighbourhood = SimulatedNeighbourhood(clients, self.weights, model_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
             return SimulatedPeers(self.algorithm, neighbourhood, clients, self.layout, first, lr_in)
-        states = self.prepared.client_states()
+        states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(
             clients,

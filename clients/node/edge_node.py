@@ -29,7 +29,6 @@ __all__ = ["EdgeNode"]
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 100  # things that a server asks for before they are done
-_MOST_CLIENTS = 1 << 20
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 
 
@@ -227,8 +226,8 @@ class EdgeNode(Dialler):
         """Train; None if the task has been withdrawn."""
         assignment = held.assignment
         began_s = time.monotonic()
-        payload, spec = assignment.payload, self._spec_of(assignment.payload)
-        if not self._transfers.download(payload, held.path, spec, lambda: self._is_wanted(held)):
+        spec = self.training.spec
+        if not self._transfers.download(assignment.payload, held.path, spec, lambda: self._is_wanted(held)):
             held.path.unlink(missing_ok=True)
             return None
         until_s = None
@@ -247,15 +246,6 @@ class EdgeNode(Dialler):
 
     def _say_unscored(self, examination: pb.Examination, outbox: Outbox, error: Exception) -> None:
         outbox.put(pb.FromNode(scores=pb.Scores(id=examination.id, problem=self._sentence(error))))
-
-    def _spec_of(self, payload: pb.Payload) -> list[pb.Tensor]:
-        """Tensors that a task must have, as far as they are known: a broadcast may have one number for each client."""
-        model, broadcast, said = self.training.spec[:2], self.training.spec[2:], payload.tensors[2:]
-        if len(said) != len(broadcast):
-            return [*model, *broadcast]
-        most = max([_MOST_CLIENTS, *(part.numbers for part in model)])
-        fits = [one.dtype == other.dtype and one.numbers <= most for one, other in zip(said, broadcast, strict=True)]
-        return [*model, *(said if all(fits) else broadcast)]
 
     def _deliver(self, held: _Held, answer: pb.Answer) -> None:
         """Send an answer, and hear what becomes of it."""

@@ -20,10 +20,10 @@ from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train,
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
-from fed.storage.checkpoints import Checkpoints
+from fed.storage.checkpoints import Checkpoints, Tree
 from fed.wire import protocol_pb2 as pb
-from fed.wire.format import Format
-from fed.wire.payloads import read, tensor_messages, written
+from fed.wire.format import MOST_CLIENTS, Format
+from fed.wire.payloads import TensorSpec, read, written
 from fed.wire.protocol import name_of
 
 __all__ = ["STATE_LOST", "NodeTraining"]
@@ -66,11 +66,13 @@ class NodeTraining:
     @property
     def keeps_states(self) -> bool:
         """True if the client keeps a state from task to task."""
-        return bool(self._prepared.client_states().names)
+        return bool(self._prepared.client_states(self._message).names)
 
-    def spec(self) -> list[pb.Tensor]:
-        """The types and lengths of a task's tensors: the model's vector, its integers, then broadcasts at first."""
-        return tensor_messages(self._message.downlink)
+    def spec(self) -> list[TensorSpec]:
+        """The types and lengths of a task's tensors: the model's vector, its integers, then what is broadcast."""
+        model, broadcast = self._message.downlink[:2], self._message.downlink[2:]
+        most = max(MOST_CLIENTS, self._message.parameters)  # some broadcasts have a number for each client
+        return [*model, *(part._replace(numbers=most, may_be_shorter=True) for part in broadcast)]
 
     def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
         """Do a task; the answer's tensors take the place of those that came with it.
@@ -105,7 +107,7 @@ class NodeTraining:
             return pb.Failed(task=assignment.task, reason=trained.diverged[1], diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
-        self._keep(name_of(assignment.task), states.of(self._client, (vector_V, integers_I)), tensors[count:])
+        self._keep(name_of(assignment.task), states.of(self._client, (vector_V, integers_I)), states, tensors[count:])
         payload = written(path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         return pb.Answer(
@@ -160,10 +162,12 @@ class NodeTraining:
         local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
         return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
 
-    def _keep(self, name: str, before: ClientState, rows: Sequence[Tensor]) -> None:
+    def _keep(self, name: str, before: ClientState, states: ClientStates, rows: Sequence[Tensor]) -> None:
         """Store the client's state before and after a task, until it is known which part of the way counts."""
         if rows:
-            after = {key: part[0].clone() for key, part in zip(before, rows, strict=True)}
+            of_client = [part[0].clone() for part in rows]
+            after = dict(zip(states.names, of_client, strict=False))
+            before |= dict(zip(states.codec_names, of_client[len(states.names) :], strict=True))
             Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after})
             _make_newest(self._folder / name)
 
@@ -172,16 +176,25 @@ class NodeTraining:
         discount = asked.kept_discount if asked.HasField("kept_discount") else 1.0
         if not 0 < discount <= 1:
             raise InvalidPayload(f"the server's kept_discount must be in (0, 1], got {discount}")
-        states = self._prepared.client_states()
+        states = self._prepared.client_states(self._message)
+        if isinstance(asked, pb.Assignment) and states.codec_names:
+            for lost in map(name_of, reversed(asked.lost_after)):
+                if found := self._record(lost):
+                    states.commit(self._client, found["before"])
+                    return states, False
         if not asked.kept_after.start:
             return states, False
+        if found := self._record(name_of(asked.kept_after)):
+            states.commit(self._client, at_discount(found["before"], found["after"], discount))
+        return states, not found
+
+    def _record(self, name: str) -> Tree | None:
+        """The states that a task left, if they are there."""
         try:
-            newest = Checkpoints(self._folder / name_of(asked.kept_after), 1).newest()
+            newest = Checkpoints(self._folder / name, 1).newest()
         except InvalidCheckpoint:
-            newest = None
-        if newest is not None:
-            states.commit(self._client, at_discount(newest[1]["before"], newest[1]["after"], discount))
-        return states, newest is None
+            return None
+        return None if newest is None else newest[1]
 
 
 def _forget_before(folder: Path, name: str) -> None:

@@ -5,7 +5,7 @@ import os
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,9 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
 from fed.wire import protocol_pb2 as pb
+
+if TYPE_CHECKING:
+    from fed.wire.payloads import TensorSpec
 
 __all__ = ["TrainingProcess", "TrainingProcessDied"]
 
@@ -44,7 +47,7 @@ class TrainingProcess:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._prepared: tuple[Experiment, pb.Plan] | None = None
-        self.spec: list[pb.Tensor] = []
+        self.spec: list[TensorSpec] = []
         self._is_closed = False
 
     def describe(self) -> pb.Joining:

@@ -6,8 +6,9 @@ Shapes: see :mod:`fed.layout`.
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported, starting_states
-from fed.clients.client_states import ClientState, algorithm_state, client_state
+from fed.clients.client_states import ClientState, algorithm_state, client_state, codec_state
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.samples import dense
 from fed.clients.training.batched_trainer import BatchedTrainer, TrainedGroup
@@ -23,6 +24,10 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, label_of
+from fed.wire.format import Outgoing
+
+if TYPE_CHECKING:
+    from fed.compression.codec import CodecState
 
 __all__ = ["GroupTraining"]
 
@@ -93,40 +98,58 @@ class GroupTraining:
         if aggregator is not None:
             begin = starting_states(aggregator, self._layout.shared, sent.start, sent.context.client_state)
         group, own, diverged = self._train(sent, begin)
-        weights, algorithm = tuple(map(float, samples)), sent.context.client_state
+        trained = Trained(samples, tuple(group.train_losses), tuple(map(float, samples)), diverged=diverged)
         tensors: Sequence[Tensor] = (group.params_KV, group.integers_KI)
-        if aggregator is not None and sent.task.wants != "models":
+        algorithm, kept = sent.context.client_state, codec_state(sent.state)
+        counted: CodecState = kept
+        lost: CodecState = kept
+        sizes: tuple[int, ...] = ()
+        if aggregator is not None and sent.task.wants != "models" and not diverged:
             update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, group)
-            tensors = self._outgoing(sent, update_KM, group.params_KV if is_update else None)
-            diverged = diverged or self._overflown(sent.task, update_KM, tensors, is_update=is_update)
-            if sent.task.wants == "mean":
-                integers_I = group.integers_KI.amax(0) if group.integers_KI.numel() else sent.integers
-                tensors = (_mean(tensors[0], weights), integers_I)
-            else:
-                tensors = (*tensors, group.integers_KI)
-        trained = Trained(samples, tuple(group.train_losses), weights, diverged)
-        if diverged:
+            diverged = None if is_update else self._overflown(sent.task, update_KM, "what it reports")
+            tensors = (update_KM, group.integers_KI)
+            if sent.task.wants != "reported" and not diverged:
+                outgoing = self._outgoing(sent, update_KM, group.params_KV if is_update else None)
+                tensors, diverged = self._wanted(sent, outgoing, group, weights)
+                counted, lost, sizes = outgoing.counted, outgoing.lost, outgoing.sizes
+            trained = replace(trained, weights=weights, sizes=sizes, diverged=diverged)
+        if trained.diverged:
             return trained, ()
-        state = client_state(algorithm, own or ())
-        return trained, (*tensors, *(state[name] for name in sent.task.state_names))
+        state = client_state(algorithm, own or (), counted)
+        states = *(state[name] for name in sent.task.state_names), *(lost[name] for name in kept)
+        return trained, (*tensors, *states)
 
-    def _outgoing(self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None) -> Sequence[Tensor]:
-        """Encode reported updates for the wire; in simulation decode them as the coordinator would.
+    def _outgoing(self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None) -> Outgoing:
+        """Encode reported updates for the wire, and decode them as the coordinator would.
 
         Attackers of a simulation, who look at the others' updates, act between report and encoding, in the fleet.
         """
         task, message = sent.task, self._recipe.format
         assert message is not None
-        if task.wants == "reported":
-            return (update_KM,)
-        draw = task.draw(self._recipe.streams)
-        if message.sends_models and params_KV is None:  # the algorithm has changed this update
-            params_KV = (sent.start.double() + update_KM).to(message.dtype)
-            # as the coordinator finds it, from a model in the type on the wire
-            update_KM = params_KV.double() - sent.start
-        if task.wants != "payload":
-            return (message.received(update_KM, draw),)
-        return (params_KV,) if message.sends_models and params_KV is not None else message.encode(update_KM, draw)
+        if message.sends_models:
+            if params_KV is None:  # the algorithm has changed this update
+                params_KV = (sent.start.double() + update_KM).to(message.dtype)
+                # as the coordinator finds it, from a model in the type on the wire
+                update_KM = params_KV.double() - sent.start
+            payloads: list[tuple[Tensor, ...]] = [(params_KV[0],)] if task.wants == "payload" else []
+            return Outgoing(payloads, update_KM)
+        return message.encode(update_KM, codec_state(sent.state), task.draw(self._recipe.streams))
+
+    def _wanted(
+        self, sent: _Sent, outgoing: Outgoing, group: TrainedGroup, weights: Sequence[float]
+    ) -> tuple[Sequence[Tensor], tuple[ClientId, str] | None]:
+        """The tensors of the answer, and the client whose message is not finite."""
+        message, integers_KI = self._recipe.format, group.integers_KI
+        diverged = None
+        if message is not None and message.encoder:
+            what = "what the codecs of uplink make of its update"
+            diverged = self._overflown(sent.task, outgoing.received_KM, what)
+        if sent.task.wants == "payload":
+            return (*(tensor[None] for tensor in outgoing.payloads[0]), integers_KI), diverged
+        if sent.task.wants == "mean":
+            integers_I = integers_KI.amax(0) if integers_KI.numel() else sent.integers
+            return (_mean(outgoing.received_KM, weights), integers_I), diverged
+        return (outgoing.received_KM, integers_KI), diverged
 
     def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, tuple[ClientId, str] | None]:
         """Train in all phases, each from where the last of its model ends.
@@ -180,26 +203,17 @@ class GroupTraining:
         )
         return update_KM, tuple(weights_K.tolist()), state, is_update
 
-    def _overflown(
-        self, task: Train, update_KM: Tensor, sent: Sequence[Tensor], *, is_update: bool
-    ) -> tuple[ClientId, str] | None:
+    def _overflown(self, task: Train, update_KM: Tensor, what: str) -> tuple[ClientId, str] | None:
         """The first client whose message is not finite on the wire, as where a power of its loss overflows; or none.
 
         Args:
             task: the group's.
-            update_KM: what the clients report.
-            sent: what becomes of it on the wire, [K, ·] each.
-            is_update: what they report is the update as it is, whose finiteness training has checked.
+            update_KM: the messages.
+            what: they are.
         """
-        message = self._recipe.format
-        assert message is not None
-        stages = [] if is_update else [("what it reports", [update_KM.to(message.dtype)])]
-        if message.codecs:
-            stages.append(("what the codecs of uplink make of its update", [*filter(torch.is_floating_point, sent)]))
-        for name, tensors in stages:
-            if (row := _first_not_finite(*tensors)) is not None:
-                return task.clients[row], f"{name} is not finite"
-        return None
+        assert self._recipe.format is not None
+        row = _first_not_finite(update_KM.to(self._recipe.format.dtype))
+        return None if row is None else (task.clients[row], f"{what} is not finite")
 
     def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
         """Measurements of the task's model that the algorithm asks for, on each client's own data."""

@@ -33,7 +33,9 @@ class Train:
     - "reported": the updates that clients report [K, M], in float64, before they are encoded, and integers [K, I];
     - "updates": the same as the coordinator decodes them;
     - "mean": their weighted mean [M], in float64, and the largest of the integers [I];
-    - "payload": the tensors of the run's format, [K, ·] each, as they travel, integers last.
+    - "payload": the tensors of one client's message, [1, ·] each, as they travel, integers last.
+
+    Where codecs keep something, the states that they have if the messages are lost come after the new ones.
 
     Args:
         clients: the group.
@@ -76,12 +78,14 @@ class Trained:
         samples: how many each client holds.
         train_losses: of each client, the mean over those.
         weights: of each client in the mean.
+        sizes: bytes of each client's message, where codecs decide on them; else empty.
         diverged: the client whose loss or model is no longer finite, and a sentence that says so; or None.
     """
 
     samples: tuple[int, ...]
     train_losses: tuple[float, ...]
     weights: tuple[float, ...] = ()
+    sizes: tuple[int, ...] = ()
     diverged: tuple[ClientId, str] | None = None
 
 

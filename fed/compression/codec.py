@@ -4,9 +4,10 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -16,19 +17,48 @@ from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
-__all__ = ["Codec", "Draw", "TensorSpec"]
+__all__ = ["Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
+
+Rows: TypeAlias = Tensor | Sequence[Tensor]
+"""K vectors: one tensor [K, ·], or K of any lengths."""
+
+CodecState: TypeAlias = Mapping[str, Tensor]
+"""Tensors that a client keeps for a codec from task to task, by name, [K, ·] each."""
 
 
-class TensorSpec(NamedTuple):
-    """The type and length of a tensor on the wire."""
+_LARGE = 64  # numbers of a layer that is coded alone
 
-    dtype: torch.dtype
+
+class Values(NamedTuple):
+    """The vectors that a codec encodes.
+
+    Args:
+        numbers: M, the length of each.
+        dtype: their type.
+        layers: the shapes of the tensors that follow one another in a vector; empty where it has no such parts.
+    """
+
     numbers: int
+    dtype: torch.dtype
+    layers: tuple[torch.Size, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of such a tensor."""
+        """Bytes of a vector that is not encoded."""
         return self.numbers * self.dtype.itemsize
+
+    def groups(self) -> list[list[slice]]:
+        """Places of the layers, each alone but for those of fewer than 64 numbers, which are together."""
+        groups: list[list[slice]] = []
+        small: list[slice] = []
+        end = 0
+        for shape in self.layers or (torch.Size([self.numbers]),):
+            place, end = slice(end, end + shape.numel()), end + shape.numel()
+            if shape.numel() < _LARGE:
+                small.append(place)
+            else:
+                groups.append([place])
+        return [*groups, small] if small else groups
 
 
 class Draw(NamedTuple):
@@ -52,44 +82,104 @@ class Draw(NamedTuple):
         """The stream of the row's client."""
         return self.streams.generator("codec", self.clients[row], self.rounds[row])
 
+    def of(self, row: int) -> "Draw":
+        """The streams of one row alone."""
+        return Draw(self.streams, [self.rounds[row]], [self.clients[row]])
+
+
+class Encoded(NamedTuple):
+    """Encoded vectors.
+
+    Args:
+        content: the bytes of each, of uint8, on the CPU.
+        values: what the next codec of a chain encodes; None where nothing is left.
+        counted: the states of the clients once their messages count.
+        lost: their states if the messages are lost.
+    """
+
+    content: Rows
+    values: Rows | None = None
+    counted: CodecState = MappingProxyType({})
+    lost: CodecState = MappingProxyType({})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(Hyperparameters, ABC):
-    """An encoding of vectors that keeps each row for itself: a row's payload does not depend on the other rows.
+    """An encoding of vectors that keeps each row for itself: a row's bytes do not depend on the other rows.
 
-    The coordinator counts what :meth:`decode` returns. In simulation the payloads are encoded and decoded as well, so
+    The coordinator counts what :meth:`decode` returns. In simulation the messages are encoded and decoded as well, so
     that a simulated update has the bits of a deployed one.
+
+    Attributes:
+        gives: "values" where the next codec of a chain finds numbers to encode, "bytes" where it finds none.
+        is_linear: decoding a weighted sum of encoded values gives the weighted sum of the decoded vectors.
+        is_unbiased: the mean of the decoded vector over all draws is the vector.
+        is_contraction: the squared error is at most 1 − δ of the squared norm, with δ > 0, in the mean over all draws.
+        keeps_residual: it sends later what it did not send, by itself.
+        has_fixed_size: all its contents of vectors of one length have as many bytes.
+        selects: it chooses the values of largest magnitude.
+        comes_first: the reason why no codec may come before it, as a clause; empty where one may.
+        reads_sums: the coordinator adds the encoded values of all clients before they are decoded, once.
     """
+
+    gives: ClassVar[Literal["values", "bytes"]] = "bytes"
+    is_linear: ClassVar[bool] = False
+    is_unbiased: ClassVar[bool] = False
+    is_contraction: ClassVar[bool] = False
+    keeps_residual: ClassVar[bool] = False
+    has_fixed_size: ClassVar[bool] = True
+    selects: ClassVar[bool] = False
+    comes_first: ClassVar[str] = ""
+    reads_sums: ClassVar[bool] = False
 
     def needs(self) -> Sequence[Term]:
         """Clients that report."""
         return (Term(Feature.REPORTS, "set uplink to []"),)
 
-    @abstractmethod
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        """The tensors of one encoded vector; the first is what the next codec of a chain encodes."""
+    def init(self, values: Values) -> CodecState:
+        """A client's state before its first task, [·] each; none unless a codec overrides this."""
+        return {}
 
     @abstractmethod
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
+    def size_bytes(self, values: Values) -> int:
+        """Bytes of the content of one vector, or the most of them where they depend on it."""
+
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        """The vector that the next codec of a chain encodes.
+
+        Args:
+            values: the vector that this one encodes.
+            content: its content, untrusted; None for the longest that there can be.
+
+        Raises:
+            InvalidPayload: if the content does not tell.
+        """
+        return values._replace(numbers=0, layers=())
+
+    @abstractmethod
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Encode vectors.
 
         Args:
             rows_KM: finite values, [K, M].
+            values: what they are.
+            state: the clients', [K, ·] each.
             draw: the random streams; row k is ``draw.clients[k]``'s.
-
-        Returns:
-            Tensors [K, ·] of the types and lengths that :meth:`payload` says.
         """
 
     @abstractmethod
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        """Decode untrusted payloads.
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Decode untrusted bytes.
 
         Args:
-            payload: tensors [K, ·] as :meth:`payload` says, of any values.
-            numbers: M, the length of a decoded vector.
+            content: the bytes of each vector, at most ``size_bytes``; one tensor [K, ·] where all have as many.
+            inner: the decoded values of the next codec, [K, ·]; of no numbers where this one gives bytes.
+            values: the vectors to be found.
             draw: the random streams with which they were encoded.
 
         Returns:
             The vectors, [K, M].
+
+        Raises:
+            InvalidPayload: if the bytes are no such content.
         """

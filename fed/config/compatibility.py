@@ -103,7 +103,7 @@ def check_deployment(experiment: "Experiment") -> None:
 
 def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
-    names = ("algorithm", "rounds", "hierarchy", "devices", "evaluation", "adversaries")
+    names = ("algorithm", "rounds", "error_feedback", "hierarchy", "devices", "evaluation", "adversaries")
     sections = [(name, getattr(experiment, name)) for name in names]
     for name, section in [*sections, *(("uplink", codec) for codec in experiment.uplink)]:
         if section is not None and isinstance(part := section.make(), Combinable):

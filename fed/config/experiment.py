@@ -169,6 +169,10 @@ class Experiment(Document):
     """Who trains when, and how often."""
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = ()
     """The chain of codecs that encodes clients' updates, first to last; none unless given."""
+    error_feedback: Annotated[Component, registry.ERROR_FEEDBACKS] = Field(
+        default_factory=registry.ERROR_FEEDBACKS.make
+    )
+    """What becomes of the difference between an update and what the codecs make of it."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)

@@ -15,6 +15,7 @@ __all__ = [
     "CODECS",
     "DATA",
     "DEVICES",
+    "ERROR_FEEDBACKS",
     "EVALUATIONS",
     "HIERARCHIES",
     "MODELS",
@@ -173,8 +174,27 @@ SCHEDULES = Family(
     default="constant",
 )
 
-CODECS = Family("codec", Component, {})
-"""The codecs of messages: a family that users' own kinds fill."""
+CODECS = Family(
+    "codec",
+    Component,
+    {
+        **_in("compression.quantisers", "Int8", "Sign", "Natural", "TwoLevel", float16="Float16", bfloat16="BFloat16"),
+        **_in("compression.quantisers", fp4="FP4", qsgd="QSGD", terngrad="TernGrad"),
+        **_in("compression.sparsifiers", "Threshold", topk="TopK", randomk="RandomK", stc="STC", dgc="DGC"),
+        **_in("compression.eden", "Eden"),
+        **_in("compression.powersgd", powersgd="PowerSGD"),
+        **_in("compression.sketch", "Sketch"),
+        **_in("compression.lossless", "Zstd"),
+    },
+)
+
+ERROR_FEEDBACKS = Family(
+    "error feedback",
+    Component,
+    _in("compression.feedback", none="NoFeedback", ef="EF"),
+    default="none",
+)
+"""What keeps the errors of codecs."""
 
 SAMPLINGS = Family(
     "sampling",

@@ -4,23 +4,47 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.compression.chain import CodecChain
+from fed.compression.codec import Codec, CodecState, Draw, Values
+from fed.compression.feedback import Encoder, ErrorFeedback, NoFeedback
+from fed.compression.lossless import Zstd
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
+from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
     from fed.wire.protocol_pb2 import Format as FormatHeader
 
-__all__ = ["Format"]
+__all__ = ["MOST_CLIENTS", "Format", "Outgoing"]
 
-_MOST_CLIENTS = 1 << 20
+MOST_CLIENTS = 1 << 20
+"""Clients of a run, for each of which a message may have a number."""
+
+
+class Outgoing(NamedTuple):
+    """The encoded messages of K clients.
+
+    Args:
+        payloads: the tensors of each, as ``uplink`` says, without the integers.
+        received_KM: the messages as the coordinator finds them, in float64.
+        sizes: bytes of each client's tensors but the integers, where codecs decide on them; else empty.
+        counted: what the clients keep for the codecs once their messages count, [K, ·] each.
+        lost: what they keep if the messages are lost.
+    """
+
+    payloads: list[tuple[Tensor, ...]]
+    received_KM: Tensor
+    sizes: tuple[int, ...] = ()
+    counted: CodecState = MappingProxyType({})
+    lost: CodecState = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -41,6 +65,8 @@ class Format:
         later_broadcast: the same in later rounds.
         sends_models: clients send their trained model in place of a message.
         codecs: the chain that encodes values, first to last.
+        layers: the shapes of the parameters' tensors, one after another, for codecs that look at them.
+        error_feedback: what keeps the errors of the codecs.
         weighs_samples: a client's weight is its number of samples; known to the coordinator alone.
 
     Example:
@@ -57,7 +83,9 @@ class Format:
     broadcast: tuple[int, ...] = ()
     later_broadcast: tuple[int, ...] = ()
     sends_models: bool = False
-    codecs: tuple[Codec, ...] = ()
+    codecs: tuple[Codec | Zstd, ...] = ()
+    layers: tuple[torch.Size, ...] = ()
+    error_feedback: ErrorFeedback = field(default_factory=NoFeedback)
     weighs_samples: bool = True
 
     def header(self) -> "FormatHeader":
@@ -88,7 +116,7 @@ class Format:
         kept = own.sends_models, len(own.parts), len(own.broadcast)
         said = header.sends_models, len(header.parts), len(header.broadcast)
         lengths = zip([*header.parts, *header.broadcast], [*own.parts, *own.broadcast], strict=False)
-        if kept != said or any(numbers != expected and numbers > _MOST_CLIENTS for numbers, expected in lengths):
+        if kept != said or any(numbers != expected and numbers > MOST_CLIENTS for numbers, expected in lengths):
             lists = [*header.parts[:4]], [*header.broadcast[:4]]
             raise InvalidPayload(
                 f"the server's messages must have parts of {own.parts} numbers beside {own.broadcast} broadcast, or as "
@@ -96,36 +124,46 @@ class Format:
             )
         return replace(own, parts=tuple(header.parts), broadcast=tuple(header.broadcast))
 
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        """The codecs with what keeps their errors, for a part as long as the parameters; None where none is encoded."""
+        if not self.codecs or self.parameters not in self.parts:
+            return None
+        wide = self.dtype if self.dtype in (torch.float32, torch.float64) else torch.float32
+        chain = CodecChain(self.codecs, Values(self.parameters, wide, self.layers))
+        return Encoder(chain, self.error_feedback)
+
     def check_codecs(self) -> None:
         """Encode and decode a message of zeros, so that a codec that breaks its contract is named before the run.
 
         Raises:
-            InvalidExperiment: if a codec fails, or gives tensors of other types or lengths than it says.
+            InvalidExperiment: if a codec fails, or writes more than it says.
         """
-        if not self.codecs or self.parameters not in self.parts:
+        if self.encoder is None:
             return
-        draw = Draw(Streams(0), [1], [0])
-        specs = [TensorSpec(self.dtype, self.parameters)]
-        rows_1M = torch.zeros(1, self.parameters, dtype=self.dtype)
-        for codec in self.codecs:
-            values, name = specs[0], type(codec).__name__
+        draw, chain = Draw(Streams(0), [1], [0]), self.encoder.chain
+        for codec, values in zip(chain.lossy, chain.stages, strict=False):
+            alone, name = CodecChain((codec,), values), type(codec).__name__
+            rows_1M = torch.zeros(1, values.numbers, dtype=values.dtype)
             try:
-                specs = [*codec.payload(values)]
-                said = [[1, spec.numbers] for spec in specs]
-                payload = codec.encode(rows_1M, draw)
-                made = [[*tensor.shape] for tensor in payload]
-                decoded = [*codec.decode(payload, values.numbers, draw).shape] if made == said else None
+                state = {key: part[None] for key, part in codec.init(values).items()}
+                message = alone.encode(rows_1M, state, draw).content
+                decoded = [*alone.read(alone.decode(message, draw), draw).shape]
             except Exception as error:
                 raise InvalidExperiment(
                     f"uplink's {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
                     f"{error}: correct {name}"
                 ) from error
-            if not said or decoded != [1, values.numbers]:
+            if decoded != [1, values.numbers]:
                 raise InvalidExperiment(
-                    f"uplink's {name} must encode {values.numbers} values to shapes {said}, as its payload says, and "
-                    f"decode them to [1, {values.numbers}], got {made} and {decoded}: correct {name}"
+                    f"uplink's {name} must decode {values.numbers} values to [1, {values.numbers}], got {decoded}: "
+                    f"correct {name}"
                 )
-            rows_1M = payload[0].to(specs[0].dtype)
+
+    def codec_state(self) -> CodecState:
+        """State that codecs keep of a client before its first task, [·] each: of all coded parts, one after another."""
+        kept = self.encoder.init() if self.encoder else {}
+        return {name: part.repeat(self._coded) for name, part in kept.items()}
 
     @property
     def numbers(self) -> int:
@@ -140,15 +178,16 @@ class Format:
     @cached_property
     def uplink(self) -> tuple[TensorSpec, ...]:
         """The tensors of one client's message on the wire, integers last."""
-        coded = [spec for numbers in self.parts if self._is_coded(numbers) for spec in self._payload(numbers)]
-        raw = sum(numbers for numbers in self.sizes[:-1] if not self._is_coded(numbers)) + self.buffers
+        coded = [TensorSpec(torch.uint8, self.encoder.most_bytes, True)] * self._coded if self.encoder else []
+        raw = sum(self.sizes) - self._coded * self.parameters
         values = [TensorSpec(self.dtype, raw)] if raw or not coded else []
         return (*coded, *values, TensorSpec(torch.int64, self.integers))
 
     @cached_property
     def uplink_bytes(self) -> int:
-        """Bytes of one client's message."""
-        return sum(spec.size_bytes for spec in self.uplink)
+        """Bytes of one client's message; where they depend on its numbers, the most before lossless compression."""
+        coded = self._coded * self.encoder.size_bytes if self.encoder else 0
+        return coded + sum(spec.size_bytes for spec in self.uplink if spec.dtype != torch.uint8)
 
     @property
     def downlink(self) -> tuple[TensorSpec, ...]:
@@ -166,60 +205,89 @@ class Format:
         """Bytes of a task of a later round, in which more may be broadcast."""
         return self.downlink_bytes + (sum(self.later_broadcast) - sum(self.broadcast)) * self.dtype.itemsize
 
-    def encode(self, update_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        """Encode messages that are no trained models: tensors [K, ·] as ``uplink`` says, without the integers."""
-        parts = update_KM.split_with_sizes(self.sizes, 1)
-        coded = [self._encoded(part, draw) for part in parts[:-1] if self._is_coded(part.shape[1])]
-        raw = [part for part in parts[:-1] if not self._is_coded(part.shape[1])] + [parts[-1]]
-        values = [torch.cat(raw, 1).to(self.dtype)] if any(part.shape[1] for part in raw) or not coded else []
-        return (*(tensor for payload in coded for tensor in payload), *values)
+    def encode(self, update_KM: Tensor, state: CodecState, draw: Draw) -> Outgoing:
+        """Encode messages that are no trained models.
+
+        Args:
+            update_KM: finite messages, [K, M].
+            state: what the clients keep for the codecs, [K, ·] each.
+            draw: the random streams.
+        """
+        if self.encoder is None:
+            # Rounded to the type on the wire like a real node's message: simulated and deployed runs end with the same
+            # bits.
+            values_KM = update_KM.to(self.dtype)
+            return Outgoing([(row_M,) for row_M in values_KM], values_KM.double())
+        encoder, parts = self.encoder, update_KM.split_with_sizes(self.sizes, 1)
+        coded = [part for part, is_coded in zip(parts, self._are_coded, strict=True) if is_coded]
+        kept = {name: part.chunk(len(coded), 1) for name, part in state.items()}
+        sent = [
+            encoder.encode(part, {name: of_parts[place] for name, of_parts in kept.items()}, draw)
+            for place, part in enumerate(coded)
+        ]
+        raw_KR = torch.cat([part for part, is_coded in zip(parts, self._are_coded, strict=True) if not is_coded], 1)
+        values = [raw_KR.to(self.dtype)] if raw_KR.shape[1] else []
+        payloads = [*zip(*(one.messages for one in sent), *values, strict=True)]
+        received_KM = self._joined([one.decoded_KM for one in sent], values)
+        counted, lost = (
+            {name: torch.cat([of[name] for of in states], 1) for name in states[0]}
+            for states in ([one.counted for one in sent], [one.lost for one in sent])
+        )
+        sizes = tuple(sum(tensor.nbytes for tensor in payload) for payload in payloads)
+        return Outgoing(payloads, received_KM, sizes, counted, lost)
+
+    @cached_property
+    def summed_sizes(self) -> list[int]:
+        """The numbers of each part and of the float buffers as the coordinator adds them."""
+        coded = self.encoder.chain.summed.numbers if self.encoder else 0
+        sizes = zip(self.sizes, self._are_coded, strict=True)
+        return [coded if is_coded else numbers for numbers, is_coded in sizes]
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of a sum of clients' messages, which nothing encodes."""
+        return sum(self.summed_sizes) * self.dtype.itemsize + self.integers * torch.int64.itemsize
+
+    def read(self, mean_M: Tensor, streams: Streams) -> Tensor:
+        """Read the mean of what was decoded, [M], where codecs leave that to the end."""
+        if self.encoder is None or not self.encoder.chain.reads_sums:
+            return mean_M
+        draw, chain = Draw(streams, [0], [0]), self.encoder.chain
+        parts = zip(mean_M.split_with_sizes(self.summed_sizes), self._are_coded, strict=True)
+        read = [chain.read(part[None], draw)[0].double() if is_coded else part for part, is_coded in parts]
+        return torch.cat(read)
 
     def decode(self, payload: Sequence[Tensor], draw: Draw) -> Tensor:
-        """Decode what :meth:`encode` made: messages [K, M]; in the type on the wire where nothing is encoded."""
-        if not self.codecs:
+        """Decode one client's message [M]; in the type on the wire where nothing is encoded.
+
+        Args:
+            payload: its tensors, untrusted but of the types and lengths that ``uplink`` says, without the integers.
+            draw: the random streams with which it was encoded.
+
+        Raises:
+            InvalidPayload: if it cannot be decoded.
+        """
+        if self.encoder is None:
             return payload[0]
-        left = list(payload)
-        coded = [self._decoded(left, numbers, draw) for numbers in self.parts if self._is_coded(numbers)]
-        raw_KR = left.pop(0).double() if left else coded[0].new_zeros(len(coded[0]), 0)
-        parts = []
-        for numbers in self.sizes[:-1]:
-            parts.append(coded.pop(0) if self._is_coded(numbers) else raw_KR[:, :numbers])
-            raw_KR = raw_KR if self._is_coded(numbers) else raw_KR[:, numbers:]
-        return torch.cat([*parts, raw_KR], 1)
+        coded = [self.encoder.decode([message], draw) for message in payload[: self._coded]]
+        return self._joined(coded, [part[None] for part in payload[self._coded :]])[0]
 
-    def received(self, update_KM: Tensor, draw: Draw) -> Tensor:
-        """The messages [K, M] as the coordinator decodes them, in float64."""
-        if self.sends_models or (self.dtype == torch.float64 and not self.codecs):
-            return update_KM
-        # Rounded to the type on the wire like a real node's message: simulated and deployed runs end with the same
-        # bits.
-        return self.decode(self.encode(update_KM, draw), draw).double()
+    def _joined(self, coded: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+        """Messages [K, M] in float64 from their coded parts and from the values that go raw."""
+        left, raw, parts = [*coded], values[0].double() if values else None, []
+        for numbers, is_coded in zip(self.sizes, self._are_coded, strict=True):
+            if is_coded:
+                parts.append(left.pop(0).double())
+            elif raw is not None:
+                parts.append(raw[:, :numbers])
+                raw = raw[:, numbers:]
+        return torch.cat(parts, 1)
 
-    def _is_coded(self, numbers: int) -> bool:
-        return bool(self.codecs) and numbers == self.parameters
+    @cached_property
+    def _are_coded(self) -> list[bool]:
+        """True for each part that is encoded; the float buffers are not."""
+        return [self.encoder is not None and numbers == self.parameters for numbers in self.parts] + [False]
 
-    def _payload(self, numbers: int) -> list[TensorSpec]:
-        """The tensors of an encoded part: each codec encodes the first tensor of the one before."""
-        specs = [TensorSpec(self.dtype, numbers)]
-        for codec in self.codecs:
-            specs = [*codec.payload(specs[0]), *specs[1:]]
-        return specs
-
-    def _encoded(self, part_KP: Tensor, draw: Draw) -> list[Tensor]:
-        tensors = [part_KP]
-        for codec in self.codecs:
-            tensors = [*codec.encode(tensors[0], draw), *tensors[1:]]
-        specs = self._payload(part_KP.shape[1])
-        return [tensor.to(spec.dtype) for tensor, spec in zip(tensors, specs, strict=True)]
-
-    def _decoded(self, left: list[Tensor], numbers: int, draw: Draw) -> Tensor:
-        """Decode a part from the first of these tensors, which leave the list."""
-        steps = [TensorSpec(self.dtype, numbers)]
-        for codec in self.codecs[:-1]:
-            steps.append(codec.payload(steps[-1])[0])
-        count = len(self._payload(numbers))
-        tensors, left[:] = left[:count], left[count:]
-        for codec, values in zip(reversed(self.codecs), reversed(steps), strict=True):
-            own = len(codec.payload(values))
-            tensors = [codec.decode(tensors[:own], values.numbers, draw), *tensors[own:]]
-        return tensors[0].double()
+    @cached_property
+    def _coded(self) -> int:
+        return sum(self._are_coded)

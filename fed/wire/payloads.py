@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +20,15 @@ __all__ = [
     "CHUNK_BYTES",
     "SHA256",
     "Incoming",
+    "TensorSpec",
+    "check_tensors",
     "chunks",
     "hold_to_payload",
     "joined",
     "read",
     "size_of",
     "split",
-    "tensor_messages",
+    "type_name",
     "written",
 ]
 
@@ -39,9 +42,29 @@ SHA256 = re.compile("[0-9a-f]{64}")
 """How a hash is written, by which a payload is named."""
 
 
-def tensor_messages(specs: Sequence[tuple[torch.dtype, int]]) -> list[TensorMessage]:
-    """Tensors of these types and lengths, as a payload says them."""
-    return [TensorMessage(dtype=str(dtype).removeprefix("torch."), numbers=numbers) for dtype, numbers in specs]
+class TensorSpec(NamedTuple):
+    """The type and length of a tensor on the wire.
+
+    Args:
+        dtype: its type.
+        numbers: its length.
+        may_be_shorter: that is the longest it can be.
+    """
+
+    dtype: torch.dtype
+    numbers: int
+    may_be_shorter: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of such a tensor."""
+        return self.numbers * self.dtype.itemsize
+
+    def fits(self, dtype: str, numbers: int) -> bool:
+        """True if a tensor of this type and length is one."""
+        return dtype == type_name(self.dtype) and (
+            numbers == self.numbers or (self.may_be_shorter and numbers < self.numbers)
+        )
 
 
 def size_of(spec: Sequence[TensorMessage]) -> int:
@@ -95,7 +118,7 @@ def split(data: bytes, payload: Payload) -> list[Tensor]:
     return _filled(payload, BytesIO(data).readinto)
 
 
-def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
+def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorSpec] | None = None) -> None:
     """Check bytes against what their sender says of them, and that against what was asked for.
 
     Args:
@@ -113,7 +136,7 @@ def hold_to_payload(data: bytes, payload: Payload, spec: Sequence[TensorMessage]
         raise InvalidPayload("the whole has another hash than was said")
 
 
-def _hold_to_spec(payload: Payload, spec: Sequence[TensorMessage] | None) -> None:
+def _hold_to_spec(payload: Payload, spec: Sequence[TensorSpec] | None) -> None:
     """Check what a sender says of a payload, before any of it is taken.
 
     Args:
@@ -124,14 +147,25 @@ def _hold_to_spec(payload: Payload, spec: Sequence[TensorMessage] | None) -> Non
         InvalidPayload: if it cannot be, or holds something else.
     """
     said = [(part.dtype[:20], part.numbers) for part in payload.tensors[:_MOST_TENSORS]]
-    if spec is not None and said != (asked := [(part.dtype, part.numbers) for part in spec]):
-        raise InvalidPayload(f"the tensors must be {asked[:4]}, got {said[:4]}")
+    if spec is not None:
+        check_tensors(said, spec)
     if len(payload.tensors) > _MOST_TENSORS:
         raise InvalidPayload(f"there may be {_MOST_TENSORS} tensors at most, got {len(payload.tensors)}")
     if (size_bytes := size_of(payload.tensors)) != payload.size_bytes:
         raise InvalidPayload(f"the tensors take {size_bytes} bytes, got {payload.size_bytes}")
     if not SHA256.fullmatch(payload.sha256):
         raise InvalidPayload(f"sha256 must be 64 hexadecimal digits, got {payload.sha256[:70]!r}")
+
+
+def check_tensors(said: Sequence[tuple[str, int]], spec: Sequence[TensorSpec]) -> None:
+    """Hold tensors of these types and lengths to what was asked for.
+
+    Raises:
+        InvalidPayload: if they are others.
+    """
+    if len(said) != len(spec) or not all(part.fits(*one) for part, one in zip(spec, said, strict=True)):
+        asked = [(type_name(part.dtype), part.numbers) for part in spec]
+        raise InvalidPayload(f"the tensors must be {asked[:4]}, got {[*said[:4]]}")
 
 
 def chunks(path: Path, offset: int = 0) -> Iterator[Chunk]:
@@ -157,7 +191,7 @@ class Incoming:
         InvalidPayload: if it says something else.
     """
 
-    def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorMessage] | None = None) -> None:
+    def __init__(self, path: Path, payload: Payload, spec: Sequence[TensorSpec] | None = None) -> None:
         _hold_to_spec(payload, spec)
         self.path = path
         self.payload = payload
@@ -211,7 +245,12 @@ def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tens
     return tensors
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """The type as a payload says it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def _spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
-    spec = tensor_messages([(tensor.dtype, tensor.numel()) for tensor in tensors])
+    spec = [TensorMessage(dtype=type_name(tensor.dtype), numbers=tensor.numel()) for tensor in tensors]
     size_of(spec)  # refuses types that do not travel before any byte is written
     return spec

@@ -11,10 +11,9 @@ import grpc
 
 from fed.errors import DamagedPayload, InvalidPayload, RunFailed
 from fed.wire.dialling import DialPatience, words_of
-from fed.wire.payloads import Incoming, chunks
+from fed.wire.payloads import Incoming, TensorSpec, chunks
 from fed.wire.protocol import TIMES_DAMAGED
 from fed.wire.protocol_pb2 import Answer, Part, Payload, Receipt, Wanted
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 if TYPE_CHECKING:
     from fed.wire.protocol_pb2_grpc import CoordinationStub
@@ -43,9 +42,7 @@ class Transfers:
         self.over = threading.Event()
         self.stub: CoordinationStub  # there is nothing to transfer before the first connection
 
-    def download(
-        self, payload: Payload, path: Path, spec: Sequence[TensorMessage], is_wanted: Callable[[], bool]
-    ) -> bool:
+    def download(self, payload: Payload, path: Path, spec: Sequence[TensorSpec], is_wanted: Callable[[], bool]) -> bool:
         """Fetch a file; False if it is not wanted any more.
 
         Args:

@@ -19,7 +19,7 @@ from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, client_id_of
-from fed.wire.payloads import hold_to_payload, joined, split, tensor_messages
+from fed.wire.payloads import TensorSpec, hold_to_payload, joined, split
 from fed.wire.rate_limits import Unnamed
 
 __all__ = ["FlowerFleet", "flat_payload"]
@@ -100,7 +100,7 @@ class FlowerFleet(RealFleet):
         self._answers: deque[Answer] = deque()
         self._flat: tuple[int, tuple[pb.Payload, Any]] | None = None
         self._plan = pb.Plan()
-        self._spec: Sequence[pb.Tensor] = ()
+        self._spec: Sequence[TensorSpec] = ()
 
     def registered(self) -> Sequence[int | str]:
         """All clients that joined before the members were fixed: numbers, then names."""
@@ -120,8 +120,8 @@ class FlowerFleet(RealFleet):
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, but those that have arrived; Flower cannot tell their nodes."""
         for task in set(tasks) - {answer.tasks[0] for answer in self._answers}:
-            if (cancelled := self._open.pop(task, None)) is not None:
-                self.counts.add(cancelled.client, "late")
+            if task in self._open:
+                self._miss(task)
             self._progress.pop(task, None)
 
     def state(self) -> Tree:
@@ -136,7 +136,7 @@ class FlowerFleet(RealFleet):
     def _make_known(self, plan: pb.Plan, message: Format) -> None:
         """Keep what nodes are told with each message; the experiment is in the app."""
         self._plan = pb.Plan(run=self._run, signature=plan.signature, format=plan.format)
-        self._spec = tensor_messages(message.uplink)
+        self._spec = message.uplink
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
         self._poll()

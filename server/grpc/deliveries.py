@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -12,6 +13,9 @@ from fed.wire.calls import Call, TurnedAway
 from fed.wire.messages import refusal_of_numbers
 from fed.wire.protocol import TIMES_DAMAGED
 from fed.wire.rate_limits import Allowance, Refusals
+
+if TYPE_CHECKING:
+    from fed.wire.payloads import TensorSpec
 
 __all__ = ["Deliveries"]
 
@@ -33,7 +37,7 @@ class Deliveries:
     """
 
     def __init__(self, leases: Leases, refusals: Refusals, spool: Path, stall_s: float) -> None:
-        self.spec: list[pb.Tensor] = []
+        self.spec: tuple[TensorSpec, ...] = ()
         self._leases = leases
         self._refusals = refusals
         self._spool = spool

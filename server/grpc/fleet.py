@@ -21,7 +21,7 @@ from fed.server.real_fleet import RealFleet
 from fed.wire.calls import Admission
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
-from fed.wire.payloads import read, tensor_messages, written
+from fed.wire.payloads import read, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
 from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan
 
@@ -113,7 +113,7 @@ class NodeFleet(RealFleet):
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, but those that have arrived whole; tell the nodes of the others."""
         for task in self._call(self._service.withdraw, [task for task in tasks if task in self._open]):
-            self.counts.add(self._open.pop(task).client, "late")
+            self._miss(task)
 
     def close(self, reason: str, *, is_final: bool) -> None:
         """Dismiss all nodes and stop listening; a second call does nothing."""
@@ -134,7 +134,7 @@ class NodeFleet(RealFleet):
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         plan.heartbeat_s = self._service.patience.heartbeat_s
-        self._call(self._service.make_known, plan, tensor_messages(message.uplink))
+        self._call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
         payload = self._payload(-self._examination, model)  # negative: no version of the model has it

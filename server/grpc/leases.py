@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fed.wire import protocol_pb2 as pb
-from fed.wire.payloads import Incoming
+from fed.wire.payloads import Incoming, TensorSpec
 
 __all__ = ["Delivery", "Lease", "Leases"]
 
@@ -123,7 +123,7 @@ class Leases:
         """Extend a lease after a heartbeat of its holder."""
         lease.lease_until_s = time.monotonic() + self._lease_s
 
-    def incoming(self, lease: Lease, answer: pb.Answer, spec: Sequence[pb.Tensor]) -> Incoming:
+    def incoming(self, lease: Lease, answer: pb.Answer, spec: Sequence[TensorSpec]) -> Incoming:
         """File of this answer as far as it has come: empty, where it is another answer than before.
 
         Args:

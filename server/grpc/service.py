@@ -22,6 +22,7 @@ from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
 from fed.wire.messages import client_id_of, one_line
+from fed.wire.payloads import TensorSpec
 from fed.wire.protocol import MOST_HELD, NODE_NAME
 from fed.wire.rate_limits import Allowance, Refusals
 
@@ -126,9 +127,9 @@ class NodeService:
             self._tell_withdrawn(lease)
         return [lease.number for lease in withdrawn]
 
-    def make_known(self, plan: pb.Plan, answer_spec: Sequence[pb.Tensor]) -> None:
+    def make_known(self, plan: pb.Plan, answer_spec: tuple[TensorSpec, ...]) -> None:
         """Tell the plan to all that attend, and from now on to all that join."""
-        self.plan, self._deliveries.spec = plan, [*answer_spec]
+        self.plan, self._deliveries.spec = plan, answer_spec
         for client in self.nodes:
             self._tell(client, pb.ToNode(plan=plan))
 

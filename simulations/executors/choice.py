@@ -95,7 +95,9 @@ def _workers_if_possible(simulation: Simulation, count: int) -> Executor:
     layout, numbers = simulation.layout, simulation.message.numbers if simulation.message else 0
     model_size = max(numbers, layout.size) + layout.integer_count
     # 4096 for what rounding each tensor up to 64 bytes adds
-    item_bytes = 8 * (sum(part.numel() for part in tensors) + travelling * model_size) + 4096
+    codec = simulation.message.codec_state() if simulation.message else {}
+    lost = simulation.groups.size * sum(part.numel() for part in codec.values())
+    item_bytes = 8 * (sum(part.numel() for part in tensors) + lost + travelling * model_size) + 4096
     is_free = simulation.experiment.simulation.workers == "auto"
     try:
         _check_portable(simulation)

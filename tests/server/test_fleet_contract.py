@@ -289,7 +289,7 @@ FORGERIES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: str, stage: Open) -> None:
     made = stage(kind, algorithm=SCAFFOLD)
     fleet = made.fleet
-    kept = fleet.state()["kept"]
+    kept = fleet.state()["kept"]["after"]
     made.forge(0, lambda tensors: [FORGERIES[forgery](tensors[0]), *tensors[1:]])
     fleet.dispatch([made.task(number, number) for number in QUICK])
     failure, reply = sorted(fleet.collect(), key=lambda answer: not answer.problem)
@@ -298,7 +298,7 @@ def test_refused_answer_is_a_counted_failure_without_effect(kind: str, forgery: 
     assert not reply.problem
     assert fleet.counts.refused == 1
     fleet.settle({0: 1.0, 1: 1.0})
-    assert fleet.state()["kept"].keys() - kept.keys() == {1}
+    assert fleet.state()["kept"]["after"].keys() - kept.keys() == {1}
 
 
 @every_fleet

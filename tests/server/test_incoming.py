@@ -1,7 +1,6 @@
 """The way in of updates: what must hold of an answer before it may touch the model."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.reduction import WeightedMean
@@ -121,24 +121,30 @@ def test_whatever_passes_fits_into_the_mean(number: float, passes: bool) -> None
 class Tenfold(Codec):
     """Sends a tenth of each value."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (values,)
+    def size_bytes(self, values: Values) -> int:
+        return values.size_bytes
 
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return (rows_KM / 10,)
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        return Encoded(as_bytes(rows_KM / 10))
 
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return payload[0] * 10
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        return from_bytes(torch.stack([*content]), values.dtype) * 10
+
+
+def coded_tensors(numbers: Tensor) -> list[Tensor]:
+    """A message with one part of these numbers, a value beside, and integers."""
+    message = torch.cat([torch.ones(1, dtype=torch.uint8), as_bytes(numbers[None])[0]])
+    return [message, torch.ones(1, dtype=numbers.dtype), GOOD["tensors"][1]]
 
 
 @pytest.mark.parametrize(("number", "passes"), [(0.9e199, True), (1.1e199, False), (-1e300, False), (math.nan, False)])
-def test_values_are_held_to_bounds_before_and_after_decoding(number: float, passes: bool) -> None:
+def test_values_are_held_to_bounds_after_decoding(number: float, passes: bool) -> None:
     coded = Format(torch.float64, (3,), buffers=1, integers=2, parameters=3, codecs=(Tenfold(),))
-    values = torch.tensor([1.0, 2.0, number], dtype=torch.float64)
-    answer = arrived(coded, tensors=[values, torch.ones(1).double(), GOOD["tensors"][1]])
+    answer = arrived(coded, tensors=coded_tensors(torch.tensor([1.0, 2.0, number], dtype=torch.float64)))
     assert isinstance(answer, Answer) == passes
     if isinstance(answer, Answer):
         assert answer.mean_update_M.tolist() == [10.0, 20.0, 10 * number, 1.0]
+        assert answer.size_bytes == 1 + 3 * 8 + 8 + 2 * 8
     else:
         assert "the vector must be finite" in answer
 
@@ -147,16 +153,25 @@ def test_values_are_held_to_bounds_before_and_after_decoding(number: float, pass
 class Places(Tenfold):
     """Sends the place of the one value that is kept."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(torch.int64, 1),)
-
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return torch.eye(numbers)[payload[0][:, 0]]
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        return torch.eye(values.numbers)[int(content[0][0])][None]
 
 
-@pytest.mark.parametrize(("place", "passes"), [(2, True), (3, False), (2**62, False)])
+@pytest.mark.parametrize(("place", "passes"), [(2, True), (3, False), (255, False)])
 def test_a_payload_that_cannot_be_decoded_is_refused(place: int, passes: bool) -> None:
     coded = Format(torch.float32, (3,), buffers=1, integers=2, parameters=3, codecs=(Places(),))
-    answer = arrived(coded, tensors=[torch.tensor([place]), torch.ones(1), GOOD["tensors"][1]])
+    tensors = coded_tensors(torch.ones(3))
+    tensors[0][1] = place
+    answer = arrived(coded, tensors=tensors)
     assert isinstance(answer, Answer) == passes
     assert passes or "the payload cannot be decoded: IndexError" in str(answer)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 12])
+def test_a_message_of_another_length_is_refused(cut: int) -> None:
+    coded = Format(torch.float32, (3,), buffers=1, integers=2, parameters=3, codecs=(Tenfold(),))
+    tensors = coded_tensors(torch.ones(3))
+    tensors[0] = tensors[0][:cut]
+    assert "the payload cannot be decoded: InvalidPayload" in str(arrived(coded, tensors=tensors))
+    tensors[0] = torch.ones(14, dtype=torch.uint8)
+    assert "got [('uint8', 14), " in str(arrived(coded, tensors=tensors))

@@ -62,6 +62,12 @@ CASES: dict[str, dict[str, Any]] = {
         "median", _rounds("buffered", buffer=4, concurrency=8), adversaries={"kind": "mimic", "fraction": 0.25}
     ),
     "krum_never_moves": _algorithm("krum", _rounds("bounded_staleness", bound=1)),
+    "feedback_tolerant": {**_TOLERANT, "uplink": ["topk", "two_level"], "error_feedback": "ef"},
+    "feedback_buffered": _algorithm(
+        "scaffold", _rounds("buffered", buffer=3, concurrency=8), uplink=["sign"], error_feedback="ef"
+    ),
+    "dgc": _algorithm("fedavg", uplink=[{"kind": "dgc", "warm_up_rounds": 2}]),
+    "sketch": _algorithm("fedavg", uplink=["sketch"]),
     "centralized": _algorithm("centralized"),
     "local": {"algorithm": "local"},
 }

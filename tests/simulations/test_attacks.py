@@ -19,6 +19,7 @@ from scipy import stats
 from torch import Tensor
 
 import fed
+from fed.compression.codec import Draw
 from fed.config.registry import ADVERSARIES
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
@@ -137,7 +138,12 @@ def answers(
         for task, (client, of_round) in tasks
     ]
     reports.sort(key=lambda report: (report.clients != (5,), -report.tasks[0]))
-    return list(Attackers(attack, frozenset({2, 5}), Streams(0)).attacked(reports, message))
+
+    def encoded(answer: Answer) -> Answer:
+        draw = Draw(Streams(0), [answer.round], answer.clients)
+        return answer._replace(mean_update_M=message.encode(answer.mean_update_M[None], {}, draw).received_KM[0])
+
+    return list(Attackers(attack, frozenset({2, 5}), Streams(0)).attacked(reports, message, encoded))
 
 
 def test_the_updates_of_attackers_change_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ import fed
 from fed.clients.data import load
 from fed.clients.training.work_items import Trained
 from fed.clients.training.worker import Work
-from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.config import registry
 from fed.errors import Diverged
 from fed.randomness import Streams
@@ -42,27 +42,29 @@ SENT = {"fedavg": 1, "scaffold": 2, "fednova": 1, "median": 1}
 class EverySecond(Codec):
     """Keeps every second value; the others are zero."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(values.dtype, (values.numbers + 1) // 2),)
+    gives: ClassVar = "values"
 
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return (rows_KM[:, ::2],)
+    def size_bytes(self, values: Values) -> int:
+        return 0
 
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        rows_KM = payload[0].new_zeros(len(payload[0]), numbers)
-        rows_KM[:, ::2] = payload[0]
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        return values._replace(numbers=(values.numbers + 1) // 2, layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        return Encoded(torch.empty(len(rows_KM), 0, dtype=torch.uint8), rows_KM[:, ::2])
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        rows_KM = torch.zeros(len(inner), values.numbers, dtype=values.dtype)
+        rows_KM[:, ::2] = torch.stack([*inner])
         return rows_KM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overflowing(EverySecond):
-    """Puts numbers beyond the largest of float16 on the wire."""
+    """Decodes numbers beyond the largest of float32."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(torch.float16, (values.numbers + 1) // 2),)
-
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return (rows_KM[:, ::2] * 1e9,)
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        return super().decode(content, inner, values, draw) * 1e38 * 1e38
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +87,8 @@ def experiment(algorithm: str = "fedavg", **changed: Any) -> fed.Experiment:
 
 
 def bytes_of(algorithm: str) -> int:
-    """A client's message."""
-    return 4 * (SENT[algorithm] * (PARAMETERS // 2) + 2 * (algorithm == "fednova"))
+    """A client's message: a version and a length before the values of each part."""
+    return SENT[algorithm] * (5 + 4 * (PARAMETERS // 2)) + 8 * (algorithm == "fednova")
 
 
 everywhere = pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova", "median"])
@@ -112,8 +114,8 @@ def test_an_estimate_counts_what_is_sent() -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("wants", ["reported", "updates", "payload"])
-def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["reported", "updates", "payload"]) -> None:
+@pytest.mark.parametrize("wants", ["reported", "updates"])
+def test_a_group_answers_what_its_clients_do(algorithm: str, wants: Literal["reported", "updates"]) -> None:
     """To the bit, in float64 and one by one; a mean but for the rounding of three terms."""
     simulation = Simulation(
         fed.Experiment(algorithm=algorithm, uplink=["every_second"], simulation={"batching": "off"}),
@@ -196,6 +198,26 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     assert [line["bytes_up"] for line in metrics] == [CLIENTS * bytes_of(algorithm)] * ROUNDS
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
+
+
+@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+@pytest.mark.parametrize(
+    "uplink", [["topk", "two_level"], ["qsgd"], ["dgc", "zstd"], ["sketch"]], ids=["sparse", "scaled", "dgc", "sketch"]
+)
+def test_nodes_keep_what_codecs_keep_in_the_simulation(
+    deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
+    uplink: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch)
+    feedback = "none" if uplink[0] in ("dgc", "sketch") else "ef"
+    given = experiment("scaffold", uplink=uplink, error_feedback=feedback, rounds={"count": 4})
+    sent, metrics = deployed(given, tmp_path)
+    simulated = fed.simulate(given)
+    assert_same(tmp_path / "run", simulated)
+    assert sum(sent) == sum(line["bytes_up"] for line in metrics)
+    assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "median"])

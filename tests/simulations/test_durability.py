@@ -41,6 +41,8 @@ QUICK = (
     "scaffold_joining",
     "afl",
     "mimic_buffered",
+    "feedback_tolerant",
+    "feedback_buffered",
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 import grpc
 import pytest
+import torch
 
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.training_process import TrainingProcessDied
@@ -21,6 +22,7 @@ from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.wire.dialling import DialPatience
+from fed.wire.payloads import TensorSpec
 from fed.wire.protocol_pb2 import (
     Answer,
     Assignment,
@@ -299,7 +301,7 @@ PIECE = 1 << 17
 class Large(Trained):
     """Has a model of several chunks."""
 
-    spec: Sequence[TensorMessage] = (TensorMessage(dtype="float32", numbers=100_000), TensorMessage(dtype="int64"))
+    spec: Sequence[TensorSpec] = (TensorSpec(torch.float32, 100_000), TensorSpec(torch.int64, 0))
 
     def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         assert path.read_bytes() == LARGE
@@ -308,7 +310,7 @@ class Large(Trained):
 
 
 def large() -> Payload:
-    return payload(LARGE, tensors=Large.spec)
+    return payload(LARGE, tensors=[TensorMessage(dtype="float32", numbers=100_000), TensorMessage(dtype="int64")])
 
 
 class Breaking(Coordinator):

@@ -22,7 +22,7 @@ from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.wire.dialling import DialPatience
-from fed.wire.payloads import Incoming
+from fed.wire.payloads import Incoming, TensorSpec
 from fed.wire.protocol import PROTOCOL
 from fed.wire.protocol_pb2 import (
     Answer,
@@ -48,12 +48,13 @@ BOUND_S = 60.0
 KEYS = {"model": {"kind": "logistic"}, "local": {"lr": 0.1}}
 SIGNATURE = Signature(input_shape=[64], input_dtype="float32", classes=10)
 MODEL = bytes(4 * 650)
+MODEL_TENSORS = [TensorMessage(dtype="float32", numbers=650), TensorMessage(dtype="int64")]
 
 
 class Training:
     """What a node would train with, which takes down what it is asked."""
 
-    spec: Sequence[TensorMessage] = (TensorMessage(dtype="float32", numbers=650), TensorMessage(dtype="int64"))
+    spec: Sequence[TensorSpec] = (TensorSpec(torch.float32, 650), TensorSpec(torch.int64, 0))
 
     def __init__(self) -> None:
         self.prepared: list[Experiment] = []
@@ -110,8 +111,7 @@ def plan(**changed: Any) -> ToNode:
 
 
 def payload(content: bytes = MODEL, **changed: Any) -> Payload:
-    tensors = [TensorMessage(dtype="float32", numbers=650), TensorMessage(dtype="int64")]
-    said = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content), "tensors": tensors}
+    said = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content), "tensors": MODEL_TENSORS}
     return Payload(**{**said, **changed})
 
 
@@ -180,7 +180,7 @@ def test_an_invalid_plan_ends_the_node_with_one_sentence(said: ToNode, reason: s
 @pytest.mark.parametrize(
     ("said", "chunks", "reason"),
     [
-        (payload(tensors=[*Training.spec, TensorMessage(dtype="float32", numbers=2**40)]), (), "the tensors must be"),
+        (payload(tensors=[*MODEL_TENSORS, TensorMessage(dtype="float32", numbers=2**40)]), (), "the tensors must be"),
         (payload(size_bytes=10**10), (), "take 2600 bytes, got 10000000000"),
         (payload(tensors=[TensorMessage(dtype="object", numbers=1)] * 9999), (), "the tensors must be"),
         (payload(sha256="../../etc/passwd"), (), "64 hexadecimal digits"),

@@ -29,8 +29,8 @@ class Node:
         plan = Plan(signature=Signature(input_shape=[64], input_dtype=dtype, classes=10))
         experiment = Experiment(**{"model": {"kind": "logistic"}, "local": {"lr": 0.1}, **keys})
         self._training = NodeTraining(0, (inputs, torch.arange(20) % 10), experiment, plan, self.kept)
-        spec = self._training.spec()
-        self._tensors = [torch.ones(part.numbers, dtype=getattr(torch, part.dtype)) for part in spec]
+        message = self._training._message
+        self._tensors = [torch.ones(part.numbers, dtype=part.dtype) for part in message.downlink]
 
     def train(self, number: int, kept_after: int | None, **changed: Any) -> tuple[Answer, list[float]]:
         payload, broadcast = written(self._file, self._tensors), len(self._tensors) - 2

@@ -1,11 +1,11 @@
 """Sections that have no meaning together are refused when the experiment is read, and all others are not."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import Tensor
 
 from fed.aggregators.base import ClientWork, Report
@@ -14,7 +14,8 @@ from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.local_sgd import LocalSGD
 from fed.cli.main import main
 from fed.clients.node.plans import as_experiment
-from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.comparison import Comparison
 from fed.config.compatibility import check_deployment
 from fed.config.experiment import Experiment, Local
@@ -140,14 +141,14 @@ def in_one_place() -> Centralized:
 class Untouched(Codec):
     """Keeps all."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (values,)
+    def size_bytes(self, values: Values) -> int:
+        return values.size_bytes
 
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return (rows_KM,)
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        return Encoded(as_bytes(rows_KM))
 
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return payload[0]
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        return from_bytes(torch.stack([*content]), values.dtype)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 Shapes: K messages, M numbers of each and P of a coded part.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,29 +13,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fed.compression.codec import Codec, Draw, TensorSpec
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel
-from fed.wire.payloads import read, tensor_messages, written
+from fed.wire.payloads import check_tensors, read, type_name, written
 from fed.wire.protocol_pb2 import Format as FormatHeader
 
 
 @dataclass(frozen=True, kw_only=True)
 class Halves(Codec):
-    """The values of even places, in the values' type, and the odd places' sum, which another codec never sees."""
+    """The values of even places, for the next codec, and the odd places' sum, which it never sees."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return TensorSpec(values.dtype, (values.numbers + 1) // 2), TensorSpec(torch.float32, 1)
+    gives: ClassVar = "values"
 
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return rows_KM[:, ::2], rows_KM[:, 1::2].sum(1, keepdim=True)
+    def size_bytes(self, values: Values) -> int:
+        return 4
 
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        rows_KM = payload[0].new_zeros(len(payload[0]), numbers)
-        rows_KM[:, ::2] = payload[0]
-        rows_KM[:, 1::2] = (payload[1] / (numbers // 2)).to(rows_KM.dtype) if numbers > 1 else 0
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        return values._replace(numbers=(values.numbers + 1) // 2, layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        return Encoded(as_bytes(rows_KM[:, 1::2].sum(1, keepdim=True).float()), rows_KM[:, ::2])
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        rows_KM = torch.zeros(len(inner), values.numbers, dtype=values.dtype)
+        rows_KM[:, ::2] = torch.stack([*inner])
+        if values.numbers > 1:
+            rows_KM[:, 1::2] = from_bytes(torch.stack([*content]), torch.float32) / (values.numbers // 2)
         return rows_KM
 
 
@@ -44,14 +50,16 @@ class Halves(Codec):
 class Sixteenths(Codec):
     """Whole sixteenths of each value, below 4, masked by the client's own stream and the round's."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(torch.uint8, values.numbers),)
+    def size_bytes(self, values: Values) -> int:
+        return values.numbers
 
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return ((rows_KM.double() * 16 + 64).clamp(0, 255).round().to(torch.uint8) ^ _masks(rows_KM.shape[1], draw),)
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        codes_KM = (rows_KM.double() * 16 + 64).clamp(0, 255).round().to(torch.uint8)
+        return Encoded(codes_KM ^ _masks(values.numbers, draw))
 
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return ((payload[0] ^ _masks(numbers, draw)).double() - 64) / 16
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        codes_KM = torch.stack([*content]) ^ _masks(values.numbers, draw)
+        return ((codes_KM.double() - 64) / 16).to(values.dtype)
 
 
 def _masks(numbers: int, draw: Draw) -> Tensor:
@@ -87,53 +95,54 @@ def draws(rows: int, first: int = 0) -> Draw:
 
 @given(formats(), st.integers(1, 4))
 def test_sizes_are_those_of_what_is_encoded(message: Format, rows: int) -> None:
-    payload = message.encode(messages(message, rows), draws(rows))
-    integers = torch.zeros(rows, message.integers, dtype=torch.int64)
-    tensors = (*payload, integers)
-    assert [(part.dtype, part.shape) for part in tensors] == [
-        (spec.dtype, (rows, spec.numbers)) for spec in message.uplink
-    ]
-    assert rows * message.uplink_bytes == sum(part.nbytes for part in tensors)
+    outgoing = message.encode(messages(message, rows), {}, draws(rows))
+    assert len(outgoing.payloads) == rows
+    for payload in outgoing.payloads:
+        tensors = (*payload, torch.zeros(message.integers, dtype=torch.int64))
+        check_tensors([(type_name(part.dtype), part.numel()) for part in tensors], message.uplink)
+        assert message.uplink_bytes == sum(part.nbytes for part in tensors)
+    if message.encoder:
+        assert outgoing.sizes == (message.uplink_bytes - 8 * message.integers,) * rows
 
 
 @given(formats(st.just(())), st.integers(1, 4))
 def test_without_codecs_messages_are_rounded_to_the_type_alone(message: Format, rows: int) -> None:
     update_KM = messages(message, rows)
-    payload = message.encode(update_KM, draws(rows))
+    outgoing = message.encode(update_KM, {}, draws(rows))
     expected_KM = update_KM.to(message.dtype)
-    assert torch.equal(message.decode(payload, draws(rows)), expected_KM)
-    received_KM = message.received(update_KM, draws(rows))
-    assert received_KM.dtype == torch.float64
-    assert torch.equal(received_KM, expected_KM.double())
+    for row, (payload, expected_M) in enumerate(zip(outgoing.payloads, expected_KM, strict=True)):
+        assert torch.equal(message.decode(payload, draws(1, row)), expected_M)
+    assert outgoing.received_KM.dtype == torch.float64
+    assert torch.equal(outgoing.received_KM, expected_KM.double())
 
 
 @given(formats(), st.integers(2, 5))
 def test_a_message_is_encoded_alike_alone_and_beside_others(message: Format, rows: int) -> None:
     update_KM = messages(message, rows)
-    together = message.encode(update_KM, draws(rows))
-    decoded_KM = message.decode(together, draws(rows))
+    together = message.encode(update_KM, {}, draws(rows))
     for row in range(rows):
-        alone = message.encode(update_KM[row : row + 1], draws(1, first=row))
-        assert all(torch.equal(one[0], all_K[row]) for one, all_K in zip(alone, together, strict=True))
-        assert torch.equal(message.decode(alone, draws(1, first=row))[0], decoded_KM[row])
+        alone = message.encode(update_KM[row : row + 1], {}, draws(1, first=row))
+        assert all(map(torch.equal, alone.payloads[0], together.payloads[row]))
+        assert torch.equal(alone.received_KM[0], together.received_KM[row])
 
 
 @given(formats(), st.integers(1, 3))
 def test_a_coordinator_decodes_what_a_simulation_counts(message: Format, rows: int) -> None:
     update_KM = messages(message, rows)
-    payload = message.encode(update_KM, draws(rows))
-    decoded_KM = message.decode([part.clone() for part in payload], draws(rows))
-    assert decoded_KM.shape == update_KM.shape
-    assert torch.equal(message.received(update_KM, draws(rows)), decoded_KM.double())
+    outgoing = message.encode(update_KM, {}, draws(rows))
+    assert outgoing.received_KM.shape == update_KM.shape
+    for row, payload in enumerate(outgoing.payloads):
+        decoded_M = message.decode([part.clone() for part in payload], draws(1, first=row))
+        assert torch.equal(decoded_M.double(), outgoing.received_KM[row])
 
 
 @given(formats(), st.integers(1, 3))
 def test_encoding_and_decoding_change_no_input(message: Format, rows: int) -> None:
     update_KM = messages(message, rows)
-    payload = message.encode(update_KM, draws(rows))
-    before = [part.clone() for part in payload]
-    message.decode(payload, draws(rows))
-    assert all(map(torch.equal, payload, before))
+    for row, payload in enumerate(message.encode(update_KM, {}, draws(rows)).payloads):
+        before = [part.clone() for part in payload]
+        message.decode(payload, draws(1, first=row))
+        assert all(map(torch.equal, payload, before))
     assert torch.equal(update_KM, messages(message, rows))
 
 
@@ -141,7 +150,7 @@ def test_encoding_and_decoding_change_no_input(message: Format, rows: int) -> No
 def test_parts_shorter_than_the_parameters_and_buffers_go_raw(message: Format) -> None:
     update_KM = messages(message, 2)
     plain_KM = update_KM.to(message.dtype).double()
-    received = message.received(update_KM, draws(2)).split_with_sizes(message.sizes, 1)
+    received = message.encode(update_KM, {}, draws(2)).received_KM.split_with_sizes(message.sizes, 1)
     plain = plain_KM.split_with_sizes(message.sizes, 1)
     for numbers, coded, raw in zip(message.sizes[:-1], received, plain, strict=False):
         assert numbers == message.parameters or torch.equal(coded, raw)
@@ -152,30 +161,30 @@ def test_parts_shorter_than_the_parameters_and_buffers_go_raw(message: Format) -
 def test_buffers_as_long_as_the_parameters_go_raw() -> None:
     message = Format(torch.float64, (4,), buffers=4, parameters=4, codecs=(Sixteenths(),))
     update_KM = messages(message, 2)
-    assert torch.equal(message.received(update_KM, draws(2))[:, 4:], update_KM[:, 4:])
+    assert torch.equal(message.encode(update_KM, {}, draws(2)).received_KM[:, 4:], update_KM[:, 4:])
 
 
 @pytest.mark.parametrize(
-    ("codecs", "lengths"),
-    [((Halves(),), [3, 1]), ((Halves(), Halves()), [2, 1, 1]), ((Halves(), Sixteenths()), [3, 1])],
+    ("codecs", "size_bytes"),
+    [((Halves(),), 5 + 4 + 24), ((Halves(), Halves()), 9 + 4 + 4 + 16), ((Halves(), Sixteenths()), 5 + 4 + 3)],
 )
-def test_the_next_codec_of_a_chain_takes_the_first_tensor(codecs: tuple[Codec, ...], lengths: list[int]) -> None:
+def test_the_next_codec_of_a_chain_takes_the_values(codecs: tuple[Codec, ...], size_bytes: int) -> None:
     """Of 1, 2, 1.5, 4 and 0.25, halves are 1, 1.5 and 0.25, and 6; of those, 1 and 0.25, and 1.5: they lose no more."""
     message = Format(torch.float64, (5,), parameters=5, codecs=codecs)
     update_KM = torch.tensor([[1.0, 2.0, 1.5, 4.0, 0.25]], dtype=torch.float64)
-    payload = message.encode(update_KM, draws(1))
-    assert [part.numel() for part in payload] == lengths
-    assert message.decode(payload, draws(1)).tolist() == [[1.0, 3.0, 1.5, 3.0, 0.25]]
+    ((payload,),) = message.encode(update_KM, {}, draws(1)).payloads
+    assert payload.numel() == size_bytes
+    assert message.decode([payload], draws(1)).tolist() == [1.0, 3.0, 1.5, 3.0, 0.25]
 
 
 @given(formats())
 def test_payloads_pass_a_file_unchanged(tmp_path_factory: pytest.TempPathFactory, message: Format) -> None:
     path = tmp_path_factory.mktemp("wire") / "file"
-    payload = message.encode(messages(message, 1), draws(1))
-    sent = [*(part[0] for part in payload), torch.arange(message.integers)]
+    (payload,) = message.encode(messages(message, 1), {}, draws(1)).payloads
+    sent = [*payload, torch.arange(message.integers)]
     head = written(path, sent)
-    assert [*head.tensors] == tensor_messages(message.uplink)
-    assert sum(part.nbytes for part in sent) == message.uplink_bytes
+    check_tensors([(part.dtype, part.numbers) for part in head.tensors], message.uplink)
+    assert sum(part.nbytes for part in sent) == path.stat().st_size == message.uplink_bytes
     again = read(path, head)
     assert all(torch.equal(one, other) for one, other in zip(again, sent, strict=True))
 
@@ -191,77 +200,53 @@ def test_bytes_of_a_task_are_those_of_its_tensors(message: Format, broadcast: li
         model = GlobalModel(0, params_V, integers_I, parts)
         assert said == model.size_bytes()
         if sizes is broadcast:
-            assert [(part.dtype, part.numel()) for part in model.tensors] == [*message.downlink]
+            check_tensors([(type_name(part.dtype), part.numel()) for part in model.tensors], message.downlink)
 
 
 MESSAGE = Format(torch.float32, (21, 21, 1), buffers=6, integers=1, parameters=21, broadcast=(21, 2))
 
 
-class Short(Halves):
-    """Encodes a value less than it says."""
-
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return rows_KM[:, 2::2], rows_KM[:, :1]
-
-
-class Single(Halves):
-    """Forgets a tensor of its payload."""
-
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return (rows_KM[:, ::2],)
-
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return payload[0].new_zeros(len(payload[0]), numbers)
-
-
 class Shortened(Halves):
     """Decodes the even places alone."""
 
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return payload[0]
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        return torch.stack([*inner])
+
+
+class Longer(Sixteenths):
+    """Writes a byte more than it says."""
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        content = super().encode(rows_KM, values, state, draw).content
+        return Encoded(torch.nn.functional.pad(torch.stack([*content]), (0, 1)))
 
 
 class Broken(Halves):
     """Divides by the norm."""
 
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return (rows_KM / (1 / float(rows_KM.norm())),)
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        return Encoded(as_bytes(rows_KM[:, :1] / (1 / float(rows_KM.norm()))), rows_KM[:, ::2])
 
 
 class Wordless(Halves):
-    """Says nothing of its payload."""
+    """Does not say how long its content is."""
 
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        raise NotImplementedError("no payload")
-
-
-class Empty(Wordless):
-    """Sends nothing."""
-
-    def payload(self, values: TensorSpec) -> tuple[TensorSpec, ...]:
-        return ()
-
-    def encode(self, rows_KM: Tensor, draw: Draw) -> tuple[Tensor, ...]:
-        return ()
-
-    def decode(self, payload: Sequence[Tensor], numbers: int, draw: Draw) -> Tensor:
-        return torch.zeros(1, numbers)
+    def size_bytes(self, values: Values) -> int:
+        raise NotImplementedError("no size")
 
 
 @pytest.mark.parametrize(
     ("codec", "reason"),
     [
-        (Wordless(), "got NotImplementedError: no payload"),
-        (Empty(), r"to shapes \[\], as its payload says"),
-        (Short(), r"\[\[1, 11\], \[1, 1\]\], as its payload says, .*, got \[\[1, 10\], \[1, 1\]\] and None"),
-        (Single(), r"got \[\[1, 11\]\] and None"),
-        (Shortened(), r"got \[\[1, 11\], \[1, 1\]\] and \[1, 11\]"),
+        (Wordless(), "got NotImplementedError: no size"),
+        (Longer(), "got InvalidPayload: "),
+        (Shortened(), r"to \[1, 21\], got \[1, 11\]"),
         (Broken(), "got ZeroDivisionError: float division by zero"),
     ],
 )
 def test_a_codec_that_breaks_its_contract_is_named(codec: Codec, reason: str) -> None:
     replace(MESSAGE, codecs=(Halves(), Sixteenths())).check_codecs()
-    message = replace(MESSAGE, codecs=(codec, Sixteenths()))
+    message = replace(MESSAGE, codecs=(codec,))
     with pytest.raises(InvalidExperiment, match=f"uplink's {type(codec).__name__} .*{reason}"):
         message.check_codecs()
 

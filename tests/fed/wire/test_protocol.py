@@ -25,7 +25,7 @@ from fed.wire.calls import TurnedAway
 from fed.wire.dialling import DialPatience
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task
-from fed.wire.payloads import Incoming
+from fed.wire.payloads import Incoming, TensorSpec
 from fed.wire.protocol import PROTOCOL
 from fed.wire.protocol_pb2 import (
     Answer,
@@ -49,8 +49,9 @@ from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
 ROOT = Path(__file__).resolve().parents[3]
 FORMAT = Format(torch.float32, (4,), integers=1, parameters=4, sends_models=True)
-SPEC = [TensorMessage(dtype="float32", numbers=4), TensorMessage(dtype="int64", numbers=1)]
-PAYLOAD = Payload(sha256="0" * 64, size_bytes=24, tensors=SPEC)
+SPEC = (TensorSpec(torch.float32, 4), TensorSpec(torch.int64, 1))
+TENSORS = [TensorMessage(dtype="float32", numbers=4), TensorMessage(dtype="int64", numbers=1)]
+PAYLOAD = Payload(sha256="0" * 64, size_bytes=24, tensors=TENSORS)
 TASK = TaskId(start=1, number=2)
 SIGNATURE = Signature(input_shape=[4], input_dtype="float32", classes=3)
 VALID: list[Message] = [

@@ -12,10 +12,11 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from fed.server.grpc.leases import Delivery
 from fed.server.grpc.service import NodeService, Patience
-from fed.wire.payloads import CHUNK_BYTES, chunks
+from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
 from fed.wire.protocol_pb2 import (
     Answer,
     Assignment,
@@ -32,7 +33,7 @@ from fed.wire.protocol_pb2 import (
 from tests.server.grpc.hostile_wire import Wire, chunk, tensors
 
 NUMBERS = 3 * CHUNK_BYTES // 4
-SPEC = tensors(("float32", NUMBERS), ("int64", 0))
+SPEC = (TensorSpec(torch.float32, NUMBERS), TensorSpec(torch.int64, 0))
 CONTENT = bytes(4 * NUMBERS)
 OTHER = struct.pack(f"<{NUMBERS}f", *[1.0] * NUMBERS)
 TASK = TaskId(start=1, number=2)
@@ -104,7 +105,8 @@ class Server:
 
 
 def header(content: bytes = CONTENT, offset: int = 0, **changed: Any) -> Part:
-    payload = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content), "tensors": SPEC, **changed}
+    payload = {"sha256": hashlib.sha256(content).hexdigest(), "size_bytes": len(content), **changed}
+    payload = {"tensors": tensors(("float32", NUMBERS), ("int64", 0)), **payload}
     answer = Answer(task=TASK, payload=Payload(**payload), offset=offset, weight=3.0, samples=3, train_loss=0.5)
     return Part(answer=answer)
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,7 +15,9 @@ from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
 from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
-from fed.wire.protocol_pb2 import Tensor as TensorMessage
+
+if TYPE_CHECKING:
+    from fed.wire.payloads import TensorSpec
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
 
@@ -35,7 +37,7 @@ class ThreadedTraining:
         self._client, self._pair, self._names, self._folder = client, pair, names, folder
         self.training: NodeTraining | None = None
         self._plan = Plan()
-        self.spec: Sequence[TensorMessage] = ()
+        self.spec: Sequence[TensorSpec] = ()
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
         self.answers: list[tuple[Answer | Failed, bytes]] = []
         self.worked: list[Train] = []

@@ -1,0 +1,144 @@
+"""Numbers of few bits packed into bytes, and Golomb–Rice codes of positions.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed.errors import InvalidPayload
+
+__all__ = ["pack", "packed_bytes", "positions_bytes", "read_positions", "rice_bits", "unpack", "write_positions"]
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def packed_bytes(numbers: int, bits: int) -> int:
+    """Bytes of a vector of numbers with so many bits each.
+
+    Example:
+        >>> packed_bytes(9, 2)
+        4
+    """
+    return bits * -(-numbers // 8)
+
+
+def pack(codes_KM: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.uint8]:
+    """Pack numbers below 2^bits: all their lowest bits, then all the next ones, each plane in whole bytes.
+
+    Args:
+        codes_KM: [..., M].
+        bits: of a number, 1 to 16.
+
+    Returns:
+        Bytes, [..., ``packed_bytes(M, bits)``].
+
+    Example:
+        >>> pack(np.array([1, 2, 3], np.uint8), 2).tolist()
+        [160, 96]
+    """
+    if bits == 8:
+        return codes_KM.astype(np.uint8)
+    planes = [np.packbits((codes_KM >> bit & 1).astype(np.uint8, copy=False), axis=-1) for bit in range(bits)]
+    return np.concatenate(planes, axis=-1)
+
+
+def unpack(packed_KO: NDArray[np.uint8], bits: int, numbers: int) -> NDArray[np.unsignedinteger]:
+    """Reverse :func:`pack`.
+
+    Args:
+        packed_KO: bytes, [..., ``packed_bytes(numbers, bits)``].
+        bits: of a number.
+        numbers: M.
+    """
+    if bits == 8:
+        return packed_KO
+    width = -(-numbers // 8)
+    codes_KM = np.zeros((*packed_KO.shape[:-1], numbers), np.uint8 if bits < 8 else np.uint16)
+    for bit in range(bits):
+        plane = np.unpackbits(packed_KO[..., bit * width : (bit + 1) * width], axis=-1, count=numbers)
+        codes_KM |= plane.astype(codes_KM.dtype, copy=False) << bit
+    return codes_KM
+
+
+def rice_bits(count: int, numbers: int) -> int:
+    r"""The best number of bits for the remainder of a gap between random positions (Sattler et al. 2019, 1903.02891).
+
+    .. math:: b^* = 1 + ⌊\log_2 \frac{\log(φ - 1)}{\log(1 - p)}⌋, \qquad φ = \frac{1 + \sqrt 5}{2}
+
+    with the share p of the numbers that are at such positions.
+
+    Args:
+        count: how many positions.
+        numbers: among how many.
+
+    Example:
+        >>> rice_bits(1, 64), rice_bits(1, 1000), rice_bits(2, 2)
+        (5, 9, 0)
+    """
+    if not 0 < count < numbers:
+        return 0
+    return max(0, 1 + math.floor(math.log2(math.log(_GOLDEN) / math.log1p(-count / numbers))))
+
+
+def positions_bytes(count: int, numbers: int) -> int:
+    """The most bytes that :func:`write_positions` makes of so many positions among so many numbers."""
+    bits = rice_bits(count, numbers)
+    return packed_bytes(count + ((numbers - count) >> bits), 1) + packed_bytes(count, bits)
+
+
+def write_positions(positions: NDArray[np.int64], numbers: int) -> NDArray[np.uint8]:
+    """Golomb–Rice code of ascending positions.
+
+    A gap g between two positions is ⌊g / 2^b⌋ zeros and a one, and b bits for the rest, with b of :func:`rice_bits`;
+    the rests of all follow the zeros and ones of all.
+
+    Args:
+        positions: each at least 0 and below ``numbers``.
+        numbers: among how many.
+
+    Example:
+        >>> positions = np.array([3, 70, 90])
+        >>> read_positions(write_positions(positions, 200), 3, 200).tolist()
+        [3, 70, 90]
+    """
+    bits = rice_bits(len(positions), numbers)
+    gaps = np.diff(positions, prepend=-1) - 1
+    ones = np.cumsum((gaps >> bits) + 1) - 1
+    unary = np.zeros(int(ones[-1]) + 1 if len(ones) else 0, np.uint8)
+    unary[ones] = 1
+    rests = (gaps & ((1 << bits) - 1)).astype(np.uint32)
+    planes = [np.packbits((rests >> bit & 1).astype(np.uint8)) for bit in range(bits)]
+    return np.concatenate([*planes, np.packbits(unary)])
+
+
+def read_positions(code: NDArray[np.uint8], count: int, numbers: int) -> NDArray[np.int64]:
+    """Reverse :func:`write_positions`, of untrusted bytes.
+
+    Args:
+        code: its bytes.
+        count: how many positions.
+        numbers: among how many.
+
+    Raises:
+        InvalidPayload: if they are no such code.
+    """
+    bits = rice_bits(count, numbers)
+    rest_bytes, most_bytes = packed_bytes(count, bits), positions_bytes(count, numbers)
+    if not rest_bytes <= len(code) <= most_bytes:
+        raise InvalidPayload(
+            f"the code of {count} positions must take {rest_bytes} to {most_bytes} bytes, got {len(code)}"
+        )
+    ones = np.flatnonzero(np.unpackbits(code[rest_bytes:]))
+    if len(ones) != count:
+        raise InvalidPayload(f"there must be {count} positions, got {len(ones)}")
+    gaps = (np.diff(ones, prepend=-1) - 1) << bits
+    for bit in range(bits):
+        plane = code[bit * -(-count // 8) : (bit + 1) * -(-count // 8)]
+        gaps += np.unpackbits(plane, count=count).astype(np.int64) << bit
+    positions = np.cumsum(gaps + 1) - 1
+    if count and positions[-1] >= numbers:
+        raise InvalidPayload(f"positions must be below {numbers}, got {positions[-1]}")
+    return positions

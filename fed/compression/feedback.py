@@ -1,0 +1,209 @@
+"""Error feedback: a message lacks something of its update, which its client sends with later ones.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fed.compression.chain import CodecChain, check_order
+from fed.compression.codec import CodecState, Draw, Rows, Values
+from fed.compression.quantisers import as_bytes, from_bytes
+from fed.config.hyperparameters import Hyperparameters
+from fed.errors import InvalidExperiment, InvalidPayload
+
+if TYPE_CHECKING:
+    from fed.config.experiment import Experiment
+
+__all__ = ["EF", "Encoder", "ErrorFeedback", "NoFeedback", "Sent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorFeedback(Hyperparameters):
+    """Kinds of dealing with the difference between an update and its message."""
+
+    def check_experiment(self, experiment: "Experiment") -> None:
+        """Refuse chains that make no sense, and feedback around a chain that has its own or none that helps."""
+        check_order([section.make() for section in experiment.uplink])
+
+    def init(self, values: Values) -> CodecState:
+        """A client's state before its first task, [·] each; none unless a kind overrides this."""
+        return {}
+
+    @abstractmethod
+    def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
+        """The vectors that are encoded in place of updates, [K, M]."""
+
+    @abstractmethod
+    def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
+        """The clients' states once their messages count, and if they are lost.
+
+        Args:
+            wanted_KM: the vectors that were encoded.
+            decoded_KM: the vectors as the coordinator finds them.
+            state: before.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoFeedback(ErrorFeedback):
+    """No feedback: what a message lacks is lost."""
+
+    def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
+        """The updates."""
+        return update_KM
+
+    def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
+        """None."""
+        return {}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EF(ErrorFeedback):
+    r"""The residual is sent with the next update (Seide et al. 2014; Karimireddy et al. 2019, 1901.09847).
+
+    .. math:: p = Δ + γ e, \qquad e ← p - C(p)
+
+    A message that is lost leaves e = p, and one that counts at a discount s leaves e = p − s C(p). A chain that is no
+    contraction is scaled by what each message's error asks for, so that it becomes one:
+
+    .. math:: C(p) ← \frac{C(p)}{1 + ω}, \qquad 1 + ω = \frac{‖C(p)‖²}{⟨p, C(p)⟩}
+
+    Args:
+        decay: γ in (0, 1]. Below 1 where clients attend so rarely that the model has moved on when a residual is sent.
+    """
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    def check_experiment(self, experiment: "Experiment") -> None:
+        """Refuse a chain that has a residual of its own, or whose error no client knows."""
+        super().check_experiment(experiment)
+        if not experiment.uplink:
+            raise InvalidExperiment(
+                "error_feedback needs codecs whose errors it keeps, got uplink []: name a codec there, or set "
+                "error_feedback to none"
+            )
+        for section in experiment.uplink:
+            codec = section.make()
+            if getattr(codec, "keeps_residual", False):
+                reason = f"{section.kind}, which keeps a residual of its own"
+            elif getattr(codec, "reads_sums", False):
+                reason = f"{section.kind}, whose sums are read by the coordinator, so that no client knows its error"
+            else:
+                continue
+            raise InvalidExperiment(
+                f"error_feedback cannot go around {reason}: set error_feedback to none, or choose another codec"
+            )
+
+    def init(self, values: Values) -> CodecState:
+        """A residual of zeros."""
+        return {"residual": torch.zeros(values.numbers, dtype=values.dtype)}
+
+    def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
+        """The updates with the residuals."""
+        return update_KM + self.decay * state["residual"]
+
+    def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
+        """The rest that the message lacks, or all of it."""
+        return {"residual": wanted_KM - decoded_KM}, {"residual": wanted_KM}
+
+
+class Sent(NamedTuple):
+    """Encoded vectors of K clients.
+
+    Args:
+        messages: K tensors of uint8.
+        decoded_KM: the vectors as the coordinator finds them, [K, M].
+        counted: the clients' states once their messages count, [K, ·] each.
+        lost: their states if the messages are lost.
+    """
+
+    messages: list[Tensor]
+    decoded_KM: Tensor
+    counted: CodecState
+    lost: CodecState
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A chain of codecs, and what keeps its errors.
+
+    Args:
+        chain: the codecs.
+        feedback: around them.
+    """
+
+    chain: CodecChain
+    feedback: ErrorFeedback
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of a message that nobody exceeds."""
+        return self._scale_bytes + self.chain.most_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a message, or the most of them before lossless compression."""
+        return self._scale_bytes + self.chain.size_bytes
+
+    def init(self) -> CodecState:
+        """A client's state before its first task, [·] each."""
+        return {**self.feedback.init(self.chain.values), **self.chain.init()}
+
+    def encode(self, update_KM: Tensor, state: CodecState, draw: Draw) -> Sent:
+        """Encode updates.
+
+        Args:
+            update_KM: finite values, [K, M].
+            state: the clients', [K, ·] each.
+            draw: the random streams.
+        """
+        wanted_KM = self.feedback.wanted(update_KM.to(self.chain.values.dtype), state)
+        made = self.chain.encode(wanted_KM, state, draw)
+        messages, decoded_KM = [*made.content], self.chain.decode(made.content, draw)
+        if self._is_scaled:
+            scales_K1 = _shrinking(wanted_KM, decoded_KM)
+            decoded_KM = decoded_KM * scales_K1
+            messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
+        counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
+        return Sent(messages, decoded_KM, {**counted, **made.counted}, {**lost, **made.lost})
+
+    def decode(self, messages: Rows, draw: Draw) -> Tensor:
+        """Decode untrusted messages, [K, M].
+
+        Args:
+            messages: K tensors of uint8.
+            draw: the random streams with which they were encoded.
+
+        Raises:
+            InvalidPayload: if one is no such message.
+        """
+        if not self._is_scaled:
+            return self.chain.decode(messages, draw)
+        taken = self._scale_bytes
+        if any(len(message) < taken for message in messages):
+            raise InvalidPayload(f"the scale of an encoded vector takes {taken} bytes")
+        scales_K1 = from_bytes(torch.stack([message[:taken] for message in messages]), self.chain.values.dtype)
+        return self.chain.decode([message[taken:] for message in messages], draw) * scales_K1
+
+    @property
+    def _is_scaled(self) -> bool:
+        return not isinstance(self.feedback, NoFeedback) and not self.chain.is_contraction
+
+    @property
+    def _scale_bytes(self) -> int:
+        return self.chain.values.dtype.itemsize if self._is_scaled else 0
+
+
+def _shrinking(wanted_KM: Tensor, decoded_KM: Tensor) -> Tensor:
+    """1/(1 + ω) of each message, [K, 1]: the scale at which its error is smallest, at least 0."""
+    # a row alone: products of batches differ in the last bit
+    pairs = [*zip(wanted_KM.double(), decoded_KM.double(), strict=True)]
+    common = torch.stack([torch.dot(wanted_M, decoded_M) for wanted_M, decoded_M in pairs])
+    square = torch.stack([torch.dot(decoded_M, decoded_M) for _, decoded_M in pairs])
+    return (common / square.where(square > 0, 1)).clamp_min_(0).to(wanted_KM.dtype)[:, None]

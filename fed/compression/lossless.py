@@ -1,0 +1,49 @@
+"""Lossless compression of what the codecs before it wrote."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from fed.config.hyperparameters import Hyperparameters
+from fed.errors import InvalidPayload
+
+__all__ = ["Zstd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zstd(Hyperparameters):
+    """Zstandard (RFC 8878), last in a chain.
+
+    Args:
+        level: 1, fastest, to 22, smallest.
+    """
+
+    level: Annotated[int, Field(ge=1, le=22)] = 3
+
+    def compress(self, content: bytes) -> bytes:
+        """One frame, which says how long the content is."""
+        import zstandard
+
+        return zstandard.ZstdCompressor(level=self.level).compress(content)
+
+    def decompress(self, frame: bytes, most_bytes: int) -> bytes:
+        """Reverse :meth:`compress`.
+
+        Args:
+            frame: untrusted.
+            most_bytes: of the content.
+
+        Raises:
+            InvalidPayload: if it is no frame, or holds more.
+        """
+        import zstandard
+
+        try:
+            said = zstandard.frame_content_size(frame)
+            if not 0 <= said <= most_bytes:
+                raise InvalidPayload(f"a zstd frame must say that it holds at most {most_bytes} bytes, got {said}")
+            content = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompress(frame)
+        except zstandard.ZstdError as error:
+            raise InvalidPayload(f"this is no zstd frame: {error}") from error
+        return content

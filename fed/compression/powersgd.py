@@ -1,0 +1,100 @@
+"""PowerSGD: each layer as the product of two thin matrices.
+
+Vogels, Karimireddy & Jaggi, "PowerSGD: practical low-rank gradient compression for distributed optimization", NeurIPS
+2019, 1905.13727, algorithm 1. Shapes: see :mod:`fed.layout`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+
+__all__ = ["PowerSGD"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSGD(Codec):
+    r"""A layer's matrix M, [rows, everything else], as P Qᵀ, found by one step of a power iteration.
+
+    .. math:: P = \operatorname{orth}(M Q_{before}), \qquad Q = M^⊤ P, \qquad C(M) = P Q^⊤
+
+    Exact where M has rank r. A client begins with the Q of its last message that counted; lost messages change
+    nothing. Vectors, layers of fewer than 64 values, and those that two factors would not make smaller go as they are.
+
+    Args:
+        rank: r, at least 1.
+    """
+
+    gives: ClassVar = "values"
+    comes_first: ClassVar[str] = "looks at the matrices of layers"
+    is_contraction: ClassVar[bool] = True
+
+    rank: PositiveInt = 2
+
+    def init(self, values: Values) -> CodecState:
+        """A random Q for each layer, the same for all clients."""
+        sizes = [columns * self.rank for _, _, columns in self._matrices(values)]
+        drawn = np.random.default_rng(0).standard_normal(sum(sizes))
+        return {"factors": torch.from_numpy(drawn).to(values.dtype)} if sizes else {}
+
+    def size_bytes(self, values: Values) -> int:
+        """Zero: all of it is values."""
+        return 0
+
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        """P and Q of each layer, then the other layers."""
+        matrices = self._matrices(values)
+        saved = sum(rows * columns - self.rank * (rows + columns) for _, rows, columns in matrices)
+        return values._replace(numbers=values.numbers - saved, layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        """Multiply by the factors of before."""
+        # one client after the other: products of batches differ in the last bit
+        befores = state["factors"] if state else rows_KM.new_empty(len(rows_KM), 0)
+        made = [self._factors(row_M, before, values) for row_M, before in zip(rows_KM, befores, strict=True)]
+        counted = {"factors": torch.stack([factors for _, factors in made])} if state else {}
+        return Encoded(torch.empty(len(rows_KM), 0, dtype=torch.uint8), [sent for sent, _ in made], counted, state)
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Multiply the factors."""
+        rows_KM = torch.empty(len(inner), values.numbers, dtype=values.dtype)
+        for row_M, sent in zip(rows_KM, inner, strict=True):
+            begin, is_matrix = 0, torch.zeros(values.numbers, dtype=torch.bool)
+            for place, rows, columns in self._matrices(values):
+                middle, end = begin + rows * self.rank, begin + (rows + columns) * self.rank
+                left, right = sent[begin:middle].view(rows, -1), sent[middle:end].view(columns, -1)
+                row_M[place] = (left @ right.T).flatten()
+                is_matrix[place] = True
+                begin = end
+            row_M[~is_matrix] = sent[begin:]
+        return rows_KM
+
+    def _factors(self, row_M: Tensor, before: Tensor, values: Values) -> tuple[Tensor, Tensor]:
+        """The values that one client sends, and its new factors."""
+        sent, kept, begin, is_matrix = [], [], 0, torch.zeros(values.numbers, dtype=torch.bool)
+        for place, rows, columns in self._matrices(values):
+            matrix, end = row_M[place].view(rows, columns), begin + columns * self.rank
+            left = torch.linalg.qr(matrix @ before[begin:end].view(columns, -1)).Q
+            right = matrix.T @ left
+            sent += [left.flatten(), right.flatten()]
+            # a factor of zeros would stay one
+            kept.append(right.flatten() if right.any() else before[begin:end])
+            is_matrix[place] = True
+            begin = end
+        return torch.cat([*sent, row_M[~is_matrix]]), torch.cat([*kept, before[:0]])
+
+    def _matrices(self, values: Values) -> list[tuple[slice, int, int]]:
+        """Places, rows and columns of the layers that two factors make smaller."""
+        found, end = [], 0
+        for shape in values.layers:
+            place, end = slice(end, end + shape.numel()), end + shape.numel()
+            rows = shape[0] if len(shape) > 1 else 1
+            columns = shape.numel() // max(rows, 1)
+            if shape.numel() >= 64 and self.rank * (rows + columns) < rows * columns:
+                found.append((place, rows, columns))
+        return found

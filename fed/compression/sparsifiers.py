@@ -1,0 +1,341 @@
+"""Sparsifiers: codecs that send a few of the values, and where they are.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeInt, PositiveFloat
+from torch import Tensor
+
+from fed.compression.bits import packed_bytes, positions_bytes, read_positions, write_positions
+from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.quantisers import as_bytes, from_bytes, packed, unpacked
+from fed.config.hyperparameters import DecayRate
+from fed.errors import InvalidPayload
+
+__all__ = ["DGC", "STC", "Fraction", "RandomK", "Threshold", "TopK", "count_of", "largest", "scattered"]
+
+_SAMPLE = 1 << 13  # values from which a threshold is estimated
+_COUNT = np.dtype("<u4")
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""A share of the values, above 0."""
+
+
+def count_of(fraction: float, numbers: int) -> int:
+    """Number of values that are kept: at least one."""
+    return min(numbers, max(1, round(fraction * numbers)))
+
+
+def largest(rows_KM: Tensor, count: int) -> Tensor:
+    """Ascending positions of the largest magnitudes of each row, the first of equal ones, [K, count] on the CPU."""
+    magnitudes_KM = rows_KM.abs().cpu().numpy()
+    if magnitudes_KM.shape[1] < 8 * _SAMPLE:
+        return torch.from_numpy(_largest(magnitudes_KM, count))
+    return torch.from_numpy(np.stack([_largest_of_many(row_M, count) for row_M in magnitudes_KM]))
+
+
+def _largest(magnitudes_KM: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    rows, numbers = magnitudes_KM.shape
+    least_K1 = np.partition(magnitudes_KM, numbers - count, axis=1)[:, numbers - count, None]
+    are_kept = magnitudes_KM > least_K1
+    missing_K1 = count - are_kept.sum(1, keepdims=True)
+    equal = magnitudes_KM == least_K1
+    are_kept |= equal & (np.cumsum(equal, axis=1) <= missing_K1)
+    return np.nonzero(are_kept)[1].reshape(rows, count)
+
+
+def _largest_of_many(magnitudes_M: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """The same for one long row: a threshold from a sample leaves few values to choose from."""
+    sample = np.sort(magnitudes_M[:: len(magnitudes_M) // _SAMPLE])
+    expected = len(sample) * count / len(magnitudes_M)
+    place = len(sample) - 1 - int(expected + 4 * expected**0.5 + 4)
+    if place > 0 and len(candidates := np.flatnonzero(magnitudes_M >= sample[place])) >= count:
+        return candidates.take(_largest(magnitudes_M[None, candidates], count).ravel())
+    return _largest(magnitudes_M[None], count).ravel()
+
+
+def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
+    """Vectors of zeros, [K, M], with values at positions.
+
+    Args:
+        positions_KJ: the positions in each vector.
+        inner: the values there.
+        values: the vectors.
+    """
+    rows_KM = torch.zeros(len(positions_KJ), values.numbers, dtype=values.dtype)
+    for row_M, positions_J, values_J in zip(rows_KM, positions_KJ, inner, strict=True):
+        row_M[positions_J] = values_J
+    return rows_KM
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopK(Codec):
+    r"""The values of largest magnitude, with their positions in a Golomb–Rice code.
+
+    .. math:: ‖C(x) - x‖² ≤ (1 - k/d) ‖x‖²
+
+    Args:
+        fraction: k/d in (0, 1], of the values that are sent; at least one is.
+    """
+
+    gives: ClassVar = "values"
+    is_contraction: ClassVar[bool] = True
+    selects: ClassVar[bool] = True
+    has_fixed_size: ClassVar[bool] = False
+
+    fraction: Fraction = 0.01
+
+    def size_bytes(self, values: Values) -> int:
+        """The positions."""
+        return positions_bytes(count_of(self.fraction, values.numbers), values.numbers)
+
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        """The values that are sent."""
+        return values._replace(numbers=count_of(self.fraction, values.numbers), layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        """Choose the largest."""
+        positions_KJ = largest(rows_KM, count_of(self.fraction, values.numbers))
+        code = [torch.from_numpy(write_positions(row.numpy(), values.numbers)) for row in positions_KJ]
+        return Encoded(code, rows_KM.gather(1, positions_KJ.to(rows_KM.device)))
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Put them where they were."""
+        count = count_of(self.fraction, values.numbers)
+        return scattered([_positions(code, count, values) for code in content], inner, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomK(Codec):
+    r"""Values at random positions, the same for all clients of a round, which are not sent.
+
+    .. math:: C(x)_i = x_i d/k \text{ where i is chosen}, \qquad E ‖C(x) - x‖² = (d/k - 1) ‖x‖²
+
+    Unbiased and linear.
+
+    Args:
+        fraction: k/d in (0, 1]; at least one value is sent.
+    """
+
+    gives: ClassVar = "values"
+    is_linear: ClassVar[bool] = True
+    is_unbiased: ClassVar[bool] = True
+
+    fraction: Fraction = 0.01
+
+    def size_bytes(self, values: Values) -> int:
+        """Zero: the positions follow from the round."""
+        return 0
+
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        """The values that are sent."""
+        return values._replace(numbers=count_of(self.fraction, values.numbers), layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        """Take the values of the round's positions."""
+        positions_KJ = torch.stack(self._positions(len(rows_KM), values, draw))
+        kept_KJ = rows_KM.gather(1, positions_KJ.to(rows_KM.device))
+        nothing = torch.empty(len(rows_KM), 0, dtype=torch.uint8)
+        return Encoded(nothing, kept_KJ * (values.numbers / positions_KJ.shape[1]))
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Put them where they were."""
+        return scattered(self._positions(len(inner), values, draw), inner, values)
+
+    def _positions(self, rows: int, values: Values, draw: Draw) -> list[Tensor]:
+        count, by_round = count_of(self.fraction, values.numbers), {}
+        for row, number in enumerate(draw.rounds[:rows]):
+            if number not in by_round:
+                chosen = draw.common(row).choice(values.numbers, count, replace=False, shuffle=False)
+                by_round[number] = torch.from_numpy(np.sort(chosen))
+        return [by_round[number] for number in draw.rounds[:rows]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(Codec):
+    """The values of at least some magnitude, as many as there are, with their positions in a Golomb–Rice code.
+
+    The error of each value is below the threshold.
+
+    Args:
+        magnitude: the smallest that is sent, above 0.
+    """
+
+    gives: ClassVar = "values"
+    selects: ClassVar[bool] = True
+    has_fixed_size: ClassVar[bool] = False
+
+    magnitude: PositiveFloat = 0.01
+
+    def size_bytes(self, values: Values) -> int:
+        """The number of values, and their positions."""
+        # a Golomb–Rice code takes at most 1.08 bits for each place where one may be, and a byte a plane
+        return _COUNT.itemsize + packed_bytes(values.numbers + values.numbers // 8, 1) + 33
+
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        """The values that are sent."""
+        count = values.numbers if content is None else _count(content, values)
+        return values._replace(numbers=count, layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        """Choose those that are large enough."""
+        chosen = [torch.nonzero(row_M.abs() >= self.magnitude)[:, 0] for row_M in rows_KM]
+        kept = [row_M[positions] for row_M, positions in zip(rows_KM, chosen, strict=True)]
+        return Encoded([_with_count(positions, values) for positions in chosen], kept)
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Put them where they were."""
+        return scattered([_counted_positions(code, values) for code in content], inner, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class STC(Codec):
+    r"""Sparse ternary compression: signs of the largest values, and a magnitude (Sattler et al. 2019, 1903.02891).
+
+    .. math:: C(x)_i = μ \operatorname{sign}(x_i) \text{ where } |x_i| \text{ is among the k largest}, \qquad
+        ‖C(x) - x‖² = ‖x‖² - k μ²
+
+    with their mean magnitude μ. Positions take a Golomb–Rice code, signs a bit.
+
+    Args:
+        fraction: k/d in (0, 1]; at least one value is sent.
+    """
+
+    is_contraction: ClassVar[bool] = True
+    selects: ClassVar[bool] = True
+    has_fixed_size: ClassVar[bool] = False
+
+    fraction: Fraction = 0.01
+
+    def size_bytes(self, values: Values) -> int:
+        """The magnitude, the signs and the positions."""
+        count = count_of(self.fraction, values.numbers)
+        return values.dtype.itemsize + packed_bytes(count, 1) + positions_bytes(count, values.numbers)
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        """Choose the largest, and keep their signs."""
+        positions_KJ = largest(rows_KM, count_of(self.fraction, values.numbers))
+        kept_KJ = rows_KM.gather(1, positions_KJ.to(rows_KM.device))
+        means_K1 = kept_KJ.abs().double().mean(1, keepdim=True).to(values.dtype)
+        head = torch.cat([as_bytes(means_K1), packed(kept_KJ >= 0, 1)], 1)
+        codes = [torch.from_numpy(write_positions(row.numpy(), values.numbers)) for row in positions_KJ]
+        return Encoded([torch.cat(parts) for parts in zip(head, codes, strict=True)])
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Put the magnitude where it was."""
+        count, begin = count_of(self.fraction, values.numbers), values.dtype.itemsize
+        end = begin + packed_bytes(count, 1)
+        if any(len(one) < end for one in content):
+            raise InvalidPayload(f"the magnitude and {count} signs take {end} bytes")
+        head_KO = torch.stack([one[:end] for one in content])
+        signs_KJ = unpacked(head_KO[:, begin:], 1, count).to(values.dtype).mul_(2).sub_(1)
+        positions = [_positions(one[end:], count, values) for one in content]
+        return scattered(positions, signs_KJ * from_bytes(head_KO[:, :begin], values.dtype), values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DGC(Codec):
+    r"""Deep gradient compression: the largest values of a residual with momentum (Lin et al. 2018, 1712.01887).
+
+    .. math:: u ← m u + g, \qquad v ← v + u, \qquad C = \text{the values of v of largest magnitude}
+
+    What is sent is set to zero in v and u (momentum factor masking); the rest waits in v for later rounds, so error
+    feedback around it is refused. g is the client's update.
+
+    Args:
+        fraction: of the values that are sent after the warm-up, in (0, 1].
+        momentum: m in [0, 1).
+        warm_up_rounds: in which the fraction falls from a quarter of the values, by the same factor each round.
+        clip: largest norm of g, above 0; the paper's is that of all clients' together times N^−½ for N clients.
+    """
+
+    gives: ClassVar = "values"
+    keeps_residual: ClassVar[bool] = True
+    selects: ClassVar[bool] = True
+    comes_first: ClassVar[str] = "keeps a residual of the whole update"
+    has_fixed_size: ClassVar[bool] = False
+
+    fraction: Fraction = 0.001
+    momentum: DecayRate = 0.9
+    warm_up_rounds: NonNegativeInt = 4
+    clip: PositiveFloat | None = None
+
+    def init(self, values: Values) -> CodecState:
+        """Zeros."""
+        return {name: torch.zeros(values.numbers, dtype=values.dtype) for name in ("momentum", "residual")}
+
+    def size_bytes(self, values: Values) -> int:
+        """The number of values, and their positions."""
+        return _COUNT.itemsize + positions_bytes(self._most(values.numbers), values.numbers)
+
+    def inner(self, values: Values, content: Tensor | None = None) -> Values:
+        """The values that are sent."""
+        count = self._most(values.numbers) if content is None else _count(content, values)
+        return values._replace(numbers=count, layers=())
+
+    def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
+        """Add the updates to what waits, and send the largest of it."""
+        momentum_KM = self.momentum * state["momentum"] + self._clipped(rows_KM)
+        residual_KM = state["residual"] + momentum_KM
+        counts = [count_of(self._fraction(number), values.numbers) for number in draw.rounds]
+        positions = [largest(row_M[None], count)[0] for row_M, count in zip(residual_KM, counts, strict=True)]
+        kept = [row_M[places] for row_M, places in zip(residual_KM, positions, strict=True)]
+        lost = {"momentum": momentum_KM, "residual": residual_KM}
+        counted = {name: part_KM.clone() for name, part_KM in lost.items()}
+        for part_KM in counted.values():
+            for row_M, places in zip(part_KM, positions, strict=True):
+                row_M[places] = 0
+        return Encoded([_with_count(places, values) for places in positions], kept, counted, lost)
+
+    def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
+        """Put them where they were."""
+        return scattered([_counted_positions(code, values) for code in content], inner, values)
+
+    def _fraction(self, number: int) -> float:
+        """The fraction of a round: a quarter in the first, and from round to round by the same factor less."""
+        if number > self.warm_up_rounds:
+            return self.fraction
+        return (
+            0.25 * (self.fraction / 0.25) ** ((number - 1) / self.warm_up_rounds)
+            if self.fraction < 0.25
+            else self.fraction
+        )
+
+    def _most(self, numbers: int) -> int:
+        return count_of(self._fraction(1), numbers)
+
+    def _clipped(self, rows_KM: Tensor) -> Tensor:
+        if self.clip is None:
+            return rows_KM
+        norms_K1 = torch.linalg.vector_norm(rows_KM, dim=1, keepdim=True, dtype=torch.float64)
+        return torch.mul(rows_KM, (self.clip / norms_K1.clamp_min(self.clip)).to(rows_KM.dtype))
+
+
+def _positions(code: Tensor, count: int, values: Values) -> Tensor:
+    return torch.from_numpy(read_positions(code.numpy(), count, values.numbers))
+
+
+def _with_count(positions_J: Tensor, values: Values) -> Tensor:
+    """The number of positions, and their code."""
+    code = write_positions(positions_J.cpu().numpy(), values.numbers)
+    return torch.from_numpy(np.concatenate([np.array([len(positions_J)], _COUNT).view(np.uint8), code]))
+
+
+def _count(content: Tensor, values: Values) -> int:
+    """The number of positions that a content begins with."""
+    if len(content) < _COUNT.itemsize:
+        raise InvalidPayload(f"the number of positions takes {_COUNT.itemsize} bytes, got {len(content)}")
+    count = int(content[: _COUNT.itemsize].numpy().view(_COUNT)[0])
+    if count > values.numbers:
+        raise InvalidPayload(f"there can be {values.numbers} positions at most, got {count}")
+    return count
+
+
+def _counted_positions(content: Tensor, values: Values) -> Tensor:
+    return _positions(content[_COUNT.itemsize :], _count(content, values), values)

@@ -1,0 +1,122 @@
+"""Error feedback in simulated runs: nothing is lost of any update, in every kind of rounds, attacked or not."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fed
+from fed.compression.codec import CodecState, Draw
+from fed.compression.feedback import Encoder, Sent
+from fed.errors import InvalidExperiment
+from fed.simulations.fleet import SimulatedFleet
+from fed.wire.messages import Answer
+from tests.simulations import users_parts as parts
+
+SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.2}
+ROUNDS: dict[str, dict[str, Any]] = {
+    "synchronous": {"rounds": {"count": 6, "cohort": 4}},
+    "deadline": {"rounds": {"count": 8, "cohort": 4, "over_selection": 1.5, "deadline_s": 1.0}, "devices": SLOW},
+    "buffered": {"rounds": {"kind": "buffered", "count": 10, "buffer": 2, "concurrency": 5}, "devices": SLOW},
+    "most stale": {
+        "rounds": {"kind": "buffered", "count": 12, "buffer": 1, "concurrency": 6, "most_stale": 1},
+        "devices": SLOW,
+    },
+    "asynchronous": {"rounds": {"kind": "asynchronous", "count": 12, "concurrency": 4}, "devices": SLOW},
+}
+
+
+DATA = fed.FederatedData({client: parts.samples(6, client, torch.float64) for client in range(8)}, None, classes=3)
+"""Of clients of one size, so that means are of equal weights."""
+
+
+class Ledger:
+    """Everything that clients reported, and what the coordinator counted of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.updates: list[Tensor] = []
+        self.counted = torch.zeros(())
+        self.answered = self.lost = 0
+        answers: dict[int, Answer] = {}
+        encode, collect, settle = Encoder.encode, SimulatedFleet.collect, SimulatedFleet.settle
+
+        def encoded(encoder: Encoder, update_KM: Tensor, state: CodecState, draw: Draw) -> Sent:
+            self.updates += [*update_KM.clone()]
+            return encode(encoder, update_KM, state, draw)
+
+        def collected(fleet: SimulatedFleet, *arguments: Any, **named: Any) -> Iterator[Answer]:
+            self.fleet = fleet
+            for answer in collect(fleet, *arguments, **named):
+                if not answer.problem:
+                    answers[answer.tasks[0]] = answer
+                yield answer
+
+        def settled(fleet: SimulatedFleet, counted: Mapping[int, float]) -> None:
+            for answer in answers.values():
+                share = counted.get(answer.tasks[0], 0.0)
+                self.lost += share == 0.0
+                self.answered += len(answer.tasks)
+                self.counted = self.counted + share * len(answer.tasks) * answer.mean_update_M
+            answers.clear()
+            settle(fleet, counted)
+
+        monkeypatch.setattr(Encoder, "encode", encoded)
+        monkeypatch.setattr(SimulatedFleet, "collect", collected)
+        monkeypatch.setattr(SimulatedFleet, "settle", settled)
+
+    def residual(self) -> Tensor:
+        """What all clients still have to send, those too whose answers are on their way."""
+        assert not self.fleet._unsettled
+        kept = {client: state["codec.residual"] for client, state in self.fleet.states._kept.items()}
+        kept |= {one.task.client: one.lost["codec.residual"] for one in self.fleet._flights.values() if one.lost}
+        return torch.stack([*kept.values()]).sum(0)
+
+
+@pytest.mark.parametrize("attacked", [False, True], ids=["honest", "attacked"])
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_counted_and_kept_is_all_that_was_reported(
+    rounds: str, attacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To 1e-9 of float64: late and stale messages go back, and those at a discount in part."""
+    ledger = Ledger(monkeypatch)
+    more: dict[str, Any] = {"adversaries": {"kind": "sign_flip", "fraction": 0.3}} if attacked else {}
+    experiment = fed.Experiment(
+        **ROUNDS[rounds],
+        **more,
+        local={"lr": 0.1, "batch_size": 4},
+        uplink=[{"kind": "topk", "fraction": 0.1}],
+        error_feedback="ef",
+        simulation={"workers": 0},
+    )
+    fed.simulate(experiment, data=DATA, model=parts.double)
+    reported = torch.stack(ledger.updates).sum(0)
+    assert float((reported - ledger.counted - ledger.residual()).abs().max()) < 1e-9
+    assert float(ledger.counted.abs().max()) > 0
+    assert (ledger.lost > 0) == (rounds == "most stale")
+    if rounds in ("synchronous", "deadline"):
+        assert (len(ledger.updates) > ledger.answered) == (rounds == "deadline")
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"error_feedback": "ef"}, "error_feedback needs codecs whose errors it keeps, got uplink"),
+        ({"error_feedback": "ef", "uplink": ["dgc"]}, "around dgc, which keeps a residual of its own"),
+        ({"error_feedback": "ef", "uplink": ["sketch"]}, "around sketch, whose sums are read by the coordinator"),
+        ({"uplink": ["zstd", "int8"]}, "Zstd leaves nothing to encode: put it last"),
+        ({"uplink": ["int8", "topk"]}, "TopK finds no values behind Int8, which writes bytes"),
+        ({"uplink": ["topk", "powersgd"]}, "PowerSGD looks at the matrices of layers: put it first"),
+        ({"uplink": ["topk", "stc"]}, "STC selects the largest of values that were selected for that already"),
+        ({"uplink": ["topk", "sketch"]}, "Sketch adds values of the whole update: put it first"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidExperiment, match=reason):
+        fed.Experiment(**changed)
+
+
+def test_chains_that_make_sense_are_taken() -> None:
+    for chain in (["topk", "two_level"], ["randomk", "topk", "int8", "zstd"], ["powersgd", "float16"], ["dgc", "sign"]):
+        assert len(fed.Experiment(uplink=chain).uplink) == len(chain)
