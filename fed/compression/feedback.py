@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fed.compression.chain import CodecChain, check_order
-from fed.compression.codec import CodecState, Draw, Rows, Values
+from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
@@ -90,9 +90,11 @@ class EF(ErrorFeedback):
             )
         for section in experiment.uplink:
             codec = section.make()
-            if getattr(codec, "keeps_residual", False):
+            if not isinstance(codec, Codec):
+                continue
+            if codec.keeps_residual:
                 reason = f"{section.kind}, which keeps a residual of its own"
-            elif getattr(codec, "reads_sums", False):
+            elif codec.reads_sums:
                 reason = f"{section.kind}, whose sums are read by the coordinator, so that no client knows its error"
             else:
                 continue

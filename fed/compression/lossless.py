@@ -1,10 +1,12 @@
 """Lossless compression of what the codecs before it wrote."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidPayload
 
@@ -20,6 +22,10 @@ class Zstd(Hyperparameters):
     """
 
     level: Annotated[int, Field(ge=1, le=22)] = 3
+
+    def needs(self) -> Sequence[Term]:
+        """Clients that report."""
+        return (Term(Feature.REPORTS, "set uplink to []"),)
 
     def compress(self, content: bytes) -> bytes:
         """One frame, which says how long the content is."""

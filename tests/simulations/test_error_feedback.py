@@ -105,6 +105,8 @@ def test_counted_and_kept_is_all_that_was_reported(
         ({"error_feedback": "ef"}, "error_feedback needs codecs whose errors it keeps, got uplink"),
         ({"error_feedback": "ef", "uplink": ["dgc"]}, "around dgc, which keeps a residual of its own"),
         ({"error_feedback": "ef", "uplink": ["sketch"]}, "around sketch, whose sums are read by the coordinator"),
+        ({"algorithm": "median", "uplink": ["sketch"]}, "median needs each client's own message, got uplink sketch"),
+        ({"algorithm": "dpsgd", "uplink": ["zstd"]}, "uplink zstd needs clients that report to a coordinator"),
         ({"uplink": ["zstd", "int8"]}, "Zstd leaves nothing to encode: put it last"),
         ({"uplink": ["int8", "topk"]}, "TopK finds no values behind Int8, which writes bytes"),
         ({"uplink": ["topk", "powersgd"]}, "PowerSGD looks at the matrices of layers: put it first"),

@@ -187,12 +187,13 @@ GROWING = {
 }
 
 
-@pytest.mark.parametrize("vector", HARD)
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    ("name", "vector"),
+    # sums and multiples of the largest numbers leave float32's range
+    [(name, vector) for name in CHAINS for vector in HARD if name not in GROWING or vector != "huge"],
+)
 def test_hard_vectors_come_back_finite(name: str, vector: str) -> None:
     of, row_M = chain(name), HARD[vector][None]
-    if name in GROWING and vector == "huge":
-        pytest.skip("sums and multiples of the largest numbers leave float32's range")
     found_M = round_trip(of, row_M)
     assert torch.isfinite(found_M).all()
     if vector == "zeros":
