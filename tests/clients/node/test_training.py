@@ -15,6 +15,7 @@ from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
+from fed.storage.checkpoints import Checkpoints
 from fed.wire.payloads import read, written
 from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Plan, Signature, TaskId
 
@@ -132,3 +133,22 @@ def test_a_lost_model_of_its_own_has_no_score(lose: Callable[[Path], None], tmp_
     else:
         with pytest.raises(RunFailed, match="its own model is lost, or damaged"):
             node.score(1)
+
+
+def test_a_lost_message_goes_back_into_the_residual(tmp_path: Path) -> None:
+    """The same task once more gives the same update: with the residual of the lost one it is twice as much."""
+    node = Node(tmp_path, uplink=[{"kind": "topk", "fraction": 0.1}], error_feedback="ef")
+
+    def lost(number: int) -> torch.Tensor:
+        newest = Checkpoints(node.kept / f"1-{number}", 1).newest()
+        assert newest is not None
+        residual: torch.Tensor = newest[1]["before"]["codec.residual"]
+        return residual
+
+    node.train(1, None)
+    # task 7 never reached the node
+    node.train(2, None, lost_after=[_task(1), _task(7)])
+    assert torch.equal(lost(2), 2 * lost(1))
+    node.train(3, None)
+    assert torch.equal(lost(3), lost(1))
+    assert bool(lost(1).any())
