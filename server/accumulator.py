@@ -6,6 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import logging
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -153,6 +154,11 @@ class UpdateAccumulator:
         if self._diverged:
             first = min(self._diverged, key=lambda answer: answer.tasks)
             raise Diverged.of(first.round, first.clients[0], first.problem)
+
+    @property
+    def weight(self) -> int | Fraction:
+        """The sum of the weights of the updates, exact."""
+        return self._mean.weight
 
     def mean(self) -> Tensor:
         """The weighted mean of the updates, [M]; to be asked for once, since it takes the sum's place."""

@@ -18,6 +18,7 @@ from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
 from fed.server.fleet import Fleet
+from fed.server.sent_sum import SentSum
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task, task_of
@@ -76,6 +77,7 @@ class Coordinator:
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
+        self._sent_sum = SentSum(self.message) if self.message.error_feedback.adds_up else None
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -193,6 +195,7 @@ class Coordinator:
             "population": self._population,
             "losses": self.losses,
             "asked": self._asked,
+            "sent_sum": self._sent_sum and self._sent_sum.state(),
             "open": [plain(task) for task in self.open.values()],
         }
 
@@ -207,6 +210,8 @@ class Coordinator:
         self.version, self._tasks, self._population = state["version"], state["tasks"], state["population"]
         self.losses, self._asked = state["losses"], state["asked"]
         self._sent = None
+        if self._sent_sum is not None:
+            self._sent_sum.restore(state["sent_sum"])
         self.open = {task.id: task for task in map(task_of, state["open"])}
 
     def _repeats(self, client: int | str, number: int) -> int:
@@ -242,6 +247,8 @@ class Coordinator:
             state = self.aggregator.resized(state, self._population, population)
         # a product with 1 would be a copy of the model
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
+        if self._sent_sum is not None:
+            mean_update_M = self._sent_sum.add(mean_update_M, accumulator, self.fleet)
         *mean, buffers_R = self.message.read(mean_update_M, self.streams).split_with_sizes(self.message.sizes)
         reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, population)
         state = self.aggregator.apply(state, reduced)

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from fed.clients.data.holdings import in_order
+from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.server.incoming import received
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
@@ -50,7 +51,7 @@ class RealFleet(ABC):
         self._examination = 0
         self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
         self._scores: list[pb.Scores] = []
-        self._keeps_states = False
+        self._keeps_states = self._adds_up = False
 
     @property
     def clock(self) -> float:
@@ -77,6 +78,7 @@ class RealFleet(ABC):
         """
         self._incoming = partial(received, message=message, streams=streams)
         self._kept.goes_back, self._keeps_states = keeps_checkpoints, keeps_states
+        self._adds_up = message.error_feedback.adds_up
         plan.format.CopyFrom(message.header())
         self._make_known(plan, message)
 
@@ -265,6 +267,11 @@ class RealFleet(ABC):
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
+        if header.began_anew and self._adds_up:
+            raise InvalidPayload(
+                f"client {task.client!r} has lost what it had sent (its folder was removed, or is damaged), which the "
+                "coordinator's sum still holds: restore its folder, or begin the run anew"
+            )
         if header.began_anew:
             _log.warning(
                 "client %r has lost what it kept between tasks (its folder was removed, or is damaged), and goes on "

@@ -4,8 +4,9 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -14,18 +15,25 @@ from torch import Tensor
 from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
 from fed.compression.quantisers import as_bytes, from_bytes
+from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
 
-__all__ = ["EF", "Encoder", "ErrorFeedback", "NoFeedback", "Sent"]
+__all__ = ["EF", "EF21", "Encoder", "ErrorFeedback", "NoFeedback", "Sent"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFeedback(Hyperparameters):
-    """Kinds of dealing with the difference between an update and its message."""
+    """Kinds of dealing with the difference between an update and its message.
+
+    Attributes:
+        adds_up: the coordinator keeps the sum of all that clients have sent, and moves the model by that.
+    """
+
+    adds_up: ClassVar[bool] = False
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse chains that make no sense, and feedback around a chain that has its own or none that helps."""
@@ -64,21 +72,8 @@ class NoFeedback(ErrorFeedback):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EF(ErrorFeedback):
-    r"""The residual is sent with the next update (Seide et al. 2014; Karimireddy et al. 2019, 1901.09847).
-
-    .. math:: p = Δ + γ e, \qquad e ← p - C(p)
-
-    A message that is lost leaves e = p, and one that counts at a discount s leaves e = p − s C(p). A chain that is no
-    contraction is scaled by what each message's error asks for, so that it becomes one:
-
-    .. math:: C(p) ← \frac{C(p)}{1 + ω}, \qquad 1 + ω = \frac{‖C(p)‖²}{⟨p, C(p)⟩}
-
-    Args:
-        decay: γ in (0, 1]. Below 1 where clients attend so rarely that the model has moved on when a residual is sent.
-    """
-
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+class _Feedback(ErrorFeedback):
+    """Base of the kinds that keep errors."""
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""
@@ -102,6 +97,24 @@ class EF(ErrorFeedback):
                 f"error_feedback cannot go around {reason}: set error_feedback to none, or choose another codec"
             )
 
+
+@dataclass(frozen=True, kw_only=True)
+class EF(_Feedback):
+    r"""The residual is sent with the next update (Seide et al. 2014; Karimireddy et al. 2019, 1901.09847).
+
+    .. math:: p = Δ + γ e, \qquad e ← p - C(p)
+
+    A message that is lost leaves e = p, and one that counts at a discount s leaves e = p − s C(p). A chain that is no
+    contraction is scaled by what each message's error asks for, so that it becomes one:
+
+    .. math:: C(p) ← \frac{C(p)}{1 + ω}, \qquad 1 + ω = \frac{‖C(p)‖²}{⟨p, C(p)⟩}
+
+    Args:
+        decay: γ in (0, 1]. Below 1 where clients attend so rarely that the model has moved on when a residual is sent.
+    """
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+
     def init(self, values: Values) -> CodecState:
         """A residual of zeros."""
         return {"residual": torch.zeros(values.numbers, dtype=values.dtype)}
@@ -113,6 +126,49 @@ class EF(ErrorFeedback):
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
         """The rest that the message lacks, or all of it."""
         return {"residual": wanted_KM - decoded_KM}, {"residual": wanted_KM}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EF21(_Feedback):
+    r"""Feedback by which clients send how their update differs from what they sent (Richtárik et al. 2021, 2106.05203).
+
+    .. math:: c_i = C(Δ_i - g_i), \qquad g_i ← g_i + c_i, \qquad Δ = \sum_i p_i g_i
+
+    The client keeps g_i, and the coordinator their weighted sum, so that the error vanishes where updates settle. All
+    clients take part in every round; a message that is lost leaves g_i and the sum as they were. p_i is the client's
+    share of the weights of all that have ever registered. A chain that is no contraction is scaled as under ``ef``.
+    """
+
+    adds_up: ClassVar[bool] = True
+
+    def needs(self) -> Sequence[Term]:
+        """Rounds with a cohort."""
+        return (Term(Feature.COHORTS, "set error_feedback to ef"),)
+
+    def lacks(self) -> Sequence[Term]:
+        """Single answers."""
+        return (Term(Feature.SINGLE_ANSWERS, "set error_feedback to ef", "which keeps the sum of all updates alone"),)
+
+    def check_experiment(self, experiment: "Experiment") -> None:
+        """Refuse rounds of some clients, too."""
+        super().check_experiment(experiment)
+        if (cohort := getattr(experiment.rounds, "cohort", "all")) != "all":
+            raise InvalidExperiment(
+                f"error_feedback ef21 needs all clients in every round, got rounds.cohort {cohort}: write rounds.cohort"
+                " all, or set error_feedback to ef"
+            )
+
+    def init(self, values: Values) -> CodecState:
+        """Zeros: nothing has been sent."""
+        return {"sent": torch.zeros(values.numbers, dtype=values.dtype)}
+
+    def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
+        """The updates less what was sent."""
+        return update_KM - state["sent"]
+
+    def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
+        """Sum of what was sent, with the message and without it."""
+        return {"sent": state["sent"] + decoded_KM}, {"sent": state["sent"]}
 
 
 class Sent(NamedTuple):

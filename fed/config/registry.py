@@ -191,7 +191,7 @@ CODECS = Family(
 ERROR_FEEDBACKS = Family(
     "error feedback",
     Component,
-    _in("compression.feedback", none="NoFeedback", ef="EF"),
+    _in("compression.feedback", none="NoFeedback", ef="EF", ef21="EF21"),
     default="none",
 )
 """What keeps the errors of codecs."""

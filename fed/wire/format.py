@@ -219,13 +219,13 @@ class Format:
             values_KM = update_KM.to(self.dtype)
             return Outgoing([(row_M,) for row_M in values_KM], values_KM.double())
         encoder, parts = self.encoder, update_KM.split_with_sizes(self.sizes, 1)
-        coded = [part for part, is_coded in zip(parts, self._are_coded, strict=True) if is_coded]
+        coded = [part for part, is_coded in zip(parts, self.are_coded, strict=True) if is_coded]
         kept = {name: part.chunk(len(coded), 1) for name, part in state.items()}
         sent = [
             encoder.encode(part, {name: of_parts[place] for name, of_parts in kept.items()}, draw)
             for place, part in enumerate(coded)
         ]
-        raw_KR = torch.cat([part for part, is_coded in zip(parts, self._are_coded, strict=True) if not is_coded], 1)
+        raw_KR = torch.cat([part for part, is_coded in zip(parts, self.are_coded, strict=True) if not is_coded], 1)
         values = [raw_KR.to(self.dtype)] if raw_KR.shape[1] else []
         payloads = [*zip(*(one.messages for one in sent), *values, strict=True)]
         received_KM = self._joined([one.decoded_KM for one in sent], values)
@@ -240,7 +240,7 @@ class Format:
     def summed_sizes(self) -> list[int]:
         """The numbers of each part and of the float buffers as the coordinator adds them."""
         coded = self.encoder.chain.summed.numbers if self.encoder else 0
-        sizes = zip(self.sizes, self._are_coded, strict=True)
+        sizes = zip(self.sizes, self.are_coded, strict=True)
         return [coded if is_coded else numbers for numbers, is_coded in sizes]
 
     @property
@@ -253,7 +253,7 @@ class Format:
         if self.encoder is None or not self.encoder.chain.reads_sums:
             return mean_M
         draw, chain = Draw(streams, [0], [0]), self.encoder.chain
-        parts = zip(mean_M.split_with_sizes(self.summed_sizes), self._are_coded, strict=True)
+        parts = zip(mean_M.split_with_sizes(self.summed_sizes), self.are_coded, strict=True)
         read = [chain.read(part[None], draw)[0].double() if is_coded else part for part, is_coded in parts]
         return torch.cat(read)
 
@@ -275,7 +275,7 @@ class Format:
     def _joined(self, coded: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
         """Messages [K, M] in float64 from their coded parts and from the values that go raw."""
         left, raw, parts = [*coded], values[0].double() if values else None, []
-        for numbers, is_coded in zip(self.sizes, self._are_coded, strict=True):
+        for numbers, is_coded in zip(self.sizes, self.are_coded, strict=True):
             if is_coded:
                 parts.append(left.pop(0).double())
             elif raw is not None:
@@ -284,10 +284,10 @@ class Format:
         return torch.cat(parts, 1)
 
     @cached_property
-    def _are_coded(self) -> list[bool]:
+    def are_coded(self) -> list[bool]:
         """True for each part that is encoded; the float buffers are not."""
         return [self.encoder is not None and numbers == self.parameters for numbers in self.parts] + [False]
 
     @cached_property
     def _coded(self) -> int:
-        return sum(self._are_coded)
+        return sum(self.are_coded)

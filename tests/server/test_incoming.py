@@ -1,7 +1,7 @@
 """The way in of updates: what must hold of an answer before it may touch the model."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.feedback import EF21, NoFeedback
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.reduction import WeightedMean
+from fed.server.flower.fleet import FlowerFleet
 from fed.server.incoming import received
 from fed.wire.format import Format
 from fed.wire.messages import Answer, GlobalModel, Task
 from fed.wire.protocol_pb2 import Answer as Header
+from fed.wire.protocol_pb2 import Plan
 
 MODEL = GlobalModel(2, torch.zeros(4), torch.zeros(2, dtype=torch.int64))
 TASK = Task(id=5, round=3, client="ann", model=MODEL)
@@ -175,3 +178,15 @@ def test_a_message_of_another_length_is_refused(cut: int) -> None:
     assert "the payload cannot be decoded: InvalidPayload" in str(arrived(coded, tensors=tensors))
     tensors[0] = torch.ones(14, dtype=torch.uint8)
     assert "got [('uint8', 14), " in str(arrived(coded, tensors=tensors))
+
+
+def test_who_has_lost_what_the_sum_holds_is_refused() -> None:
+    fleet = FlowerFleet(None, accepts=lambda joining: None)
+    header = Header(**{name: value for name, value in GOOD.items() if name != "tensors"}, began_anew=True)
+    for feedback in (NoFeedback(), EF21()):
+        fleet.begin(Plan(), replace(UPDATES, error_feedback=feedback), Streams(0))
+        if feedback.adds_up:
+            with pytest.raises(InvalidPayload, match=r"'ann' has lost what it had sent .* the coordinator's sum still"):
+                fleet._received(TASK, header, GOOD["tensors"])
+        else:
+            assert fleet._received(TASK, header, GOOD["tensors"]).clients == ("ann",)

@@ -202,16 +202,24 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
 
 @pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
 @pytest.mark.parametrize(
-    "uplink", [["topk", "two_level"], ["qsgd"], ["dgc", "zstd"], ["sketch"]], ids=["sparse", "scaled", "dgc", "sketch"]
+    ("uplink", "feedback"),
+    [
+        (["topk", "two_level"], "ef"),
+        (["topk", "int8"], "ef21"),
+        (["qsgd"], "ef"),
+        (["dgc", "zstd"], "none"),
+        (["sketch"], "none"),
+    ],
+    ids=["sparse", "ef21", "scaled", "dgc", "sketch"],
 )
 def test_nodes_keep_what_codecs_keep_in_the_simulation(
     deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
     uplink: list[str],
+    feedback: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch)
-    feedback = "none" if uplink[0] in ("dgc", "sketch") else "ef"
     given = experiment("scaffold", uplink=uplink, error_feedback=feedback, rounds={"count": 4})
     sent, metrics = deployed(given, tmp_path)
     simulated = fed.simulate(given)

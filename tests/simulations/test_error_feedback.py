@@ -1,6 +1,7 @@
 """Error feedback in simulated runs: nothing is lost of any update, in every kind of rounds, attacked or not."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -8,9 +9,12 @@ import torch
 from torch import Tensor
 
 import fed
+from fed.aggregators.base import ClientWork, Report
+from fed.aggregators.fedavg import FedAvg
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder, Sent
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, RunFailed
+from fed.server.sent_sum import SentSum
 from fed.simulations.fleet import SimulatedFleet
 from fed.wire.messages import Answer
 from tests.simulations import users_parts as parts
@@ -99,9 +103,95 @@ def test_counted_and_kept_is_all_that_was_reported(
         assert (len(ledger.updates) > ledger.answered) == (rounds == "deadline")
 
 
+def unequal(sizes: Sequence[int]) -> fed.FederatedData:
+    return fed.FederatedData({place: parts.samples(size, place, torch.float64) for place, size in enumerate(sizes)})
+
+
+ALL: dict[str, Any] = {
+    "local": {"lr": 0.1, "batch_size": 4},
+    "error_feedback": "ef21",
+    "simulation": {"workers": 0},
+}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "local_sgd", "scaffold"])
+def test_the_sum_is_that_of_what_clients_have_sent(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weighted by samples or alike, with messages that are late, tasks that fail and clients that come and go."""
+    sizes = (4, 6, 9, 12, 5)
+    found: list[tuple[SentSum, Tensor]] = []
+    fleets: list[SimulatedFleet] = []
+    add, settle, failures = SentSum.add, SimulatedFleet.settle, 0
+
+    def added(of: SentSum, *arguments: Any) -> Tensor:
+        found.append((of, add(of, *arguments)))
+        return found[-1][1]
+
+    def settled(fleet: SimulatedFleet, counted: Mapping[int, float]) -> None:
+        nonlocal failures
+        failures += len(counted) < len(sizes)
+        settle(fleet, counted)
+        sent = {client: state["codec.sent"] for client, state in fleet.states._kept.items()}
+        weight = {client: size if algorithm == "fedavg" else 1 for client, size in enumerate(sizes)}
+        total_M = torch.stack([weight[int(client)] * sent_M for client, sent_M in sent.items()]).sum(0)
+        assert float((found[-1][0]._sum_M - total_M).abs().max()) < 1e-9
+        assert torch.equal(found[-1][1], found[-1][0]._sum_M / sum(weight.values()))
+        fleets.append(fleet)
+
+    monkeypatch.setattr(SentSum, "add", added)
+    monkeypatch.setattr(SimulatedFleet, "settle", settled)
+    experiment = fed.Experiment(
+        algorithm=algorithm,
+        rounds={"count": 8, "deadline_s": 2.0},
+        devices=SLOW,
+        uplink=["topk"],
+        **ALL,
+    )
+    fed.simulate(experiment, data=unequal(sizes), model=parts.double)
+    assert len(fleets) == 8
+    assert failures > 0
+
+
+def test_with_an_exact_codec_the_sum_is_the_mean() -> None:
+    exact, plain = (
+        fed.simulate(
+            fed.Experiment(**{**ALL, "rounds": {"count": 5}, **changed}), data=unequal((4, 6, 9)), model=parts.double
+        )
+        for changed in ({"uplink": [{"kind": "topk", "fraction": 1.0}]}, {"error_feedback": "none"})
+    )
+    for name, tensor in plain.model.state_dict().items():
+        torch.testing.assert_close(exact.model.state_dict()[name], tensor, rtol=0, atol=1e-12)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByLoss(FedAvg):
+    """Weighs clients by their loss."""
+
+    def report(self, work: ClientWork) -> Report:
+        return super().report(work)._replace(weight_K1=work.train_loss_K1)
+
+
+def test_weights_that_change_are_refused_where_a_sum_is_kept() -> None:
+    experiment = fed.Experiment(algorithm=f"python:{__name__}:ByLoss", uplink=["topk"], **ALL)
+    with pytest.raises(RunFailed, match="ef21 needs clients that are weighed by their samples, or alike"):
+        fed.simulate(experiment, data=unequal((4, 6, 9)), model=parts.double)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        (
+            {"error_feedback": "ef21", "uplink": ["topk"], "rounds": {"cohort": 3}},
+            "ef21 needs all clients in every round, got rounds.cohort 3: write rounds.cohort all",
+        ),
+        (
+            {"error_feedback": "ef21", "uplink": ["topk"], "rounds": "buffered"},
+            "ef21 needs rounds that wait for a cohort, got rounds buffered",
+        ),
+        (
+            {"error_feedback": "ef21", "uplink": ["topk"], "algorithm": "median"},
+            "median needs each client's own message, got error_feedback ef21, which keeps the sum of all updates",
+        ),
+        ({"error_feedback": "ef21", "uplink": ["dgc"]}, "around dgc, which keeps a residual of its own"),
         ({"error_feedback": "ef"}, "error_feedback needs codecs whose errors it keeps, got uplink"),
         ({"error_feedback": "ef", "uplink": ["dgc"]}, "around dgc, which keeps a residual of its own"),
         ({"error_feedback": "ef", "uplink": ["sketch"]}, "around sketch, whose sums are read by the coordinator"),

@@ -14,7 +14,7 @@ from fed.clients.client_states import at_discount
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Codec, CodecState, Draw, Values
 from fed.compression.eden import Eden
-from fed.compression.feedback import EF, Encoder, ErrorFeedback, NoFeedback
+from fed.compression.feedback import EF, EF21, Encoder, ErrorFeedback, NoFeedback
 from fed.compression.quantisers import QSGD, Sign, TwoLevel
 from fed.compression.sparsifiers import RandomK, TopK
 from fed.randomness import Streams
@@ -69,6 +69,24 @@ def test_the_distance_falls_with_the_step_size(codecs: tuple[Codec, ...]) -> Non
 def test_decreasing_steps_lead_to_the_optimum(codecs: tuple[Codec, ...]) -> None:
     found = [distance(encoder(EF(), *codecs), lambda number: 0.5 / (1 + number / 20), rounds) for rounds in (200, 2000)]
     assert found[1] < found[0] / 5
+
+
+@pytest.mark.parametrize(
+    "codecs", [(Sign(),), (TopK(fraction=0.1),), (TopK(fraction=0.2), TwoLevel()), (QSGD(bits=2),)], ids=str
+)
+def test_with_the_sum_of_all_updates_the_optimum_is_reached(codecs: tuple[Codec, ...]) -> None:
+    """At a constant step size, where the codec alone stops far from it; messages are lost at random."""
+    of, generator = encoder(EF21(), *codecs), np.random.default_rng(3)
+    state, model, added = first(of), torch.zeros(NUMBERS, dtype=torch.float64), torch.zeros(NUMBERS)
+    for number in range(1, 1201):
+        sent = of.encode(-0.04 * (model - TARGETS), state, draw(number))
+        arrives_K1 = torch.from_numpy(generator.random((CLIENTS, 1)) < 0.8)
+        added = added + torch.where(arrives_K1, sent.decoded_KM, 0).mean(0)
+        state = {name: torch.where(arrives_K1, sent.counted[name], sent.lost[name]) for name in state}
+        assert torch.allclose(added, state["sent"].mean(0), rtol=0, atol=1e-12)
+        model = model + added
+    assert float((model - OPTIMUM).norm()) < 1e-8
+    assert distance(encoder(NoFeedback(), *codecs), constant(0.04), 300) > 1e-3
 
 
 @pytest.mark.parametrize("codec", [QSGD(bits=2), RandomK(fraction=0.1), Eden(bits=1)], ids=str)

@@ -1,0 +1,67 @@
+"""Sum of all that clients have sent, where each message says by how much a client's update has changed.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import torch
+from torch import Tensor
+
+from fed.errors import RunFailed
+from fed.server.accumulator import UpdateAccumulator
+from fed.server.fleet import Fleet
+from fed.storage.checkpoints import Tree
+from fed.wire.format import Format
+
+__all__ = ["SentSum"]
+
+
+class SentSum:
+    r"""The coordinator's side of :class:`fed.compression.feedback.EF21`.
+
+    .. math:: S ← S + \sum_i w_i c_i, \qquad Δ = S / \sum_i w_i
+
+    The second sum goes over all clients that have ever registered, whether their messages counted or were lost.
+
+    Args:
+        message: the format of clients' messages, of which the parts that are not encoded are no changes.
+    """
+
+    def __init__(self, message: Format) -> None:
+        self._weighs_samples = message.weighs_samples
+        coded = zip(message.sizes, message.are_coded, strict=True)
+        self._coded_M = torch.cat([torch.full((numbers,), is_coded) for numbers, is_coded in coded])
+        self._sum_M = torch.zeros(len(self._coded_M), dtype=torch.float64)
+        self._weights: dict[int | str, int] = {}
+
+    def add(self, mean_M: Tensor, accumulator: UpdateAccumulator, fleet: Fleet) -> Tensor:
+        """Add the messages of a round.
+
+        Args:
+            mean_M: their weighted mean.
+            accumulator: that counted them.
+            fleet: the clients.
+
+        Returns:
+            The mean of all clients' updates, [M], with the mean of the messages where these are no changes.
+
+        Raises:
+            RunFailed: if the algorithm weighs clients neither by samples nor alike.
+        """
+        for client in fleet.registered():
+            self._weights.setdefault(client, fleet.size_of(client) if self._weighs_samples else 1)
+        expected = sum(samples for _, samples in accumulator.losses) if self._weighs_samples else accumulator.replied
+        if accumulator.weight != expected:
+            raise RunFailed(
+                "error_feedback ef21 needs clients that are weighed by their samples, or alike, in every round, got "
+                f"weights of {float(accumulator.weight):g} in place of {expected} together: set error_feedback to ef"
+            )
+        self._sum_M += mean_M * expected * self._coded_M
+        return torch.where(self._coded_M, self._sum_M / sum(self._weights.values()), mean_M)
+
+    def state(self) -> Tree:
+        """State for a checkpoint."""
+        return {"sum": self._sum_M, "weights": self._weights}
+
+    def restore(self, state: Tree) -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._sum_M, self._weights = state["sum"], state["weights"]
