@@ -86,6 +86,7 @@ class Preparation:
         self.algorithm = made_by(experiment.algorithm, "algorithm", Aggregator, PeerRule)
         self.phases, self.layout = self._local_training()
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
+        self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
         self.recipe = Recipe(
             module=self.module,
@@ -114,7 +115,13 @@ class Preparation:
         shared = self.layout.shared
         message = format_of(self.algorithm, shared, population, bool(self.codecs), clients)
         layers = tuple(part.shape for part in shared.trained)
-        message = replace(message, codecs=self.codecs, layers=layers, error_feedback=self.error_feedback)
+        message = replace(
+            message,
+            codecs=self.codecs,
+            layers=layers,
+            error_feedback=self.error_feedback,
+            downlink_codecs=self.downlink_codecs,
+        )
         message.check_codecs()
         return message
 

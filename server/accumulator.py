@@ -123,7 +123,7 @@ class UpdateAccumulator:
                 self.failed += 1
             return
         self.bytes_up += answer.size_bytes
-        self.bytes_down += answer.relayed_bytes
+        self.bytes_down += answer.more_bytes_down
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]

@@ -17,6 +17,7 @@ from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
+from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.sent_sum import SentSum
 from fed.storage.checkpoints import Tree, plain, refilled
@@ -78,6 +79,7 @@ class Coordinator:
         self._tasks = self._population = 0
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._sent_sum = SentSum(self.message) if self.message.error_feedback.adds_up else None
+        self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
         self._asked: dict[int, dict[int | str, int]] = {}  # round → client → how often; of rounds that are not over
 
     def model(self) -> tuple[Tensor, Tensor]:
@@ -117,13 +119,23 @@ class Coordinator:
         lr = self.lr_in(number, cohort or len(clients)) if self.lr_in else None
         of_all, timing = (lr, steps), (deadline_s, takes_parts)
         tasks = [
-            Task(self._tasks + place, number, client, model, *of_all, self._repeats(client, number), *timing)
+            Task(
+                self._tasks + place,
+                number,
+                client,
+                model,
+                *of_all,
+                self._repeats(client, number),
+                *timing,
+                self._downlink.missing(client) if self._downlink else None,
+            )
             for place, client in enumerate(clients)
         ]
         self._tasks += len(tasks)
         self.open |= {task.id: task for task in tasks}
         accumulator.selected += len(tasks)
-        accumulator.bytes_down += model.size_bytes() * len(tasks)
+        sizes = {task.content: task.size_bytes() for task in {task.content: task for task in tasks}.values()}
+        accumulator.bytes_down += sum(sizes[task.content] for task in tasks)
         self.fleet.dispatch(tasks)
 
     def collect(
@@ -146,6 +158,8 @@ class Coordinator:
             Diverged: if a client's loss or model is no longer finite.
         """
         for answer in self.fleet.collect(until, enough):
+            if self._downlink is not None and not answer.problem:
+                self._downlink.note(answer, self.open)
             accumulator.take(answer, self.open, self.version, weigh)
             del answer  # it may be large, and the next is on its way
         # after all answers of the instant: the order of arrival must not choose the client that is named
@@ -196,6 +210,7 @@ class Coordinator:
             "losses": self.losses,
             "asked": self._asked,
             "sent_sum": self._sent_sum and self._sent_sum.state(),
+            "downlink": self._downlink and self._downlink.state(),
             "open": [plain(task) for task in self.open.values()],
         }
 
@@ -212,6 +227,8 @@ class Coordinator:
         self._sent = None
         if self._sent_sum is not None:
             self._sent_sum.restore(state["sent_sum"])
+        if self._downlink is not None:
+            self._downlink.restore(state["downlink"])
         self.open = {task.id: task for task in map(task_of, state["open"])}
 
     def _repeats(self, client: int | str, number: int) -> int:
@@ -264,7 +281,7 @@ class Coordinator:
             params_V = self._vector(self.aggregator.model_to_send(self._state))
             broadcast = tuple(part.to(self.layout.dtype) for part in self.aggregator.broadcast(self._state))
             model = GlobalModel(self.version, params_V, self._integers_I, broadcast)
-            self._sent = model, self.aggregator.steps(self._state)
+            self._sent = (self._downlink.model(model) if self._downlink else model), self.aggregator.steps(self._state)
         return self._sent
 
     def _vector(self, params_P: Tensor) -> Tensor:

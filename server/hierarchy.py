@@ -69,7 +69,7 @@ class HierarchicalFleet:
         self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
         self._hierarchy = hierarchy
         self._message = message
-        self._task_bytes = 0
+        self._received_bytes: dict[int, int] = {}  # of the last tasks, by edge
         self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0
 
@@ -88,8 +88,9 @@ class HierarchicalFleet:
             self._edges.setdefault(task.client, len(self._edges) // self._hierarchy.fan_out)
         if not tasks:
             return
-        self._task_bytes = tasks[0].model.size_bytes()
-        down_s = self._hierarchy.exchange_s(self._task_bytes)
+        received_bytes = self._bytes_to_edges(tasks)
+        self._received_bytes |= received_bytes
+        down_s = self._hierarchy.exchange_s(max(received_bytes.values()))
         self._passed_s += down_s
         ways_s = down_s + self._hierarchy.exchange_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
@@ -107,6 +108,15 @@ class HierarchicalFleet:
         self._passed_s += up_s if of_edges else 0.0
         yield from map(self._summed, of_edges.values())
 
+    def _bytes_to_edges(self, tasks: Sequence[Task]) -> dict[int, int]:
+        """Bytes that each edge receives to send on: the whole model, if a client needs it, and the most differences."""
+        received: dict[int, dict[bool, int]] = {}
+        for task in {(self._edges[task.client], task.content): task for task in tasks}.values():
+            of_edge, is_whole = received.setdefault(self._edges[task.client], {}), task.differences is None
+            # the differences that one client lacks are the last of those that another lacks
+            of_edge[is_whole] = max(of_edge.get(is_whole, 0), task.size_bytes())
+        return {edge: sum(of_edge.values()) for edge, of_edge in received.items()}
+
     def _summed(self, answers: Sequence[Answer]) -> Answer:
         """One answer for an edge's clients; its message and the model that it received travel once more."""
         total = WeightedMean(sum(self._message.summed_sizes))
@@ -122,7 +132,7 @@ class HierarchicalFleet:
             train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
             size_bytes=sum(answer.size_bytes for answer in answers) + self._message.sum_bytes,
             partial=total,
-            relayed_bytes=self._task_bytes,
+            more_bytes_down=self._received_bytes.get(self._edges[answers[0].clients[0]], 0),
         )
 
     def wait(self, until: float = math.inf) -> bool:

@@ -52,6 +52,7 @@ class RealFleet(ABC):
         self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
         self._scores: list[pb.Scores] = []
         self._keeps_states = self._adds_up = False
+        self._sent_again_bytes: dict[int, int] = {}  # whole models, by task
 
     @property
     def clock(self) -> float:
@@ -140,7 +141,7 @@ class RealFleet(ABC):
                 else:
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
-                yield answer
+                yield answer._replace(more_bytes_down=self._sent_again_bytes.pop(task.id, 0))
                 del answer  # it may be large, and the next is on its way
             elif self.clock >= until:
                 return
@@ -237,6 +238,9 @@ class RealFleet(ABC):
             ],
             deadline_s=task.deadline_s,
             takes_parts=task.takes_parts,
+            reference=task.model.reference,
+            since=_base_of(task),
+            differences=[pb.Difference(number=one.number, after=one.after) for one in task.differences or ()],
         )
 
     def _kept_state(self, client: int | str) -> dict[str, Any]:
@@ -244,10 +248,21 @@ class RealFleet(ABC):
         kept = self._kept.after.get(client)
         return {} if kept is None else {"kept_after": _task_id(kept), "kept_discount": kept.discount}
 
+    def _with_whole_model(self, number: int) -> Task | None:
+        """The open task with the whole model, for a node that lacks the base of its differences; None: it had that."""
+        task = self._open.get(number)
+        if task is None or task.differences is None:
+            return None
+        _log.info("client %r does not have the model of its last task any more, and is sent all of it", task.client)
+        self._open[number] = task = task._replace(differences=None)
+        self._sent_again_bytes[number] = task.size_bytes()
+        return task
+
     def _miss(self, task: int) -> None:
         """Wait no longer for an open task."""
         client = self._open.pop(task).client
         self.counts.add(client, "late")
+        self._sent_again_bytes.pop(task, None)
         self._lose(task, client)
 
     def _lose(self, task: int, client: int | str) -> None:
@@ -317,6 +332,13 @@ class RealFleet(ABC):
     @abstractmethod
     def _pass_time(self, until: float) -> None:
         """Take what has arrived, or wait for it until a clock, with breaks in which Ctrl-C is heard."""
+
+
+def _base_of(task: Task) -> str:
+    """The name of the reference that a task's differences are added to; empty where it brings the whole model."""
+    if task.differences is None:
+        return ""
+    return task.differences[0].before if task.differences else task.model.reference
 
 
 def _task_id(found: CountedTask | None) -> pb.TaskId | None:

@@ -1,6 +1,7 @@
 """Estimate of a run's time and bytes, made from a few steps before the run begins."""
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -70,11 +71,12 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
         return moved, moved
     if algorithm.pools_data:
         return 0, 0
-    first = simulation.trainees
-    return (
-        answered * message.uplink_bytes,
-        first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes,
-    )
+    up, first = answered * message.uplink_bytes, simulation.trainees
+    if message.downlink_encoder is None:
+        return up, first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes
+    newcomers = min(sent, simulation.population)
+    behind = math.ceil(simulation.population * simulation.policy.count / sent)  # versions, of a client that comes again
+    return up, newcomers * message.downlink_bytes + (sent - newcomers) * message.later_task_bytes(behind)
 
 
 def _tasks(simulation: Simulation) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class SimulatedFleet:
         self._busy: set[ClientId] = set()
         self._events: list[_Event] = []
         self._changes = 0
-        self._task_bytes: dict[int, int] = {}  # by version, of the last one
+        self._task_bytes: dict[tuple[int, int | None], int] = {}  # by content, of the last version
         self._unsettled: dict[int, tuple[ClientId, ClientState, ClientState]] = {}  # states before and after
         self._cancelled: list[Flight] = []  # what codecs keep of them is not known
         for client in clients.spells:
@@ -93,12 +93,13 @@ class SimulatedFleet:
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
         for task in tasks:
-            version = task.model.version
-            if version not in self._task_bytes:
-                self._task_bytes = {version: task.model.size_bytes()}
+            if task.content not in self._task_bytes:
+                version = task.model.version
+                self._task_bytes = {of: known for of, known in self._task_bytes.items() if of[0] == version}
+                self._task_bytes[task.content] = task.size_bytes()
             spells = self.clients.spells.get(task.client)
             until_s = spells.at(self.clock).until_s if spells else math.inf
-            moved = {"bytes_down": self._task_bytes[version], "bytes_up": self.message.uplink_bytes}
+            moved = {"bytes_down": self._task_bytes[task.content], "bytes_up": self.message.uplink_bytes}
             flight = depart(self.clients, task, now_s=self.clock, there_until_s=until_s, **moved)
             self._occupation.begin(task.client, flight.arrives_s - self.clock)
             self._set_out(flight)

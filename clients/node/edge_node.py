@@ -187,7 +187,7 @@ class EdgeNode(Dialler):
         with self._lock:
             if name not in self._held:  # after a reconnection a server tells its tasks again
                 held = self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
-                self._work.put((partial(self._do, held), lambda error: self._give_up(held, self._sentence(error))))
+                self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
         self._outbox.put(pb.FromNode(accepted=assignment.task))
 
     def _work_on(self) -> None:
@@ -216,7 +216,7 @@ class EdgeNode(Dialler):
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # from a new file: half an answer may be in it
         if isinstance(done, pb.Failed):
-            self._give_up(held, done.reason, diverged=done.diverged)
+            self._give_up(held, done)
         elif done is not None:
             if done.began_anew:
                 _log.warning("task %d: %s", held.assignment.task.number, STATE_LOST)
@@ -226,7 +226,7 @@ class EdgeNode(Dialler):
         """Train; None if the task has been withdrawn."""
         assignment = held.assignment
         began_s = time.monotonic()
-        spec = self.training.spec
+        spec = self.training.spec.of(assignment)
         if not self._transfers.download(assignment.payload, held.path, spec, lambda: self._is_wanted(held)):
             held.path.unlink(missing_ok=True)
             return None
@@ -237,7 +237,7 @@ class EdgeNode(Dialler):
 
     def _score(self, examination: pb.Examination, outbox: Outbox) -> None:
         """Send scores to where they were asked for, as long as that connection lasts."""
-        path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec[:2]
+        path, spec = self.folder / f"{self._mark}-scores-{examination.id}", self.training.spec.model[:2]
         try:
             if self._transfers.download(examination.payload, path, spec, lambda: self._outbox is outbox):
                 outbox.put(pb.FromNode(scores=self.training.score(examination, path)))
@@ -265,15 +265,18 @@ class EdgeNode(Dialler):
         held.path.unlink(missing_ok=True)
         self.tasks_done += receipt.accepted
 
-    def _give_up(self, held: _Held, reason: str, *, diverged: bool = False) -> None:
+    def _give_up_with(self, held: _Held, error: Exception) -> None:
+        self._give_up(held, pb.Failed(reason=self._sentence(error)))
+
+    def _give_up(self, held: _Held, failed: pb.Failed) -> None:
         if self._transfers.over.is_set():  # it may be done after another start
             return
-        _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, reason)
+        _log.warning("task %d of round %d: %s", held.assignment.task.number, held.assignment.round, failed.reason)
         held.path.unlink(missing_ok=True)
         with self._lock:  # at once, so that a connection that begins meanwhile names the task or hears of it
             if self._held.get(held.name) is held:
                 del self._held[held.name]
-                failed = pb.Failed(task=held.assignment.task, reason=reason, diverged=diverged)
+                failed.task.CopyFrom(held.assignment.task)
                 self._outbox.put(pb.FromNode(failed=failed))
 
     def _is_wanted(self, held: _Held) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import ClientId, FederatedData, Pair
+from fed.clients.node.reference import KeptReference
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
@@ -22,7 +23,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.wire import protocol_pb2 as pb
-from fed.wire.format import MOST_CLIENTS, Format
+from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
 from fed.wire.payloads import TensorSpec, read, written
 from fed.wire.protocol import name_of
 
@@ -34,6 +35,8 @@ STATE_LOST = (
 )
 """What a node logs then."""
 
+_MODEL_LOST = "the model that the differences are added to is not in this node's folder"
+_REFERENCE = "reference"
 _SHARE_OF_TIME = 0.9  # for local steps, which do not always take as long
 
 
@@ -61,6 +64,7 @@ class NodeTraining:
         self._message = Format.of(plan.format, own) if plan.HasField("format") else own  # before there is a plan
         self._recipe = replace(self._prepared.recipe, format=self._message)
         self._work = Work(self._recipe, 0)
+        self._reference = KeptReference(self._message, self._prepared.streams, folder / _REFERENCE)
         self._step_s: float | None = None
 
     @property
@@ -68,11 +72,16 @@ class NodeTraining:
         """True if the client keeps a state from task to task."""
         return bool(self._prepared.client_states(self._message).names)
 
-    def spec(self) -> list[TensorSpec]:
-        """The types and lengths of a task's tensors: the model's vector, its integers, then what is broadcast."""
-        model, broadcast = self._message.downlink[:2], self._message.downlink[2:]
-        most = max(MOST_CLIENTS, self._message.parameters)  # some broadcasts have a number for each client
-        return [*model, *(part._replace(numbers=most, may_be_shorter=True) for part in broadcast)]
+    def spec(self) -> TaskSpec:
+        """The types and lengths of a task's tensors."""
+        message = self._message
+        most = max(MOST_CLIENTS, message.parameters)  # some broadcasts have a number for each client
+
+        def lenient(parts: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+            model, broadcast = parts[:2], parts[2:]
+            return (*model, *(part._replace(numbers=most, may_be_shorter=True) for part in broadcast))
+
+        return TaskSpec(lenient(message.downlink), message.difference, lenient(message.beside))
 
     def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
         """Do a task; the answer's tensors take the place of those that came with it.
@@ -84,7 +93,10 @@ class NodeTraining:
         """
         if assignment.durable_after.start:
             _forget_before(self._folder, name_of(assignment.durable_after))
-        vector_V, integers_I, *broadcast = read(path, assignment.payload)
+        found = self._reference.model(assignment, read(path, assignment.payload))
+        if found is None:
+            return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
+        vector_V, integers_I, *broadcast = found
         states, are_lost = self._states(assignment)
         given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
         train = Train(
@@ -202,7 +214,7 @@ def _forget_before(folder: Path, name: str) -> None:
     oldest = folder / name
     if oldest.is_dir():
         for other in folder.iterdir():
-            if other.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
+            if other.name != _REFERENCE and other.stat().st_mtime_ns < oldest.stat().st_mtime_ns:
                 shutil.rmtree(other, ignore_errors=True)
 
 

@@ -5,7 +5,7 @@ import os
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,9 +17,7 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
 from fed.wire import protocol_pb2 as pb
-
-if TYPE_CHECKING:
-    from fed.wire.payloads import TensorSpec
+from fed.wire.format import TaskSpec
 
 __all__ = ["TrainingProcess", "TrainingProcessDied"]
 
@@ -47,7 +45,7 @@ class TrainingProcess:
         self._process: Any = None
         self._pipe: Connection | None = None
         self._prepared: tuple[Experiment, pb.Plan] | None = None
-        self.spec: list[TensorSpec] = []
+        self.spec = TaskSpec()
         self._is_closed = False
 
     def describe(self) -> pb.Joining:

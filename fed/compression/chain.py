@@ -214,8 +214,12 @@ class CodecChain:
         return codec.decode(content, inner, values, draw)
 
 
-def check_order(codecs: Sequence[object]) -> None:
+def check_order(key: str, codecs: Sequence[object]) -> None:
     """Refuse chains that make no sense.
+
+    Args:
+        key: of the experiment.
+        codecs: first to last.
 
     Raises:
         InvalidExperiment: with the reason.
@@ -234,7 +238,7 @@ def check_order(codecs: Sequence[object]) -> None:
             reason = f"{name} selects the largest of values that were selected for that already: lower one fraction"
         else:
             continue
-        raise InvalidExperiment(f"uplink must be a chain in which each codec finds values to encode; {reason}")
+        raise InvalidExperiment(f"{key} must be a chain in which each codec finds values to encode; {reason}")
 
 
 def _check_length(content: Rows, size_bytes: int) -> None:

@@ -68,23 +68,25 @@ class Draw(NamedTuple):
         streams: the run's.
         rounds: the round of each row, from 1.
         clients: the client of each row.
+        purpose: of the streams.
     """
 
     streams: Streams
     rounds: Sequence[int]
     clients: Sequence[int | str]
+    purpose: str = "codec"
 
     def common(self, row: int) -> np.random.Generator:
         """The stream that the coordinator and all clients of the row's round share."""
-        return self.streams.generator("codec", self.rounds[row])
+        return self.streams.generator(self.purpose, self.rounds[row])
 
     def own(self, row: int) -> np.random.Generator:
         """The stream of the row's client."""
-        return self.streams.generator("codec", self.clients[row], self.rounds[row])
+        return self.streams.generator(self.purpose, self.clients[row], self.rounds[row])
 
     def of(self, row: int) -> "Draw":
         """The streams of one row alone."""
-        return Draw(self.streams, [self.rounds[row]], [self.clients[row]])
+        return self._replace(rounds=[self.rounds[row]], clients=[self.clients[row]])
 
 
 class Encoded(NamedTuple):
@@ -134,7 +136,7 @@ class Codec(Hyperparameters, ABC):
 
     def needs(self) -> Sequence[Term]:
         """Clients that report."""
-        return (Term(Feature.REPORTS, "set uplink to []"),)
+        return (Term(Feature.REPORTS, "set {section} to []"),)
 
     def init(self, values: Values) -> CodecState:
         """A client's state before its first task, [·] each; none unless a codec overrides this."""

@@ -30,14 +30,23 @@ class ErrorFeedback(Hyperparameters):
     """Kinds of dealing with the difference between an update and its message.
 
     Attributes:
+        scales: a chain that is no contraction is scaled, message by message, so that it becomes one.
         adds_up: the coordinator keeps the sum of all that clients have sent, and moves the model by that.
     """
 
+    scales: ClassVar[bool] = True
     adds_up: ClassVar[bool] = False
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse chains that make no sense, and feedback around a chain that has its own or none that helps."""
-        check_order([section.make() for section in experiment.uplink])
+        for key, sections in (("uplink", experiment.uplink), ("downlink", experiment.downlink)):
+            check_order(key, [section.make() for section in sections])
+        for section in experiment.downlink:
+            if reason := _error_unknown(section.make()):
+                raise InvalidExperiment(
+                    f"downlink cannot hold {section.kind}, {reason}: the next difference holds what one lacks; choose "
+                    "another codec"
+                )
 
     def init(self, values: Values) -> CodecState:
         """A client's state before its first task, [·] each; none unless a kind overrides this."""
@@ -62,6 +71,8 @@ class ErrorFeedback(Hyperparameters):
 class NoFeedback(ErrorFeedback):
     """No feedback: what a message lacks is lost."""
 
+    scales: ClassVar[bool] = False
+
     def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
         """The updates."""
         return update_KM
@@ -84,18 +95,11 @@ class _Feedback(ErrorFeedback):
                 "error_feedback to none"
             )
         for section in experiment.uplink:
-            codec = section.make()
-            if not isinstance(codec, Codec):
-                continue
-            if codec.keeps_residual:
-                reason = f"{section.kind}, which keeps a residual of its own"
-            elif codec.reads_sums:
-                reason = f"{section.kind}, whose sums are read by the coordinator, so that no client knows its error"
-            else:
-                continue
-            raise InvalidExperiment(
-                f"error_feedback cannot go around {reason}: set error_feedback to none, or choose another codec"
-            )
+            if reason := _error_unknown(section.make()):
+                raise InvalidExperiment(
+                    f"error_feedback cannot go around {section.kind}, {reason}: set error_feedback to none, or choose "
+                    "another codec"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,11 +255,20 @@ class Encoder:
 
     @property
     def _is_scaled(self) -> bool:
-        return not isinstance(self.feedback, NoFeedback) and not self.chain.is_contraction
+        return self.feedback.scales and not self.chain.is_contraction
 
     @property
     def _scale_bytes(self) -> int:
         return self.chain.values.dtype.itemsize if self._is_scaled else 0
+
+
+def _error_unknown(codec: object) -> str:
+    """Clause on a codec whose error nobody outside it can feed back; empty for the others."""
+    if not isinstance(codec, Codec):
+        return ""
+    if codec.keeps_residual:
+        return "which keeps a residual of its own"
+    return "whose sums alone are read, by the coordinator, so that nobody knows its error" if codec.reads_sums else ""
 
 
 def _shrinking(wanted_KM: Tensor, decoded_KM: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Term(NamedTuple):
 
     Args:
         feature: the feature.
-        way_out: what the user can change about this part, as an imperative clause.
+        way_out: what the user can change about this part, as an imperative clause; {section} stands for its key.
         why: the reason, as a clause to follow a comma; empty where the name of the feature says it.
         subject: the key and value that decide, as ``devices.failure 0.1``; the section and its kind unless given.
     """
@@ -105,7 +105,8 @@ def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
     names = ("algorithm", "rounds", "error_feedback", "hierarchy", "devices", "evaluation", "adversaries")
     sections = [(name, getattr(experiment, name)) for name in names]
-    for name, section in [*sections, *(("uplink", codec) for codec in experiment.uplink)]:
+    chains = {"uplink": experiment.uplink, "downlink": experiment.downlink}
+    for name, section in [*sections, *((name, codec) for name, codecs in chains.items() for codec in codecs)]:
         if section is not None and isinstance(part := section.make(), Combinable):
             yield f"{name} {section.kind}", part
 
@@ -115,10 +116,18 @@ _Terms: TypeAlias = dict[str, tuple[Sequence[Term], Sequence[Term]]]
 
 
 def _terms(experiment: "Experiment") -> _Terms:
-    terms: _Terms = {name: (part.needs(), part.lacks()) for name, part in _parts(experiment)}
+    terms: _Terms = {
+        name: ([*_of_section(name, part.needs())], [*_of_section(name, part.lacks())])
+        for name, part in _parts(experiment)
+    }
     if experiment.topology is not None:  # its kinds are functions that make graphs, and declare nothing
         terms[f"topology {experiment.topology.kind}"] = ([Term(Feature.NEIGHBOURS, "set topology to null")], [])
     return terms
+
+
+def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
+    section, _, _ = name.partition(" ")
+    return (term._replace(way_out=term.way_out.replace("{section}", section)) for term in terms)
 
 
 def _refuse(terms: _Terms) -> None:

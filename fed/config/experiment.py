@@ -173,6 +173,8 @@ class Experiment(Document):
         default_factory=registry.ERROR_FEEDBACKS.make
     )
     """What becomes of the difference between an update and what the codecs make of it."""
+    downlink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = ()
+    """The chain of codecs that encodes by how much the model has moved, for clients that have it; none unless given."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)

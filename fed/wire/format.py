@@ -14,19 +14,23 @@ from torch import Tensor
 
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Codec, CodecState, Draw, Values
-from fed.compression.feedback import Encoder, ErrorFeedback, NoFeedback
+from fed.compression.feedback import EF21, Encoder, ErrorFeedback, NoFeedback
 from fed.compression.lossless import Zstd
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
+    from fed.wire.protocol_pb2 import Assignment
     from fed.wire.protocol_pb2 import Format as FormatHeader
 
-__all__ = ["MOST_CLIENTS", "Format", "Outgoing"]
+__all__ = ["MOST_CLIENTS", "MOST_DIFFERENCES", "Format", "Outgoing", "TaskSpec"]
 
 MOST_CLIENTS = 1 << 20
 """Clients of a run, for each of which a message may have a number."""
+
+MOST_DIFFERENCES = 64
+"""That a client is sent: one that is further behind gets the whole model."""
 
 
 class Outgoing(NamedTuple):
@@ -45,6 +49,26 @@ class Outgoing(NamedTuple):
     sizes: tuple[int, ...] = ()
     counted: CodecState = MappingProxyType({})
     lost: CodecState = MappingProxyType({})
+
+
+class TaskSpec(NamedTuple):
+    """The tensors of tasks, by which a node holds a server to what was agreed.
+
+    Args:
+        model: of a task that brings the whole model.
+        difference: of each difference, in a task that brings differences.
+        beside: what follows these.
+    """
+
+    model: tuple[TensorSpec, ...] = ()
+    difference: tuple[TensorSpec, ...] = ()
+    beside: tuple[TensorSpec, ...] = ()
+
+    def of(self, assignment: "Assignment") -> tuple[TensorSpec, ...]:
+        """The tensors of a task's payload."""
+        if not assignment.since:
+            return self.model
+        return (*self.difference * min(len(assignment.differences), MOST_DIFFERENCES), *self.beside)
 
 
 @dataclass(frozen=True)
@@ -68,6 +92,7 @@ class Format:
         layers: the shapes of the parameters' tensors, one after another, for codecs that look at them.
         error_feedback: what keeps the errors of the codecs.
         weighs_samples: a client's weight is its number of samples; known to the coordinator alone.
+        downlink_codecs: the chain that encodes the differences of models that go out, first to last.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -87,6 +112,7 @@ class Format:
     layers: tuple[torch.Size, ...] = ()
     error_feedback: ErrorFeedback = field(default_factory=NoFeedback)
     weighs_samples: bool = True
+    downlink_codecs: tuple[Codec | Zstd, ...] = ()
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""
@@ -129,9 +155,19 @@ class Format:
         """The codecs with what keeps their errors, for a part as long as the parameters; None where none is encoded."""
         if not self.codecs or self.parameters not in self.parts:
             return None
+        return Encoder(self._chain(self.codecs), self.error_feedback)
+
+    @cached_property
+    def downlink_encoder(self) -> Encoder | None:
+        """The codecs of the differences of models that go out; None where models go out whole.
+
+        What a difference lacks is part of the next one, so that a chain is scaled as under error feedback.
+        """
+        return Encoder(self._chain(self.downlink_codecs), EF21()) if self.downlink_codecs else None
+
+    def _chain(self, codecs: tuple[Codec | Zstd, ...]) -> CodecChain:
         wide = self.dtype if self.dtype in (torch.float32, torch.float64) else torch.float32
-        chain = CodecChain(self.codecs, Values(self.parameters, wide, self.layers))
-        return Encoder(chain, self.error_feedback)
+        return CodecChain(codecs, Values(self.parameters, wide, self.layers))
 
     def check_codecs(self) -> None:
         """Encode and decode a message of zeros, so that a codec that breaks its contract is named before the run.
@@ -139,9 +175,12 @@ class Format:
         Raises:
             InvalidExperiment: if a codec fails, or writes more than it says.
         """
-        if self.encoder is None:
-            return
-        draw, chain = Draw(Streams(0), [1], [0]), self.encoder.chain
+        for key, encoder in (("uplink", self.encoder), ("downlink", self.downlink_encoder)):
+            if encoder is not None:
+                self._check(key, encoder.chain)
+
+    def _check(self, key: str, chain: CodecChain) -> None:
+        draw = Draw(Streams(0), [1], [0])
         for codec, values in zip(chain.lossy, chain.stages, strict=False):
             alone, name = CodecChain((codec,), values), type(codec).__name__
             rows_1M = torch.zeros(1, values.numbers, dtype=values.dtype)
@@ -151,12 +190,12 @@ class Format:
                 decoded = [*alone.read(alone.decode(message, draw), draw).shape]
             except Exception as error:
                 raise InvalidExperiment(
-                    f"uplink's {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
+                    f"{key}'s {name} must encode and decode {values.numbers} zeros, got {type(error).__name__}: "
                     f"{error}: correct {name}"
                 ) from error
             if decoded != [1, values.numbers]:
                 raise InvalidExperiment(
-                    f"uplink's {name} must decode {values.numbers} values to [1, {values.numbers}], got {decoded}: "
+                    f"{key}'s {name} must decode {values.numbers} values to [1, {values.numbers}], got {decoded}: "
                     f"correct {name}"
                 )
 
@@ -204,6 +243,53 @@ class Format:
     def later_downlink_bytes(self) -> int:
         """Bytes of a task of a later round, in which more may be broadcast."""
         return self.downlink_bytes + (sum(self.later_broadcast) - sum(self.broadcast)) * self.dtype.itemsize
+
+    @cached_property
+    def difference(self) -> tuple[TensorSpec, ...]:
+        """The tensors of one difference of models that go out; none where models go out whole."""
+        if self.downlink_encoder is None:
+            return ()
+        return (TensorSpec(torch.uint8, self.downlink_encoder.most_bytes, True),) * (1 + sum(self._are_broadcast_coded))
+
+    @property
+    def difference_bytes(self) -> int:
+        """Bytes of a difference, or the most of them before lossless compression."""
+        return self.downlink_encoder.size_bytes * len(self.difference) if self.downlink_encoder else 0
+
+    def later_task_bytes(self, behind: int) -> int:
+        """Bytes of a task of a later round for a client that lacks so many differences."""
+        whole_bytes = self.parameters * len(self.difference) * self.dtype.itemsize
+        return self.later_downlink_bytes - max(whole_bytes - behind * self.difference_bytes, 0)
+
+    @property
+    def beside(self) -> tuple[TensorSpec, ...]:
+        """The tensors of a task that go with differences: float buffers, integers, and what is broadcast but coded."""
+        model, integers, *broadcast = self.downlink
+        coded = zip(broadcast, self._are_broadcast_coded, strict=True)
+        rest = [part for part, is_coded in coded if not is_coded]
+        return (model._replace(numbers=self.buffers), integers, *rest)
+
+    def split_model(self, tensors: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The numbers [K, P] of a model that differences are of, and the tensors that go beside differences.
+
+        Args:
+            tensors: as ``downlink`` says.
+        """
+        model_V, integers_I, *broadcast = tensors
+        coded = [*zip(broadcast, self._are_broadcast_coded, strict=True)]
+        numbers_KP = torch.stack([model_V[: self.parameters], *(part for part, is_coded in coded if is_coded)])
+        rest = [part for part, is_coded in coded if not is_coded]
+        return numbers_KP, (model_V[self.parameters :], integers_I, *rest)
+
+    def join_model(self, numbers_KP: Tensor, beside: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The model's tensors, as ``downlink`` says, from what :meth:`split_model` gave."""
+        (model_P, *coded), (buffers_R, integers_I, *rest) = numbers_KP.unbind(), beside
+        broadcast = [(coded if is_coded else rest).pop(0) for is_coded in self._are_broadcast_coded]
+        return (torch.cat([model_P, buffers_R]), integers_I, *broadcast)
+
+    @cached_property
+    def _are_broadcast_coded(self) -> list[bool]:
+        return [numbers == self.parameters for numbers in self.broadcast]
 
     def encode(self, update_KM: Tensor, state: CodecState, draw: Draw) -> Outgoing:
         """Encode messages that are no trained models.

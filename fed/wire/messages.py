@@ -15,6 +15,7 @@ __all__ = [
     "LARGEST",
     "MOST_SAMPLES",
     "Answer",
+    "Difference",
     "GlobalModel",
     "Task",
     "client_id_of",
@@ -34,6 +35,27 @@ MOST_SAMPLES = 2**53
 """That a client may hold: beyond it float64 does not count one by one."""
 
 
+class Difference(NamedTuple):
+    """Encoded difference of two versions of :class:`fed.wire.reference.Reference`.
+
+    Args:
+        number: the model's version after it, which names the random streams.
+        before: the name of the reference that it is added to.
+        after: the name of what comes of it.
+        messages: one for each of K vectors.
+    """
+
+    number: int
+    before: str
+    after: str
+    messages: tuple[Tensor, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its messages."""
+        return sum([message.nbytes for message in self.messages])
+
+
 class GlobalModel(NamedTuple):
     """The global model of one version, as it goes out with every task of that version.
 
@@ -42,21 +64,21 @@ class GlobalModel(NamedTuple):
         params_V: where training starts: parameters and float buffers, in the model's type.
         integers_I: the integer buffers.
         broadcast: tensors that the algorithm gives to every client beside the model.
+        reference: the name of the reference that it is, where differences are encoded; else empty.
+        beside: the tensors that go with differences, which nothing encodes.
     """
 
     version: int
     params_V: Tensor
     integers_I: Tensor
     broadcast: tuple[Tensor, ...] = ()
+    reference: str = ""
+    beside: tuple[Tensor, ...] = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors, in their order on the wire."""
         return (self.params_V, self.integers_I, *self.broadcast)
-
-    def size_bytes(self) -> int:
-        """Bytes of its tensors on the wire."""
-        return sum([part.nbytes for part in self.tensors])
 
 
 class Task(NamedTuple):
@@ -72,6 +94,7 @@ class Task(NamedTuple):
         repeats: earlier tasks of the client in this round: with client and round it names the random streams.
         deadline_s: seconds from dispatch in which the answer must arrive; None: no deadline.
         takes_parts: the client may answer with fewer steps, if that is all it can do in time.
+        differences: what is sent in place of the model, to a client that has an earlier version; None: all of it.
     """
 
     id: int
@@ -83,11 +106,30 @@ class Task(NamedTuple):
     repeats: int = 0
     deadline_s: float | None = None
     takes_parts: bool = False
+    differences: tuple[Difference, ...] | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are sent, in their order on the wire."""
+        if self.differences is None:
+            return self.model.tensors
+        return (*(message for one in self.differences for message in one.messages), *self.model.beside)
+
+    @property
+    def content(self) -> tuple[int, int | None]:
+        """Key of what is sent: the same tensors for all tasks that have the same one."""
+        return self.model.version, None if self.differences is None else len(self.differences)
+
+    def size_bytes(self) -> int:
+        """Bytes of the tensors that are sent."""
+        return sum([part.nbytes for part in self.tensors])
 
 
 def task_of(saved: Mapping[str, Any]) -> Task:
     """Task whose fields a checkpoint holds."""
-    return Task(**{**saved, "model": GlobalModel(**saved["model"])})
+    differences = saved["differences"]
+    missing = None if differences is None else tuple(Difference(**one) for one in differences)
+    return Task(**{**saved, "model": GlobalModel(**saved["model"]), "differences": missing})
 
 
 class Answer(NamedTuple):
@@ -110,7 +152,7 @@ class Answer(NamedTuple):
         start_V: the model that training started from, where ``mean_update_M`` is a trained model: their difference is
             the update, found piece by piece, so that no copy of the model is made.
         partial: an exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
-        relayed_bytes: what an edge coordinator received to send on.
+        more_bytes_down: what travelled to clients beside their tasks, or to an edge coordinator to send on.
         problem: the reason why there is no update, as a sentence for the user; empty where there is one.
         diverged: the loss or the model is no longer finite.
     """
@@ -126,7 +168,7 @@ class Answer(NamedTuple):
     size_bytes: int = 0
     start_V: Tensor | None = None
     partial: WeightedMean | None = None
-    relayed_bytes: int = 0
+    more_bytes_down: int = 0
     problem: str = ""
     diverged: bool = False
 

@@ -96,8 +96,16 @@ class Format(_message.Message):
     sends_models: bool
     def __init__(self, dtype: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ..., buffers: _Optional[int] = ..., integers: _Optional[int] = ..., parameters: _Optional[int] = ..., broadcast: _Optional[_Iterable[int]] = ..., sends_models: bool = ...) -> None: ...
 
+class Difference(_message.Message):
+    __slots__ = ("number", "after")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    after: str
+    def __init__(self, number: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
+
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "lost_after")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "lost_after")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +120,9 @@ class Assignment(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     TAKES_PARTS_FIELD_NUMBER: _ClassVar[int]
     KEPT_DISCOUNT_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
     LOST_AFTER_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     round: int
@@ -127,8 +138,11 @@ class Assignment(_message.Message):
     deadline_s: float
     takes_parts: bool
     kept_discount: float
+    reference: str
+    since: str
+    differences: _containers.RepeatedCompositeFieldContainer[Difference]
     lost_after: _containers.RepeatedCompositeFieldContainer[TaskId]
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Examination(_message.Message):
     __slots__ = ("id", "payload", "kept_after", "kept_discount")
@@ -163,14 +177,16 @@ class Heartbeat(_message.Message):
     def __init__(self, held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("task", "reason", "diverged")
+    __slots__ = ("task", "reason", "diverged", "lacks_model")
     TASK_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DIVERGED_FIELD_NUMBER: _ClassVar[int]
+    LACKS_MODEL_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     reason: str
     diverged: bool
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: bool = ...) -> None: ...
+    lacks_model: bool
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: bool = ..., lacks_model: bool = ...) -> None: ...
 
 class Scores(_message.Message):
     __slots__ = ("id", "samples", "loss", "metric", "problem")

@@ -98,7 +98,7 @@ class FlowerFleet(RealFleet):
         self._sent: dict[str, _Sent] = {}
         self._progress: dict[int, _Progress] = {}
         self._answers: deque[Answer] = deque()
-        self._flat: tuple[int, tuple[pb.Payload, Any]] | None = None
+        self._flat: tuple[tuple[int, int | None], tuple[pb.Payload, Any]] | None = None
         self._plan = pb.Plan()
         self._spec: Sequence[TensorSpec] = ()
 
@@ -233,8 +233,8 @@ class FlowerFleet(RealFleet):
                 self._send_again(sent, "Flower took no message for it")
 
     def _content(self, task: Task) -> Any:
-        if self._flat is None or self._flat[0] != task.model.version:
-            self._flat = task.model.version, flat_payload(task.model.tensors)
+        if self._flat is None or self._flat[0] != task.content:
+            self._flat = task.content, flat_payload(task.tensors)
         payload, array = self._flat[1]
         assignment = self._assignment(task, self.registered(), payload)
         return packed(pb.Request(plan=self._plan, assignment=assignment), array)
@@ -252,7 +252,9 @@ class FlowerFleet(RealFleet):
             if message.metadata.src_node_id != sent.node:  # the reply's id alone would let any node answer for another
                 raise InvalidPayload("another node answers in its name")
             response, data = _response_of(sent.kind, message.content)
-            if response.HasField("failed"):
+            if response.failed.lacks_model and self._with_whole_model(sent.number) is not None:
+                self._progress[sent.number].since_s = self.clock
+            elif response.HasField("failed"):
                 self._give_up(sent, reason_of(response.failed))
             elif sent.kind == "train":
                 self._take_answer(sent, response.answer, data)

@@ -72,7 +72,7 @@ class NodeFleet(RealFleet):
         self._arrivals: SimpleQueue[Delivery | Scored | None] = SimpleQueue()  # None: a node has come or gone
         self._ready: deque[Delivery] = deque()
         self._is_closed = False
-        self._payloads: dict[int, Payload] = {}
+        self._payloads: dict[tuple[int, int | None], Payload] = {}
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
             self._start,
@@ -106,7 +106,7 @@ class NodeFleet(RealFleet):
         assignments = []
         for task in tasks:
             self._open[task.id] = task
-            payload = self._payload(task.model.version, task.model.tensors)
+            payload = self._payload(task.content, task.tensors)
             assignments.append((task.client, self._assignment(task, members, payload)))
         self._call(self._service.assign, assignments)
 
@@ -137,7 +137,7 @@ class NodeFleet(RealFleet):
         self._call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
-        payload = self._payload(-self._examination, model)  # negative: no version of the model has it
+        payload = self._payload((-self._examination, None), model)  # negative: no version of the model has it
         for client in self._attending():
             examination = Examination(id=self._examination, payload=payload, **self._kept_state(client))
             if self._call(self._service.examine, client, examination):
@@ -157,7 +157,11 @@ class NodeFleet(RealFleet):
 
     def _take(self, arrival: Delivery | Scored | None) -> None:
         if isinstance(arrival, Delivery):
-            self._ready.append(arrival)
+            task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
+            if task is None:
+                self._ready.append(arrival)
+            else:
+                self.dispatch([task])
         elif isinstance(arrival, Scored):
             self._take_scores(arrival.client, arrival.scores.id, arrival.scores)
         else:
@@ -176,11 +180,11 @@ class NodeFleet(RealFleet):
             self._call(self._refusals.note, task.client, str(error))
             return Answer.failure(task, f"its answer was refused: {error}")
 
-    def _payload(self, version: int, tensors: tuple[Tensor, ...]) -> Payload:
-        """The file of a version's tensors; a version that no open task has goes."""
-        if version in self._payloads:
-            return self._payloads[version]
-        needed = {task.model.version for task in self._open.values()}
+    def _payload(self, content: tuple[int, int | None], tensors: tuple[Tensor, ...]) -> Payload:
+        """The file of these tensors; a content that no open task has goes."""
+        if content in self._payloads:
+            return self._payloads[content]
+        needed = {task.content for task in self._open.values()}
         before = {payload.sha256 for payload in self._payloads.values()}
         self._payloads = {known: payload for known, payload in self._payloads.items() if known in needed}
         for digest in before - {payload.sha256 for payload in self._payloads.values()}:
@@ -195,7 +199,7 @@ class NodeFleet(RealFleet):
                 "may write to, then resume the run"
             ) from None
         writing.replace(self._spool / f"{payload.sha256}.out")  # a file under its hash is always whole
-        self._payloads[version] = payload
+        self._payloads[content] = payload
         return payload
 
     def _attending(self) -> list[int | str]:

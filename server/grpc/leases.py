@@ -22,12 +22,14 @@ class Delivery:
         answer: the header of the answer; None: there is no answer.
         path: of the answer's file.
         problem: why there is no answer; empty where there is one.
+        lacks_model: the node does not have what the differences are added to.
     """
 
     task: int
     answer: pb.Answer | None = None
     path: Path | None = None
     problem: str = ""
+    lacks_model: bool = False
 
 
 @dataclass
@@ -174,7 +176,13 @@ class Leases:
             lease.drop()
         return lease
 
-    def fail(self, lease: Lease, reason: str) -> None:
-        """End a lease without an answer, for a reason that is one sentence for the user; one that is over stays so."""
+    def fail(self, lease: Lease, reason: str, *, lacks_model: bool = False) -> None:
+        """End a lease without an answer; one that is over stays so.
+
+        Args:
+            lease: to be ended.
+            reason: one sentence for the user.
+            lacks_model: the node does not have what the differences are added to.
+        """
         if self.withdraw(lease.number) is not None:
-            self._arrived(Delivery(lease.number, problem=reason))
+            self._arrived(Delivery(lease.number, problem=reason, lacks_model=lacks_model))

@@ -251,7 +251,7 @@ class NodeService:
         lease = self._leases.own(client, failed.task)
         if lease is None:
             return f"task {failed.task.number} is not in flight for it"
-        self._leases.fail(lease, reason_of(failed))
+        self._leases.fail(lease, reason_of(failed), lacks_model=failed.lacks_model)
         return None
 
     def _scored(self, client: int | str, scores: pb.Scores) -> str | None:

@@ -63,6 +63,8 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "krum_never_moves": _algorithm("krum", _rounds("bounded_staleness", bound=1)),
     "feedback_tolerant": {**_TOLERANT, "uplink": ["topk", "two_level"], "error_feedback": "ef"},
+    "downlink": _algorithm("scaffold", downlink=["topk", "int8"]),
+    "downlink_tolerant": {**_TOLERANT, "uplink": ["sign"], "error_feedback": "ef", "downlink": ["eden"]},
     "feedback_of_all": _algorithm("fedavg", {"rounds": {"deadline_s": 1.0}}, uplink=["topk"], error_feedback="ef21"),
     "feedback_buffered": _algorithm(
         "scaffold", _rounds("buffered", buffer=3, concurrency=8), uplink=["sign"], error_feedback="ef"

@@ -4,6 +4,7 @@ Shapes: K, clients of a group; M, numbers of a message; P, parameters.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import fed
 from fed.clients.data import load
+from fed.clients.node.reference import KeptReference
 from fed.clients.training.work_items import Trained
 from fed.clients.training.worker import Work
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
@@ -163,7 +165,7 @@ class Overheard(Federation):
 
     def content_of_answer(self, message: Message) -> Any:
         answer = super().content_of_answer(message)
-        if message.metadata.message_type == "train":
+        if message.metadata.message_type == "train" and "arrays" in answer:
             self.answers.append(answer)
         return answer
 
@@ -226,6 +228,52 @@ def test_nodes_keep_what_codecs_keep_in_the_simulation(
     assert_same(tmp_path / "run", simulated)
     assert sum(sent) == sum(line["bytes_up"] for line in metrics)
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
+
+
+@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fednova"])
+def test_nodes_make_models_of_differences(
+    deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
+    algorithm: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In two rounds of three each client takes part, so that some have missed a version."""
+    install(monkeypatch)
+    rounds = {"count": 5, "cohort": 2}
+    given = experiment(algorithm, rounds=rounds, uplink=[], downlink=[{"kind": "topk", "fraction": 0.1}, "int8"])
+    _, metrics = deployed(given, tmp_path)
+    simulated = fed.simulate(given)
+    assert_same(tmp_path / "run", simulated)
+    assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
+    whole = fed.simulate(given.override({"downlink": []}))
+    assert simulated.summary["bytes_down"] < 0.75 * whole.summary["bytes_down"]
+
+
+@pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
+def test_a_node_that_lost_its_model_is_sent_all(
+    deployed: Callable[[fed.Experiment, Path], tuple[list[int], list[Any]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once, with the same task: the run goes on to the same bits, and counts these bytes too."""
+    install(monkeypatch)
+    taken, lost = KeptReference.model, list[bool]()
+
+    def model(reference: KeptReference, assignment: Any, tensors: Any) -> Any:
+        if assignment.round == 2 and not lost:
+            lost.append(bool(assignment.since))
+            shutil.rmtree(reference._folder.folder)
+        return taken(reference, assignment, tensors)
+
+    monkeypatch.setattr(KeptReference, "model", model)
+    given = experiment(rounds={"count": 3}, uplink=[], downlink=["int8"])
+    _, metrics = deployed(given, tmp_path)
+    simulated = fed.simulate(given)
+    assert lost == [True]
+    assert_same(tmp_path / "run", simulated)
+    more = [line["bytes_down"] - same["bytes_down"] for line, same in zip(metrics, simulated.metrics, strict=True)]
+    assert more == [0, 4 * PARAMETERS, 0]
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "median"])

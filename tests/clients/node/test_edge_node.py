@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Self, cast
@@ -22,6 +22,7 @@ from fed.errors import FedError, RunFailed
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
 from fed.wire.payloads import TensorSpec
 from fed.wire.protocol_pb2 import (
     Answer,
@@ -184,7 +185,7 @@ def test_a_connection_begins_with_a_joining_whatever_fails_meanwhile(
 
         def __enter__(self) -> None:
             node._lock = threading.Lock()
-            node._give_up(held, "the disk is full")
+            node._give_up(held, Failed(reason="the disk is full"))
 
         def __exit__(self, *_: object) -> None: ...
 
@@ -229,7 +230,7 @@ def test_failed_task_in_delivery_is_not_reported_as_held(tmp_path: Path) -> None
             super().put(item)
 
     node._outbox = Outbox()
-    node._give_up(held, "the disk is full")
+    node._give_up(held, Failed(reason="the disk is full"))
     joining.join()
     assert named == [[]]
 
@@ -301,7 +302,7 @@ PIECE = 1 << 17
 class Large(Trained):
     """Has a model of several chunks."""
 
-    spec: Sequence[TensorSpec] = (TensorSpec(torch.float32, 100_000), TensorSpec(torch.int64, 0))
+    spec = TaskSpec((TensorSpec(torch.float32, 100_000), TensorSpec(torch.int64, 0)))
 
     def train(self, assignment: Assignment, path: Path, until_s: float | None = None) -> Answer | Failed:
         assert path.read_bytes() == LARGE

@@ -22,6 +22,7 @@ from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidExperiment, InvalidPayload
 from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
 from fed.wire.payloads import Incoming, TensorSpec
 from fed.wire.protocol import PROTOCOL
 from fed.wire.protocol_pb2 import (
@@ -54,7 +55,7 @@ MODEL_TENSORS = [TensorMessage(dtype="float32", numbers=650), TensorMessage(dtyp
 class Training:
     """What a node would train with, which takes down what it is asked."""
 
-    spec: Sequence[TensorSpec] = (TensorSpec(torch.float32, 650), TensorSpec(torch.int64, 0))
+    spec = TaskSpec((TensorSpec(torch.float32, 650), TensorSpec(torch.int64, 0)))
 
     def __init__(self) -> None:
         self.prepared: list[Experiment] = []
@@ -248,9 +249,9 @@ def test_a_node_knows_what_a_task_brings(algorithm: str, tmp_path: Path) -> None
     samples = torch.randn(20, 64), torch.arange(20) % 10
     experiment = Experiment(**KEYS, algorithm=algorithm)
     spec = NodeTraining(0, samples, experiment, Plan(signature=SIGNATURE), tmp_path).spec()
-    assert tuple(spec[:2]) == Training.spec
+    assert spec.model[:2] == Training.spec.model
     brings = {"fedavg": 0, "scaffold": 1, "ditto": 0, "mimelite": 1, "afl": 1}[algorithm]
-    assert len(spec) == 2 + brings, spec
+    assert len(spec.model) == 2 + brings, spec
     said = Payload(sha256="0" * 64, size_bytes=4, tensors=[TensorMessage(dtype="float32", numbers=1)])
     with pytest.raises(InvalidPayload, match="the tensors must be"):
-        Incoming(tmp_path / "file", said, spec)
+        Incoming(tmp_path / "file", said, spec.model)

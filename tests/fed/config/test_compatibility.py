@@ -153,12 +153,17 @@ class Untouched(Codec):
 
 @pytest.mark.parametrize(
     ("name", "section", "without"),
-    [("adversaries", "ipm", "null"), ("hierarchy", "edges", "null"), ("uplink", f"python:{__name__}:Untouched", "[]")],
+    [
+        ("adversaries", "ipm", "null"),
+        ("hierarchy", "edges", "null"),
+        ("uplink", f"python:{__name__}:Untouched", "[]"),
+        ("downlink", "int8", "[]"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["dpsgd", "local", "centralized", "AllInOnePlace", "in_one_place"])
 def test_attacks_edges_and_codecs_need_clients_that_report(kind: str, name: str, section: str, without: str) -> None:
     named = kind if kind in ALGORITHMS.builtin else f"python:{__name__}:{kind}"
-    keys: Any = [section] if name == "uplink" else {"kind": section}
+    keys: Any = [section] if without == "[]" else {"kind": section}
     line = problem(algorithm={"kind": named}, **{name: keys})
     assert line.startswith(f"{name} {section} needs clients that report to a coordinator, got algorithm {named}, ")
     assert f": set {name} to {without}, or choose a" in line

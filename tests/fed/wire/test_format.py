@@ -18,7 +18,7 @@ from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
 from fed.wire.format import Format
-from fed.wire.messages import GlobalModel
+from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import check_tensors, read, type_name, written
 from fed.wire.protocol_pb2 import Format as FormatHeader
 
@@ -198,7 +198,7 @@ def test_bytes_of_a_task_are_those_of_its_tensors(message: Format, broadcast: li
         integers_I = torch.zeros(message.integers, dtype=torch.int64)
         parts = tuple(torch.zeros(numbers, dtype=message.dtype) for numbers in sizes)
         model = GlobalModel(0, params_V, integers_I, parts)
-        assert said == model.size_bytes()
+        assert said == Task(0, 1, "ann", model).size_bytes()
         if sizes is broadcast:
             check_tensors([(type_name(part.dtype), part.numel()) for part in model.tensors], message.downlink)
 

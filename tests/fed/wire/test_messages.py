@@ -11,7 +11,7 @@ from fed.reduction import WeightedMean
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.evaluation import scores_over_clients
 from fed.server.validation import refusal_of_scores
-from fed.wire.messages import GlobalModel, refusal_of_numbers
+from fed.wire.messages import GlobalModel, Task, refusal_of_numbers
 from fed.wire.protocol_pb2 import Scores
 
 
@@ -68,5 +68,5 @@ def test_whatever_scores_pass_have_a_mean_and_a_spread(number: float) -> None:
 def test_bytes_are_those_of_the_tensors() -> None:
     model = GlobalModel(0, torch.zeros(4), torch.zeros(2, dtype=torch.int64))
     broadcast = (torch.zeros(4, dtype=torch.float64), torch.zeros(3, dtype=torch.int8))
-    assert model.size_bytes() == 4 * 4 + 2 * 8
-    assert model._replace(broadcast=broadcast).size_bytes() == 4 * 4 + 2 * 8 + 4 * 8 + 3
+    assert Task(0, 1, "ann", model).size_bytes() == 4 * 4 + 2 * 8
+    assert Task(0, 1, "ann", model._replace(broadcast=broadcast)).size_bytes() == 4 * 4 + 2 * 8 + 4 * 8 + 3

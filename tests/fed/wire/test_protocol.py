@@ -23,7 +23,7 @@ from fed.server.incoming import received
 from fed.wire import protocol_pb2
 from fed.wire.calls import TurnedAway
 from fed.wire.dialling import DialPatience
-from fed.wire.format import Format
+from fed.wire.format import Format, TaskSpec
 from fed.wire.messages import GlobalModel, Task
 from fed.wire.payloads import Incoming, TensorSpec
 from fed.wire.protocol import PROTOCOL
@@ -65,6 +65,16 @@ VALID: list[Message] = [
         assignment=Assignment(task=TASK, round=1, lr=0.5, steps=3, payload=PAYLOAD, kept_after=TASK, kept_discount=0.5)
     ),
     ToNode(assignment=Assignment(task=TASK, round=1, payload=PAYLOAD, deadline_s=0.5, takes_parts=True)),
+    ToNode(
+        assignment=Assignment(
+            task=TASK,
+            round=2,
+            payload=PAYLOAD,
+            reference="b",
+            since="a",
+            differences=[protocol_pb2.Difference(number=1, after="b")],
+        )
+    ),
     ToNode(withdrawal=protocol_pb2.Withdrawal(task=TASK)),
     ToNode(examination=Examination(id=1, payload=PAYLOAD)),
     ToNode(farewell=protocol_pb2.Farewell(reason="bye", is_final=True)),
@@ -106,7 +116,7 @@ class Reader:
         self.counts: dict[str, int] = {}
 
         class Training:
-            spec = SPEC
+            spec = TaskSpec(SPEC)
 
             def describe(self) -> Joining:
                 return Joining(protocol=PROTOCOL, samples=3, signature=SIGNATURE)

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -14,10 +14,8 @@ from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
 from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
-
-if TYPE_CHECKING:
-    from fed.wire.payloads import TensorSpec
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
 
@@ -37,7 +35,7 @@ class ThreadedTraining:
         self._client, self._pair, self._names, self._folder = client, pair, names, folder
         self.training: NodeTraining | None = None
         self._plan = Plan()
-        self.spec: Sequence[TensorSpec] = ()
+        self.spec = TaskSpec()
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
         self.answers: list[tuple[Answer | Failed, bytes]] = []
         self.worked: list[Train] = []

@@ -1,0 +1,74 @@
+"""Reference that a node keeps in its folder, so that differences of models are enough for it.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from fed.errors import InvalidCheckpoint
+from fed.randomness import Streams
+from fed.storage.checkpoints import Checkpoints
+from fed.wire import protocol_pb2 as pb
+from fed.wire.format import Format
+from fed.wire.messages import Difference
+from fed.wire.payloads import check_tensors, type_name
+from fed.wire.reference import Reference
+
+__all__ = ["KeptReference"]
+
+
+class KeptReference:
+    """A client's side of :class:`fed.wire.reference.Reference`.
+
+    Args:
+        message: the format of messages.
+        streams: the run's.
+        folder: where it is kept.
+    """
+
+    def __init__(self, message: Format, streams: Streams, folder: Path) -> None:
+        self._message, self._streams = message, streams
+        self._folder = Checkpoints(folder, 1)
+
+    def model(self, assignment: pb.Assignment, tensors: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """The model of a task, as the format's ``downlink`` says; None where its differences are from another version.
+
+        Args:
+            assignment: of the task.
+            tensors: its payload.
+
+        Raises:
+            InvalidPayload: if the differences do not lead to what is said.
+        """
+        message, encoder, differences = self._message, self._message.downlink_encoder, assignment.differences
+        if encoder is None:
+            return tensors
+        if not assignment.since:
+            self._keep(Reference(assignment.reference, message.split_model(tensors)[0]))
+            return tensors
+        count = len(message.difference)
+        messages, beside = tensors[: count * len(differences)], tensors[count * len(differences) :]
+        check_tensors([(type_name(one.dtype), one.numel()) for one in messages], message.difference * len(differences))
+        held, names = self._held(), [assignment.since, *(one.after for one in differences)]
+        if held is None or held.name not in names:
+            return None
+        missing = range(names.index(held.name), len(differences))
+        for place in missing:
+            said, of_one = differences[place], tuple(messages[place * count : (place + 1) * count])
+            held = held.moved(Difference(said.number, held.name, said.after, of_one), encoder, self._streams)
+        if missing:
+            self._keep(held)
+        return message.join_model(held.numbers_KP, beside)
+
+    def _held(self) -> Reference | None:
+        try:
+            newest = self._folder.newest()
+        except InvalidCheckpoint:
+            return None
+        return None if newest is None else Reference(**newest[1])
+
+    def _keep(self, reference: Reference) -> None:
+        self._folder.write(0, reference._asdict())

@@ -1,0 +1,94 @@
+"""The way out of models: to each client what it lacks, where differences of models are encoded.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from fed.randomness import Streams
+from fed.storage.checkpoints import Tree, plain
+from fed.wire.format import MOST_DIFFERENCES, Format
+from fed.wire.messages import Answer, Difference, GlobalModel, Task
+from fed.wire.reference import Reference
+
+if TYPE_CHECKING:
+    from fed.compression.codec import CodecState
+
+__all__ = ["Downlink"]
+
+
+class Downlink:
+    """The coordinator's side of :class:`fed.wire.reference.Reference`.
+
+    A client is known to have the version of the last task that it has answered.
+
+    Args:
+        message: the format of messages, with codecs of differences.
+        streams: the run's.
+    """
+
+    def __init__(self, message: Format, streams: Streams) -> None:
+        self._message, self._streams = message, streams
+        self._version = -1
+        self._reference: Reference | None = None
+        self._state: CodecState = {}
+        self._differences: tuple[Difference, ...] = ()
+        self._missing: dict[str, tuple[Difference, ...]] = {}  # by what a client has
+        self._known: dict[int | str, str] = {}
+
+    def model(self, model: GlobalModel) -> GlobalModel:
+        """The reference, moved towards this model, as it goes out with tasks; moved once for each version."""
+        numbers_KP, beside = self._message.split_model(model.tensors)
+        encoder = self._message.downlink_encoder
+        assert encoder is not None
+        if self._reference is None:
+            self._reference = Reference.first(numbers_KP)
+            first = encoder.chain.init()
+            self._state = {name: part.expand(len(numbers_KP), -1) for name, part in first.items()}
+        elif model.version != self._version:
+            self._reference, difference, self._state = self._reference.towards(
+                numbers_KP, model.version, encoder, self._state, self._streams
+            )
+            self._differences = (*self._differences, difference)[-MOST_DIFFERENCES:]
+        self._version = model.version
+        self._find_missing()
+        params_V, integers_I, *broadcast = self._message.join_model(self._reference.numbers_KP, beside)
+        return GlobalModel(model.version, params_V, integers_I, tuple(broadcast), self._reference.name, beside)
+
+    def missing(self, client: int | str) -> tuple[Difference, ...] | None:
+        """The differences between the version that a client has and the last one; None where all of it is shorter."""
+        return self._missing.get(self._known.get(client, ""))
+
+    def note(self, answer: Answer, open_tasks: Mapping[int, Task]) -> None:
+        """Note that clients have the versions of the tasks that they answer."""
+        for task in filter(None, map(open_tasks.get, answer.tasks)):
+            self._known[task.client] = task.model.reference
+
+    def state(self) -> Tree:
+        """State for a checkpoint."""
+        return {
+            "version": self._version,
+            "reference": plain(self._reference),
+            "codecs": dict(self._state),
+            "differences": plain(self._differences),
+            "known": self._known,
+        }
+
+    def restore(self, state: Tree) -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._version, self._known, self._state = state["version"], state["known"], state["codecs"]
+        self._reference = Reference(**state["reference"]) if state["reference"] else None
+        self._differences = tuple(Difference(**one) for one in state["differences"])
+
+    def _find_missing(self) -> None:
+        """Find what clients of each version lack, as long as that is less than the whole; drop what nobody gets."""
+        assert self._reference is not None
+        whole_bytes, size_bytes = self._reference.numbers_KP.nbytes, 0
+        self._missing = {self._reference.name: ()}
+        for place in reversed(range(len(self._differences))):
+            size_bytes += self._differences[place].size_bytes
+            if size_bytes >= whole_bytes:
+                self._differences = self._differences[place + 1 :]
+                break
+            self._missing[self._differences[place].before] = self._differences[place:]

@@ -1,0 +1,149 @@
+"""Encoded differences of models in simulated runs: each client can make the model that it trains from.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+import fed
+from fed.errors import InvalidExperiment
+from fed.randomness import Streams
+from fed.simulations.estimate import expect
+from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.simulation import Simulation
+from fed.wire.messages import Difference, Task
+from fed.wire.reference import Reference
+from tests.simulations import users_parts as parts
+
+SLOW = {"kind": "lognormal", "samples_per_s": 10.0, "failure": 0.1}
+ROUNDS: dict[str, dict[str, Any]] = {
+    "synchronous": {"rounds": {"count": 12, "cohort": 4}},
+    "deadline": {"rounds": {"count": 12, "cohort": 4, "over_selection": 1.5, "deadline_s": 1.0}, "devices": SLOW},
+    "backups": {"rounds": {"count": 8, "cohort": 3, "backup_after_s": 0.5}, "devices": SLOW},
+    "buffered": {"rounds": {"kind": "buffered", "count": 15, "buffer": 2, "concurrency": 5}, "devices": SLOW},
+    "asynchronous": {"rounds": {"kind": "asynchronous", "count": 20, "concurrency": 4}, "devices": SLOW},
+    "bounded": {"rounds": {"kind": "bounded_staleness", "count": 4, "bound": 1}, "devices": SLOW},
+}
+DATA = fed.FederatedData({client: parts.samples(6, client, torch.float64) for client in range(8)}, None, classes=3)
+
+
+def experiment(**changed: Any) -> fed.Experiment:
+    keys: dict[str, Any] = {"local": {"lr": 0.1, "batch_size": 4}, "simulation": {"workers": 0}}
+    return fed.Experiment(**{**keys, **changed})
+
+
+class Clients:
+    """Clients that keep the reference of the last task that they answered, and make each task's model of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, given: fed.Experiment) -> None:
+        self.message, self.streams = Simulation(given, DATA, parts.double).message, Streams(given.seed)
+        self.has: dict[Any, Reference] = {}
+        self.bytes_down = self.wholes = self.longest = 0
+        made: dict[int, Reference] = {}
+        dispatch, collect = SimulatedFleet.dispatch, SimulatedFleet.collect
+
+        def dispatched(fleet: SimulatedFleet, tasks: Iterable[Task]) -> None:
+            tasks = [*tasks]
+            for task in tasks:
+                made[task.id] = self.made(task)
+            dispatch(fleet, tasks)
+
+        def collected(fleet: SimulatedFleet, *arguments: Any, **named: Any) -> Any:
+            for answer in collect(fleet, *arguments, **named):
+                if not answer.problem:
+                    self.has |= {client: made[task] for client, task in zip(answer.clients, answer.tasks, strict=True)}
+                yield answer
+
+        monkeypatch.setattr(SimulatedFleet, "dispatch", dispatched)
+        monkeypatch.setattr(SimulatedFleet, "collect", collected)
+
+    def made(self, task: Task) -> Reference:
+        assert self.message is not None
+        encoder = self.message.downlink_encoder
+        assert encoder is not None
+        sent = [*task.tensors]
+        self.bytes_down += sum(tensor.nbytes for tensor in sent)
+        if task.differences is None:
+            self.wholes += 1
+            return Reference(task.model.reference, self.message.split_model(sent)[0])
+        self.longest = max(self.longest, len(task.differences))
+        held, count = self.has[task.client], len(self.message.difference)
+        for one in task.differences:
+            messages, sent = tuple(sent[:count]), sent[count:]
+            held = held.moved(Difference(one.number, held.name, one.after, messages), encoder, self.streams)
+        assert held.name == task.model.reference
+        model = self.message.join_model(held.numbers_KP, sent)
+        assert all(map(torch.equal, model, task.model.tensors))
+        return held
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("rounds", ROUNDS)
+def test_each_client_makes_the_model_of_what_it_has(
+    rounds: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if algorithm == "scaffold" and rounds in ("asynchronous", "bounded"):
+        algorithm = "fedprox"
+    given = experiment(**ROUNDS[rounds], algorithm=algorithm, downlink=[{"kind": "topk", "fraction": 0.2}, "int8"])
+    clients = Clients(monkeypatch, given)
+    run = fed.simulate(given, data=DATA, model=parts.double)
+    assert run.summary["bytes_down"] == clients.bytes_down
+    assert clients.wholes >= len(clients.has)
+    assert clients.longest > 1 or rounds == "bounded"
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "bmuf"])
+def test_an_exact_codec_changes_nothing(algorithm: str) -> None:
+    exact, plain = (
+        fed.simulate(
+            experiment(algorithm=algorithm, rounds={"count": 5, "cohort": 4}, downlink=downlink),
+            data=DATA,
+            model=parts.double,
+        )
+        for downlink in ([{"kind": "topk", "fraction": 1.0}], [])
+    )
+    for name, tensor in plain.model.state_dict().items():
+        torch.testing.assert_close(exact.model.state_dict()[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_who_is_far_behind_gets_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8 clients one each round: 8-fold differences of float16 are longer than the model."""
+    given = experiment(rounds={"count": 24, "cohort": 1, "sampling": "round_robin"}, downlink=["float16"])
+    clients = Clients(monkeypatch, given)
+    fed.simulate(given, data=DATA, model=parts.double)
+    assert (clients.wholes, clients.longest) == (24, 0)
+
+
+def test_an_estimate_counts_differences() -> None:
+    given = experiment(rounds={"count": 6}, downlink=["int8"])
+    run = fed.simulate(given, data=DATA, model=parts.double)
+    assert expect(Simulation(given, DATA, parts.double)).bytes_down == run.summary["bytes_down"]
+
+
+def test_an_edge_receives_each_content_once() -> None:
+    """All clients of an edge lack the same difference: it comes once more than they are."""
+    flat, tree = (
+        fed.simulate(experiment(rounds={"count": 3}, downlink=["int8"], hierarchy=edges), data=DATA, model=parts.double)
+        for edges in (None, {"fan_out": 4})
+    )
+    for one, other in zip(flat.metrics, tree.metrics, strict=True):
+        assert other["bytes_down"] - one["bytes_down"] == 2 * one["bytes_down"] // 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"downlink": ["dgc"]}, "downlink cannot hold dgc, which keeps a residual of its own"),
+        ({"downlink": ["sketch"]}, "downlink cannot hold sketch, whose sums alone are read"),
+        ({"downlink": ["int8", "topk"]}, "downlink must be a chain .* TopK finds no values behind Int8"),
+        ({"downlink": ["int8"], "algorithm": "dpsgd"}, "downlink int8 needs clients that report to a coordinator"),
+        ({"downlink": ["int8"], "algorithm": "centralized"}, "downlink int8 needs clients that report"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changed: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidExperiment, match=reason):
+        fed.Experiment(**changed)
