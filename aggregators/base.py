@@ -4,8 +4,9 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,6 +31,9 @@ __all__ = [
 
 Broadcast: TypeAlias = tuple[Tensor, ...]
 """What goes out to clients beside the model, [P] each where local steps use it."""
+
+
+_STREAM = partial(np.random.default_rng, 0)  # where no run gives one
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,13 @@ class Reduced:
         mean: of each part of the clients' messages the weighted mean, in float64.
         clients: |S|, how many answers it counts.
         population: N, how many clients there are.
+        stream: gives the round's own random stream, at its beginning.
     """
 
     mean: tuple[Tensor, ...]
     clients: int
     population: int
+    stream: Callable[[], np.random.Generator] = _STREAM
 
     @property
     def update_P(self) -> Tensor:  # noqa: N802  # a shape suffix
@@ -204,6 +210,10 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     """Whether its purpose is a model for each client, scored on that client's own data."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" or "gradient" of x on the client's own data; its "place"."""
+    uplink: ClassVar[tuple[str, ...]] = ()
+    """Codecs of clients' updates, unless the experiment names others."""
+    downlink: ClassVar[tuple[str, ...]] = ()
+    """Codecs of what goes out, unless the experiment names others."""
     pools_data: ClassVar[bool] = False
     """Whether one client holds all clients' data, so that no client reports to a coordinator."""
 

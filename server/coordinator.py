@@ -7,8 +7,10 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -257,8 +259,7 @@ class Coordinator:
         if self.aggregator.linear:
             state, mean_update_M = self._state, accumulator.mean()
         else:
-            stream = self.streams.generator("combine", number)
-            state, mean_update_M = self.aggregator.combine(self._state, *accumulator.rows(), stream)
+            state, mean_update_M = self.aggregator.combine(self._state, *accumulator.rows(), self._stream(number))
         members, population = len(self.fleet.registered()), self.fleet.population()
         if self._population not in (0, population):  # 0: no update yet, and no sums over clients
             state = self.aggregator.resized(state, self._population, population)
@@ -267,13 +268,17 @@ class Coordinator:
         if self._sent_sum is not None:
             mean_update_M = self._sent_sum.add(mean_update_M, accumulator, self.fleet)
         *mean, buffers_R = self.message.read(mean_update_M, self.streams).split_with_sizes(self.message.sizes)
-        reduced = Reduced(tuple(mean), accumulator.replied if share is None else members, population)
+        clients, stream = accumulator.replied if share is None else members, partial(self._stream, number)
+        reduced = Reduced(tuple(mean), clients, population, stream)
         state = self.aggregator.apply(state, reduced)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
         buffers_R = self._buffers_R + buffers_R if self.message.buffers else self._buffers_R
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
         self._population = population
+
+    def _stream(self, number: int) -> np.random.Generator:
+        return self.streams.generator("combine", number)
 
     def _model_to_send(self) -> tuple[GlobalModel, int | None]:
         """The model that goes out with tasks for as long as it stays, and their number of steps."""

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -129,6 +129,10 @@ def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     return None if lacks(values["algorithm"].make(), Feature.NEIGHBOURS) else registry.TOPOLOGIES.make()
 
 
+def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Component, ...]:
+    return tuple(map(registry.CODECS.make, getattr(values["algorithm"].make(), key, ())))
+
+
 def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
     are_theirs = lacks(values["algorithm"].make(), Feature.GLOBAL_MODEL)
     return registry.EVALUATIONS.make("clients" if are_theirs else "coordinator")
@@ -167,14 +171,18 @@ class Experiment(Document):
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
     rounds: Annotated[Component, registry.ROUNDS] = Field(default_factory=registry.ROUNDS.make)
     """Who trains when, and how often."""
-    uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = ()
-    """The chain of codecs that encodes clients' updates, first to last; none unless given."""
+    uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
+        default_factory=partial(_codecs_of_the_algorithm, "uplink")
+    )
+    """The chain of codecs that encodes clients' updates, first to last; none unless given or the algorithm has some."""
     error_feedback: Annotated[Component, registry.ERROR_FEEDBACKS] = Field(
         default_factory=registry.ERROR_FEEDBACKS.make
     )
     """What becomes of the difference between an update and what the codecs make of it."""
-    downlink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = ()
-    """The chain of codecs that encodes by how much the model has moved, for clients that have it; none unless given."""
+    downlink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
+        default_factory=partial(_codecs_of_the_algorithm, "downlink")
+    )
+    """The chain that encodes by how much the model has moved, likewise."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)

@@ -126,6 +126,7 @@ ALGORITHMS = Family(
         **_in("aggregators.local", local="LocalOnly"),
         **_in("aggregators.local_sgd", "LocalSGD"),
         **_in("aggregators.post_local_sgd", "PostLocalSGD"),
+        **_in("aggregators.sign_majority", "SignMajority"),
         **_in("aggregators.robust.algorithms", median="FedMedian", trimmed_mean="FedTrimmedMean", krum="FedKrum"),
         **_in("aggregators.robust.algorithms", multi_krum="FedMultiKrum", bulyan="FedBulyan"),
         **_in("aggregators.robust.algorithms", geometric_median="FedGeometricMedian"),

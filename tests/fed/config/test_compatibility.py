@@ -221,7 +221,10 @@ def test_client_states_that_are_linear_in_updates_take_a_discount(kind: str) -> 
 
 
 BESIDE_UPDATES = {
-    **dict.fromkeys(["scaffold", "mimelite", "fednova", "slowmo", "qfedavg", "afl", "easgd", "eamsgd"], "report more"),
+    **dict.fromkeys(
+        ["scaffold", "mimelite", "fednova", "slowmo", "qfedavg", "afl", "easgd", "eamsgd", "sign_majority"],
+        "report more",
+    ),
     # FedDyn's clients keep a sum of their updates. Asynchronous rounds move the model by something else, the difference
     # from another x, so that h is no mean of the g_i any more.
     "feddyn": "keep a state",
