@@ -70,7 +70,8 @@ class CodecChain:
     @property
     def is_contraction(self) -> bool:
         """True if feedback can add what a message lacks without a scale."""
-        return all(codec.is_contraction for codec in self.lossy)
+        are_contractions = all(codec.is_contraction for codec in self.lossy)
+        return are_contractions and all(codec.keeps_contractions for codec in self.lossy[:-1])
 
     @property
     def reads_sums(self) -> bool:

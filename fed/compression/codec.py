@@ -117,6 +117,9 @@ class Codec(Hyperparameters, ABC):
         is_linear: decoding a weighted sum of encoded values gives the weighted sum of the decoded vectors.
         is_unbiased: the mean of the decoded vector over all draws is the vector.
         is_contraction: the squared error is at most 1 − δ of the squared norm, with δ > 0, in the mean over all draws.
+        keeps_contractions: a chain of it and a contraction is a contraction.
+        bound: on the error, where values are in the normal range of their type; for an unbiased codec on ω, the mean
+            squared error as a share of the squared norm, for a contraction on δ. Empty where it says none.
         keeps_residual: it sends later what it did not send, by itself.
         has_fixed_size: all its contents of vectors of one length have as many bytes.
         selects: it chooses the values of largest magnitude.
@@ -128,6 +131,8 @@ class Codec(Hyperparameters, ABC):
     is_linear: ClassVar[bool] = False
     is_unbiased: ClassVar[bool] = False
     is_contraction: ClassVar[bool] = False
+    keeps_contractions: ClassVar[bool] = False
+    bound: ClassVar[str] = ""
     keeps_residual: ClassVar[bool] = False
     has_fixed_size: ClassVar[bool] = True
     selects: ClassVar[bool] = False

@@ -37,14 +37,16 @@ class Eden(Codec):
     .. math:: z = \frac{\sqrt d}{‖x‖} R x, \qquad C(x) = S R^⊤ q(z), \qquad S = \frac{‖x‖²}{⟨R x, q(z)⟩}
 
     in blocks of a power of two, at most 65,536, with R a Hadamard transform of random signs. Unbiased if R were
-    uniformly random; for Gaussian coordinates the squared error of one bit is (π/2 − 1) ‖x‖², and (1 − 2/π) ‖x‖² at the
-    scale that makes it smallest, which error feedback finds.
+    uniformly random. Coordinates of large blocks are nearly Gaussian; the squared error is then D/(1 − D) ‖x‖², with
+    the distortion D of the quantiser: 1 − 2/π at one bit, 0.1175, 0.0345 and 0.0095 at two, three and four; D ‖x‖² at
+    the scale that makes it smallest, which error feedback finds.
 
     Args:
         bits: b, of a coordinate, 1 to 4.
     """
 
     is_unbiased: ClassVar[bool] = True
+    bound: ClassVar[str] = "ω → π/2 − 1 at 1 bit; 0.133, 0.0358, 0.00959 at 2, 3, 4"
 
     bits: Annotated[int, Field(ge=1, le=4)] = 1
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ class Zstd(Hyperparameters):
     Args:
         level: 1, fastest, to 22, smallest.
     """
+
+    bound: ClassVar[str] = "exact"
 
     level: Annotated[int, Field(ge=1, le=22)] = 3
 

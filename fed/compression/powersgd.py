@@ -23,8 +23,10 @@ class PowerSGD(Codec):
 
     .. math:: P = \operatorname{orth}(M Q_{before}), \qquad Q = M^⊤ P, \qquad C(M) = P Q^⊤
 
-    Exact where M has rank r. A client begins with the Q of its last message that counted; lost messages change
-    nothing. Vectors, layers of fewer than 64 values, and those that two factors would not make smaller go as they are.
+    P has orthonormal columns, so that the squared error is ‖M‖² − ‖PᵀM‖²: 0 where M has rank r, and below ‖M‖² unless
+    M Q_before is 0. Where a codec behind it encodes P and Q, no such bound holds. A client begins with the Q of its
+    last message that counted; lost messages change nothing. Vectors, layers of fewer than 64 values, and those that two
+    factors would not make smaller go as they are.
 
     Args:
         rank: r, at least 1.
@@ -33,6 +35,7 @@ class PowerSGD(Codec):
     gives: ClassVar = "values"
     comes_first: ClassVar[str] = "looks at the matrices of layers"
     is_contraction: ClassVar[bool] = True
+    bound: ClassVar[str] = "δ = ‖PᵀM‖²/‖M‖², and 1 where the rank is at most r"
 
     rank: PositiveInt = 2
 

@@ -28,7 +28,8 @@ class Sketch(Codec):
     .. math:: S_{r, h_r(i)} = \sum_i σ_r(i) x_i, \qquad \hat x_i = \operatorname{median}_r σ_r(i) S_{r, h_r(i)}
 
     with hashes h and signs σ that are the same for all clients and rounds of a run. Linear: the coordinator adds
-    sketches, and reads the sum once.
+    sketches, and reads the sum once. In a row of w buckets the estimate of x_i is unbiased, with the variance
+    (‖x‖² − x_i²)/w over the hashes.
 
     Args:
         fraction: buckets of all rows together, as a share of the values, in (0, 1].
@@ -40,6 +41,7 @@ class Sketch(Codec):
     comes_first: ClassVar[str] = "adds values of the whole update"
     is_linear: ClassVar[bool] = True
     reads_sums: ClassVar[bool] = True
+    bound: ClassVar[str] = "mean square of x̂ᵢ − xᵢ in one row ≤ ‖x‖²/w, w its buckets"
 
     fraction: Fraction = 0.1
     rows: PositiveInt = 5

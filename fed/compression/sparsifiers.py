@@ -80,12 +80,16 @@ class TopK(Codec):
 
     .. math:: ‖C(x) - x‖² ≤ (1 - k/d) ‖x‖²
 
+    A contraction behind it, with δ' of its own, makes a chain with δ = δ' k/d.
+
     Args:
         fraction: k/d in (0, 1], of the values that are sent; at least one is.
     """
 
     gives: ClassVar = "values"
     is_contraction: ClassVar[bool] = True
+    keeps_contractions: ClassVar[bool] = True  # what it leaves out and what it sends have no place in common
+    bound: ClassVar[str] = "δ ≥ k/d"
     selects: ClassVar[bool] = True
     has_fixed_size: ClassVar[bool] = False
 
@@ -126,6 +130,7 @@ class RandomK(Codec):
     gives: ClassVar = "values"
     is_linear: ClassVar[bool] = True
     is_unbiased: ClassVar[bool] = True
+    bound: ClassVar[str] = "ω = d/k − 1"
 
     fraction: Fraction = 0.01
 
@@ -170,6 +175,7 @@ class Threshold(Codec):
     gives: ClassVar = "values"
     selects: ClassVar[bool] = True
     has_fixed_size: ClassVar[bool] = False
+    bound: ClassVar[str] = "|C(x)ᵢ − xᵢ| < magnitude"
 
     magnitude: PositiveFloat = 0.01
 
@@ -199,7 +205,7 @@ class STC(Codec):
     r"""Sparse ternary compression: signs of the largest values, and a magnitude (Sattler et al. 2019, 1903.02891).
 
     .. math:: C(x)_i = μ \operatorname{sign}(x_i) \text{ where } |x_i| \text{ is among the k largest}, \qquad
-        ‖C(x) - x‖² = ‖x‖² - k μ²
+        ‖C(x) - x‖² = ‖x‖² - k μ² ≤ (1 - \min(1/k, k/d)) ‖x‖²
 
     with their mean magnitude μ. Positions take a Golomb–Rice code, signs a bit.
 
@@ -208,6 +214,7 @@ class STC(Codec):
     """
 
     is_contraction: ClassVar[bool] = True
+    bound: ClassVar[str] = "δ = kμ²/‖x‖² ≥ min(1/k, k/d)"
     selects: ClassVar[bool] = True
     has_fixed_size: ClassVar[bool] = False
 

@@ -332,18 +332,6 @@ def test_sparse_two_level_chain_takes_a_205th_of_float32() -> None:
     assert 8 * len(message) / 10**6 <= 0.156
 
 
-def test_eden_errs_as_gaussian_coordinates_do() -> None:
-    """π/2 − 1 unbiased and 1 − 2/π at the best scale; each coordinate's share of either has a standard deviation of at
-    most 2, so that their mean over d has 2/√d: six of these."""
-    numbers = 1 << 16
-    of = CodecChain((Eden(bits=1),), Values(numbers, torch.float64))
-    row_M = torch.from_numpy(np.random.default_rng(1).exponential(size=(1, numbers)))
-    found_M, tolerance = round_trip(of, row_M), 12 / numbers**0.5
-    assert float(error(found_M, row_M)) == pytest.approx(math.pi / 2 - 1, abs=tolerance)
-    best = (row_M * found_M).sum() / found_M.square().sum() * found_M
-    assert float(error(best, row_M)) == pytest.approx(1 - 2 / math.pi, abs=tolerance)
-
-
 @pytest.mark.parametrize("size", [1, 2, 64])
 def test_the_rotation_is_a_hadamard_matrix(size: int) -> None:
     matrix = rotate(torch.eye(size, dtype=torch.float64))
