@@ -5,18 +5,13 @@ Shapes: see :mod:`fed.layout`.
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fed.cli.kinds import cited, tell
 from fed.cli.tables import console, listed
-from fed.config.docstrings import body, summary
-from fed.errors import InvalidInput, located
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from fed.config.components import Component
+from fed.config.docstrings import summary
 
 __all__ = ["algorithms"]
 
@@ -25,62 +20,18 @@ _PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent sho
 
 def algorithms(name: Annotated[str | None, typer.Argument(help="Of which all is told.")] = None) -> None:
     """List the built-in algorithms, or tell all about one: equation, hyper-parameters, state, what it sends."""
-    if name is not None:
-        _tell_all_about(name)
-        return
     from fed.config.registry import ALGORITHMS
 
+    if name is not None:
+        tell(ALGORITHMS, name, _facts)
+        return
     rows = []
     for kind in ALGORITHMS.builtin:
         target: Any = ALGORITHMS.section(kind).target
-        what, paper = _cited(summary(target))
+        what, paper = cited(summary(target))
         rows.append((kind, target.primitive or "–", what, paper or "–"))
     console().print(listed(("kind", "over", "what it does", "paper"), rows))
     console().print("fed algorithms NAME tells all about one of them", markup=False)
-
-
-def _tell_all_about(kind: str) -> None:
-    from pydantic import ValidationError
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    from fed.config.registry import ALGORITHMS
-    from fed.config.validation import sentences
-
-    with located(kind):
-        section = ALGORITHMS.section(kind)
-    try:
-        made = ALGORITHMS.make(kind).make()
-    except ValidationError as error:
-        raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
-    what, paper = _cited(summary(section.target))
-    out = console()
-    out.print(Text(f"{kind}: {what}" + (f" {paper}." if paper else "")))
-    for paragraph in body(section.target):
-        out.print()
-        out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
-    has_keys = len(section.model_fields) > 1  # beside its kind
-    out.print(_hyperparameters(section) if has_keys else "")
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    for name, text in _facts(made):
-        facts.add_row(Text(name, style="bold"), Text(text))
-    out.print(facts)
-
-
-def _hyperparameters(section: type["Component"]) -> "Table":
-    """A table of an algorithm's keys: default, range and meaning."""
-    from fed.config.reference import values_of, written
-
-    properties, rows = section.model_json_schema()["properties"], []
-    for name, field in section.model_fields.items():
-        if name != "kind":
-            default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
-            rows.append((name, default, values_of(properties[name]), field.description or ""))
-    table = listed(("hyper-parameter", "default", "range", "what it is"), rows)
-    for column in table.columns[:3]:
-        column.no_wrap = True
-    return table
 
 
 def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
@@ -157,43 +108,3 @@ def _sizes(sizes: Sequence[int], model: str) -> str:
     parts += [f"{populations} × one number for each client of the population"] if populations else []
     parts += [f"{numbers} number{'s' if numbers > 1 else ''}"] if numbers else []
     return " and ".join(parts)
-
-
-def _cited(line: str) -> tuple[str, str]:
-    """A sentence, and the paper in parentheses at its end.
-
-    Example:
-        >>> _cited("The mean of models (McMahan et al. 2017, 1602.05629).")
-        ('The mean of models.', 'McMahan et al. 2017, 1602.05629')
-    """
-    match = re.fullmatch(r"(?P<what>.*) \((?P<paper>[^()]*\d{4}[^()]*)\)\.", line)
-    return (f"{match['what']}.", match["paper"]) if match else (line, "")
-
-
-_SYMBOLS = {r"\qquad": "   ", r"\quad": "  ", r"\,": " ", r"\;": " ", r"\sum": "Σ", r"\sqrt": "√", r"\bar W": "W̄"}
-
-
-def _plain(paragraph: str) -> str:
-    r"""A paragraph of a docstring without its markup, formulas as a terminal can show them.
-
-    Example:
-        >>> _plain(r".. math:: v ← β v + Δ, \qquad x ← x + \frac{a}{b} \sum_{i} y_i")
-        'v ← β v + Δ,     x ← x + a/b Σ_i y_i'
-    """
-    text = re.sub(r"^\.\. math::\s*", "", paragraph)
-    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "")
-    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
-    text = re.sub(r"\\(?:text|operatorname|mathrm)\{([^{}]*)\}", r"\1", text)
-    fraction = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
-    exponent = re.compile(r"([_^])\{([^{}]*)\}")
-    while fraction.search(text) or exponent.search(text):  # from the innermost outwards
-        text = fraction.sub(lambda match: "/".join(_grouped(part) for part in match.groups() if part), text)
-        text = exponent.sub(lambda match: match[1] + _grouped(match[2]), text)
-    for latex, plain in _SYMBOLS.items():
-        text = text.replace(latex, plain)
-    text = re.sub(r"\\(?:left|right)", "", text)
-    return re.sub(r"\\([a-zA-Z]+|[{}&])", r"\1", text).replace("{", "").replace("}", "")
-
-
-def _grouped(part: str) -> str:
-    return f"({part})" if len(part) > 1 and not part.isalnum() else part

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed.cli import algorithms, documents, keys, nodes, runs, tables
+from fed.cli import algorithms, codecs, documents, keys, nodes, runs, tables
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
 from fed.errors import FedError
@@ -62,6 +62,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "data": tables.data,
     "runs": kept_runs.runs,
     "algorithms": algorithms.algorithms,
+    "codecs": codecs.codecs,
     "schema": documents.schema,
     "flower-app": documents.flower_app,
     "doctor": _doctor,

@@ -32,7 +32,7 @@ _LEVELS = {  # positive centroids of the best quantiser of a standard Gaussian (
 
 @dataclass(frozen=True, kw_only=True)
 class Eden(Codec):
-    r"""A random rotation, each coordinate to the nearest of 2^b levels, and a scale.
+    r"""A random rotation, and the nearest of 2^b levels for each coordinate (Vargaftik et al. 2022, 2108.08842).
 
     .. math:: z = \frac{\sqrt d}{‖x‖} R x, \qquad C(x) = S R^⊤ q(z), \qquad S = \frac{‖x‖²}{⟨R x, q(z)⟩}
 

@@ -15,7 +15,7 @@ __all__ = ["Zstd"]
 
 @dataclass(frozen=True, kw_only=True)
 class Zstd(Hyperparameters):
-    """Zstandard (RFC 8878), last in a chain.
+    """Zstandard, last in a chain: the same values in fewer bytes (RFC 8878).
 
     Args:
         level: 1, fastest, to 22, smallest.

@@ -19,7 +19,9 @@ __all__ = ["PowerSGD"]
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(Codec):
-    r"""A layer's matrix M, [rows, everything else], as P Qᵀ, found by one step of a power iteration.
+    r"""Each layer's matrix as the product of two thin ones (Vogels et al. 2019, 1905.13727).
+
+    M, [rows, everything else], is approximated by one step of a power iteration.
 
     .. math:: P = \operatorname{orth}(M Q_{before}), \qquad Q = M^⊤ P, \qquad C(M) = P Q^⊤
 

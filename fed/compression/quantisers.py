@@ -116,7 +116,7 @@ class _Cast(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Float16(_Cast):
-    """IEEE half precision: 16 bits a value, 11 of them significant, up to 65,504.
+    """Half precision: 16 bits a value, 11 of them significant, up to 65,504 (IEEE 754-2008).
 
     The error of a value is at most 2⁻¹¹ of it, below 2⁻¹⁴ at most 2⁻²⁵.
     """
@@ -127,7 +127,7 @@ class Float16(_Cast):
 
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(_Cast):
-    """The upper half of float32: 16 bits a value, 8 of them significant, in float32's range.
+    """The upper half of float32: 16 bits a value, 8 of them significant (Kalamkar et al. 2019, 1905.12322).
 
     The error of a value is at most 2⁻⁸ of it.
     """
@@ -181,9 +181,9 @@ class Int8(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class FP4(Codec):
-    r"""Four bits a value: a sign and one of 0, ½, 1, 1½, 2, 3, 4, 6, times a power of two for each 32 values.
+    r"""Four-bit floating-point values, times a power of two for each 32 of them (Rouhani et al. 2023, 2310.10537).
 
-    The numbers are those of MXFP4 (Open Compute Project, Microscaling Formats 1.0, 2023): 4.25 bits a parameter. The
+    A value is a sign and one of 0, ½, 1, 1½, 2, 3, 4, 6, as in MXFP4: 4.25 bits a parameter. The
     power is the smallest with which no value exceeds 6, where the standard's lets the largest of some blocks saturate.
     The squared error of a block is at most 31/175 of its squared norm: its largest value is above 3 times the power,
     and 31 others may be a quarter of the power, which becomes 0.

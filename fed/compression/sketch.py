@@ -23,7 +23,9 @@ __all__ = ["Sketch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sketch(Codec):
-    r"""Several rows of buckets; a value is the median of what its buckets hold, and the largest values are read.
+    r"""Sums of values that fall into the same bucket; the largest are read (Rothchild et al. 2020, 2007.07682).
+
+    There are several rows of buckets, and a value is the median of what its buckets hold.
 
     .. math:: S_{r, h_r(i)} = \sum_i σ_r(i) x_i, \qquad \hat x_i = \operatorname{median}_r σ_r(i) S_{r, h_r(i)}
 

@@ -76,7 +76,7 @@ def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Codec):
-    r"""The values of largest magnitude, with their positions in a Golomb–Rice code.
+    r"""The values of largest magnitude, with their positions in a Golomb–Rice code (Aji & Heafield 2017, 1704.05021).
 
     .. math:: ‖C(x) - x‖² ≤ (1 - k/d) ‖x‖²
 
@@ -117,7 +117,7 @@ class TopK(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomK(Codec):
-    r"""Values at random positions, the same for all clients of a round, which are not sent.
+    r"""Values at random positions, common to a round, which are not sent (Stich et al. 2018, 1809.07599).
 
     .. math:: C(x)_i = x_i d/k \text{ where i is chosen}, \qquad E ‖C(x) - x‖² = (d/k - 1) ‖x‖²
 
@@ -164,9 +164,9 @@ class RandomK(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Codec):
-    """The values of at least some magnitude, as many as there are, with their positions in a Golomb–Rice code.
+    """The values of at least some magnitude, as many as there are, with their positions (Strom 2015).
 
-    The error of each value is below the threshold.
+    Positions take a Golomb–Rice code. The error of each value is below the threshold.
 
     Args:
         magnitude: the smallest that is sent, above 0.
@@ -264,6 +264,7 @@ class DGC(Codec):
 
     gives: ClassVar = "values"
     keeps_residual: ClassVar[bool] = True
+    bound: ClassVar[str] = "what was sent and v are the sum of all updates, where m = 0"
     selects: ClassVar[bool] = True
     comes_first: ClassVar[str] = "keeps a residual of the whole update"
     has_fixed_size: ClassVar[bool] = False

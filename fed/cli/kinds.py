@@ -1,0 +1,118 @@
+"""All about one kind of a family, taken from its docstring and its code, for ``fed algorithms`` and ``fed codecs``."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from fed.cli.tables import console, listed
+from fed.config.docstrings import body, summary
+from fed.errors import InvalidInput, located
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fed.config.components import Component, Family
+
+__all__ = ["cited", "tell"]
+
+
+def tell(family: "Family[Any]", kind: str, facts: Callable[[Any], Iterable[tuple[str, str]]]) -> None:
+    """Print all about one kind: what it does, its equation, its hyper-parameters, and facts.
+
+    Args:
+        family: that it belongs to.
+        kind: its name.
+        facts: names and texts, from the kind as it is made with its defaults.
+
+    Raises:
+        InvalidInput: if there is no such kind, or it cannot be made.
+    """
+    from pydantic import ValidationError
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from fed.config.validation import sentences
+
+    with located(kind):
+        section = family.section(kind)
+    try:
+        made = family.make(kind).make()
+    except ValidationError as error:
+        raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
+    what, paper = cited(summary(section.target))
+    out = console()
+    out.print(Text(f"{kind}: {what}" + (f" {paper}." if paper else "")))
+    for paragraph in body(section.target):
+        out.print()
+        out.print(Padding(Text(_plain(paragraph)), (0, 0, 0, 4 if paragraph.startswith(".. math::") else 0)))
+    has_keys = len(section.model_fields) > 1  # beside its kind
+    out.print(_hyperparameters(section) if has_keys else "")
+    shown = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in facts(made):
+        shown.add_row(Text(name, style="bold"), Text(text))
+    out.print(shown)
+
+
+def _hyperparameters(section: type["Component"]) -> "Table":
+    """A table of a kind's keys: default, range and meaning."""
+    from fed.config.reference import values_of, written
+
+    properties, rows = section.model_json_schema()["properties"], []
+    for name, field in section.model_fields.items():
+        if name != "kind":
+            default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
+            rows.append((name, default, values_of(properties[name]), field.description or ""))
+    table = listed(("hyper-parameter", "default", "range", "what it is"), rows)
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    return table
+
+
+def cited(line: str) -> tuple[str, str]:
+    """A sentence, and the paper in parentheses at its end.
+
+    Example:
+        >>> cited("The mean of models (McMahan et al. 2017, 1602.05629).")
+        ('The mean of models.', 'McMahan et al. 2017, 1602.05629')
+    """
+    match = re.fullmatch(r"(?P<what>.*) \((?P<paper>[^()]*\d{4}[^()]*)\)\.", line)
+    return (f"{match['what']}.", match["paper"]) if match else (line, "")
+
+
+_SYMBOLS = {
+    r"\qquad": "   ",
+    r"\quad": "  ",
+    r"\,": " ",
+    r"\;": " ",
+    r"\sum": "Σ",
+    r"\sqrt": "√",
+    r"\bar W": "W̄",
+    r"\hat x": "x̂",
+}
+
+
+def _plain(paragraph: str) -> str:
+    r"""A paragraph of a docstring without its markup, formulas as a terminal can show them.
+
+    Example:
+        >>> _plain(r".. math:: v ← β v + Δ, \qquad x ← x + \frac{a}{b} \sum_{i} y_i")
+        'v ← β v + Δ,     x ← x + a/b Σ_i y_i'
+    """
+    text = re.sub(r"^\.\. math::\s*", "", paragraph)
+    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "")
+    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    text = re.sub(r"\\(?:text|operatorname|mathrm)\{([^{}]*)\}", r"\1", text)
+    fraction = re.compile(r"\\frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(\w))")
+    exponent = re.compile(r"([_^])\{([^{}]*)\}")
+    while fraction.search(text) or exponent.search(text):  # from the innermost outwards
+        text = fraction.sub(lambda match: "/".join(_grouped(part) for part in match.groups() if part), text)
+        text = exponent.sub(lambda match: match[1] + _grouped(match[2]), text)
+    for latex, plain in _SYMBOLS.items():
+        text = text.replace(latex, plain)
+    text = re.sub(r"\\(?:left|right)", "", text)
+    return re.sub(r"\\([a-zA-Z]+|[{}&])", r"\1", text).replace("{", "").replace("}", "")
+
+
+def _grouped(part: str) -> str:
+    return f"({part})" if len(part) > 1 and not part.isalnum() else part
