@@ -251,11 +251,23 @@ def test_a_client_may_join_late_leave_and_come_back(deployed: _Start) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "afl"])
-def test_a_server_killed_anywhere_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path, algorithm: str) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm": "fedavg"},
+        {"algorithm": "scaffold"},
+        {"algorithm": "afl"},
+        {"uplink": ["topk", "int8"], "error_feedback": "ef", "downlink": ["topk"]},
+        {"uplink": ["sign"], "error_feedback": "ef21", "downlink": ["int8"]},
+    ],
+    ids=["fedavg", "scaffold", "afl", "ef", "ef21"],
+)
+def test_a_server_killed_anywhere_and_resumed_changes_no_bit(
+    deployed: _Start, tmp_path: Path, keys: dict[str, Any]
+) -> None:
     points = random.Random(7)
     rounds = {"count": 8, "cohort": "all"}
-    deployment = deployed(clients=3, epochs=10, rounds=rounds, algorithm=algorithm, checkpoints={"every": 2})
+    deployment = deployed(clients=3, epochs=10, rounds=rounds, checkpoints={"every": 2}, **keys)
     server, _ = deployment.server(), deployment.all_clients()
     for _ in range(4):
         deployment.wait_for_round(min(len(deployment.metrics()) + 1, 7))
