@@ -4,13 +4,23 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed.errors import InvalidPayload
 
-__all__ = ["pack", "packed_bytes", "positions_bytes", "read_positions", "rice_bits", "unpack", "write_positions"]
+__all__ = [
+    "pack",
+    "pack_into",
+    "packed_bytes",
+    "positions_bytes",
+    "read_positions",
+    "rice_bits",
+    "unpack",
+    "write_positions",
+]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -25,11 +35,11 @@ def packed_bytes(numbers: int, bits: int) -> int:
     return bits * -(-numbers // 8)
 
 
-def pack(codes_KM: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.uint8]:
+def pack(codes_KM: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     """Pack numbers below 2^bits: all their lowest bits, then all the next ones, each plane in whole bytes.
 
     Args:
-        codes_KM: [..., M].
+        codes_KM: [..., M]; booleans where they have one bit.
         bits: of a number, 1 to 16.
 
     Returns:
@@ -39,27 +49,45 @@ def pack(codes_KM: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.uint8]:
         >>> pack(np.array([1, 2, 3], np.uint8), 2).tolist()
         [160, 96]
     """
-    if bits == 8:
-        return codes_KM.astype(np.uint8)
-    planes = [np.packbits((codes_KM >> bit & 1).astype(np.uint8, copy=False), axis=-1) for bit in range(bits)]
-    return np.concatenate(planes, axis=-1)
+    packed_KO = np.empty((*codes_KM.shape[:-1], packed_bytes(codes_KM.shape[-1], bits)), np.uint8)
+    pack_into(packed_KO, codes_KM, bits, 0)
+    return packed_KO
 
 
-def unpack(packed_KO: NDArray[np.uint8], bits: int, numbers: int) -> NDArray[np.unsignedinteger]:
-    """Reverse :func:`pack`.
+def pack_into(packed_KO: NDArray[np.uint8], codes_KM: NDArray[Any], bits: int, begin: int) -> None:
+    """Write a part of what :func:`pack` returns.
 
     Args:
-        packed_KO: bytes, [..., ``packed_bytes(numbers, bits)``].
+        packed_KO: the bytes of all numbers.
+        codes_KM: some of the numbers.
         bits: of a number.
-        numbers: M.
+        begin: place of the first of them, a multiple of 8.
     """
-    if bits == 8:
-        return packed_KO
-    width = -(-numbers // 8)
-    codes_KM = np.zeros((*packed_KO.shape[:-1], numbers), np.uint8 if bits < 8 else np.uint16)
+    width, begin = packed_KO.shape[-1] // bits, begin // 8
+    place = slice(begin, begin + -(-codes_KM.shape[-1] // 8))
     for bit in range(bits):
-        plane = np.unpackbits(packed_KO[..., bit * width : (bit + 1) * width], axis=-1, count=numbers)
-        codes_KM |= plane.astype(codes_KM.dtype, copy=False) << bit
+        # packbits reads bytes, and takes any but 0 for a one
+        byte_KM = codes_KM if bits <= 8 else (codes_KM >> (bit & 8)).astype(np.uint8)
+        plane_KM = byte_KM & (1 << (bit & 7)) if bits > 1 else byte_KM
+        packed_KO[..., bit * width : (bit + 1) * width][..., place] = np.packbits(plane_KM, axis=-1)
+
+
+def unpack(packed_KO: NDArray[np.uint8], bits: int, numbers: int, begin: int = 0) -> NDArray[np.unsignedinteger]:
+    """Reverse :func:`pack`, or a part of it.
+
+    Args:
+        packed_KO: bytes of all numbers, [..., ``packed_bytes(M, bits)``].
+        bits: of a number.
+        numbers: how many are wanted.
+        begin: place of the first of them, a multiple of 8.
+    """
+    width, begin = packed_KO.shape[-1] // bits, begin // 8
+    place = slice(begin, begin + -(-numbers // 8))
+    codes_KM = np.zeros((*packed_KO.shape[:-1], numbers), np.uint8 if bits <= 8 else np.uint16)
+    for bit in reversed(range(bits)):
+        plane_KO = packed_KO[..., bit * width : (bit + 1) * width][..., place]
+        codes_KM += codes_KM  # where a shift takes ten times as long
+        codes_KM |= np.unpackbits(plane_KO, axis=-1, count=numbers)
     return codes_KM
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.lossless import Zstd
+from fed.compression.pieces import stacked
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.errors import InvalidExperiment, InvalidInput, InvalidPayload
 
@@ -118,6 +119,7 @@ class CodecChain:
         """
         if rows_KM.numel() and not all(map(math.isfinite, map(float, torch.aminmax(rows_KM)))):
             raise InvalidInput("codecs encode finite values, got NaN or infinity: lower local.lr")
+        rows_KM = rows_KM.cpu()
         made = self.lossy[0].encode(rows_KM, self.values, state, draw) if self.lossy else Encoded([], rows_KM)
         contents = [made.content] if self.lossy else []
         contents += self._encode(len(contents), made.values, self.stages[len(contents)], draw)
@@ -167,10 +169,11 @@ class CodecChain:
 
     def _message(self, contents: list[Tensor]) -> Tensor:
         lengths = np.array([len(content) for content in contents[:-1]], _LENGTH)
-        body = torch.cat([torch.from_numpy(lengths.view(np.uint8)), *contents])
+        parts = [torch.from_numpy(lengths.view(np.uint8)), *contents]
         if self.lossless:
-            body = torch.frombuffer(bytearray(self.lossless.compress(body.numpy().tobytes())), dtype=torch.uint8)
-        return torch.cat([torch.tensor([_VERSION], dtype=torch.uint8), body])
+            frame = self.lossless.compress(torch.cat(parts).numpy().data)
+            parts = [torch.frombuffer(bytearray(frame), dtype=torch.uint8)]
+        return torch.cat([torch.tensor([_VERSION], dtype=torch.uint8), *parts])
 
     def _contents(self, message: Tensor) -> list[Tensor]:
         """The contents of an untrusted message, one for each codec."""
@@ -181,7 +184,7 @@ class CodecChain:
             )
         body = message[1:]
         if self.lossless:
-            content = self.lossless.decompress(body.numpy().tobytes(), self.size_bytes - 1)
+            content = self.lossless.decompress(body.numpy().data, self.size_bytes - 1)
             body = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else body[:0]
         begin = (self._contents_count - 1) * _LENGTH.itemsize
         if len(body) < begin:
@@ -196,7 +199,7 @@ class CodecChain:
         content = contents[index]
         if index == len(self.lossy):
             _check_length(content, values.size_bytes)
-            return from_bytes(torch.stack([*content]), values.dtype)
+            return from_bytes(stacked(content), values.dtype)
         if not values.numbers:
             return torch.empty(len(content), 0, dtype=values.dtype)
         codec = self.lossy[index]

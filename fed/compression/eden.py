@@ -6,16 +6,19 @@ Vargaftik et al., "EDEN: communication-efficient and robust distributed mean est
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fed.compression.bits import packed_bytes
+from fed.compression.bits import packed_bytes, unpack
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.quantisers import as_bytes, from_bytes, packed, unpacked
+from fed.compression.pieces import empty, pieces, stacked
+from fed.compression.quantisers import as_bytes, from_bytes, nearest, packed
 
 __all__ = ["Eden", "rotate"]
 
@@ -57,47 +60,73 @@ class Eden(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Rotate and round."""
-        sizes = _sizes(values.numbers)
-        padded = torch.nn.functional.pad(rows_KM, (0, sum(sizes) - values.numbers)).mul_(
-            _signs(rows_KM, sum(sizes), draw)
-        )
-        levels = torch.tensor(_LEVELS[self.bits]).to(rows_KM)
-        middles, scales, codes = (levels[1:] + levels[:-1]) / 2, [], []
-        for block in _blocks(padded, sizes):
+        total, sizes = sum(_sizes(values.numbers)), _sizes(values.numbers)
+        levels = torch.tensor(_LEVELS[self.bits]).to(rows_KM.dtype)
+        middles, signs = [float(low + high) / 2 for low, high in pairwise(levels)], _signs(len(rows_KM), total, draw)
+        codes_KM = np.empty((len(rows_KM), total), np.uint8)
+        scales_KB = torch.empty(len(rows_KM), len(sizes), dtype=rows_KM.dtype)
+        for rows, columns, blocks in _pieces(len(rows_KM), sizes):
+            flat = _padded(rows_KM[rows, columns], columns)
+            flat *= _flips(signs, rows, columns)
+            block = flat.view(len(flat), blocks.stop - blocks.start, -1)
             norms = torch.linalg.vector_norm(block, dim=2, keepdim=True, dtype=torch.float64)
-            unit = rotate(block / norms.clamp_min(torch.finfo(block.dtype).tiny).to(block.dtype)).mul_(
-                block.shape[2] ** 0.5
-            )
-            code = torch.bucketize(unit.abs(), middles, out_int32=True)
-            product = (unit.double().abs() * levels[code]).sum(2)
-            scales.append((norms[:, :, 0] * block.shape[2] ** 0.5 / product.where(product > 0, 1)).to(rows_KM.dtype))
-            codes.append((code | torch.signbit(unit).int() << (self.bits - 1)).flatten(1))
-        codes_KM = torch.cat(codes, 1).to(torch.uint8)
-        return Encoded(torch.cat([as_bytes(torch.cat(scales, 1)), packed(codes_KM, self.bits)], 1))
+            block /= norms.clamp_min(torch.finfo(block.dtype).tiny).to(block.dtype)
+            unit = _hadamard(block)  # of norm √d
+            magnitudes, root = unit.abs(), block.shape[2] ** 0.5
+            code = nearest(magnitudes.numpy(), middles)
+            product = magnitudes.mul_(torch.from_numpy(levels.numpy().take(code))).double().sum(2)
+            scales_KB[rows, blocks] = (norms[:, :, 0] * root / product.where(product > 0, 1)).to(rows_KM.dtype)
+            code += np.signbit(unit.numpy()) * np.uint8(1 << (self.bits - 1))
+            codes_KM[rows, columns] = code.reshape(len(flat), -1)
+        return packed(as_bytes(scales_KB), torch.from_numpy(codes_KM), self.bits, lambda *place: codes_KM[place])
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Rotate back."""
-        content_KO, sizes = torch.stack([*content]), _sizes(values.numbers)
-        taken = packed_bytes(sum(sizes), self.bits)
-        levels = torch.tensor(_LEVELS[self.bits], dtype=values.dtype)
-        codes_KM = unpacked(content_KO[:, -taken:], self.bits, sum(sizes)).int()
-        padded = torch.cat([levels, -levels])[codes_KM]
-        scales_KB, begin = from_bytes(content_KO[:, :-taken], values.dtype), 0
-        for block in _blocks(padded, sizes):
-            scale = scales_KB[:, begin : begin + block.shape[1], None]
-            begin += block.shape[1]
-            block.copy_(rotate(block * scale))
-        return padded.mul_(_signs(padded, sum(sizes), draw))[:, : values.numbers]
+        content_KO, sizes = stacked(content), _sizes(values.numbers)
+        total, levels = sum(sizes), torch.tensor(_LEVELS[self.bits], dtype=values.dtype)
+        signs, numbers = _signs(len(content_KO), total, draw), torch.cat([levels, -levels]).numpy()
+        packed_KO = content_KO[:, -packed_bytes(total, self.bits) :].numpy()
+        scales_KB = from_bytes(content_KO[:, : -packed_KO.shape[1]], values.dtype)
+        rows_KM = empty(len(content_KO), values.numbers, values.dtype)
+        for rows, columns, blocks in _pieces(len(content_KO), sizes):
+            first = columns.start // 8 * 8
+            codes = unpack(packed_KO[rows], self.bits, columns.stop - first, first)[:, columns.start - first :]
+            flat = torch.from_numpy(numbers.take(codes))
+            block = flat.view(len(flat), blocks.stop - blocks.start, -1)
+            block *= scales_KB[rows, blocks, None] * block.shape[2] ** -0.5
+            found = _hadamard(block).view(len(flat), -1).mul_(_flips(signs, rows, columns))
+            rows_KM[rows, columns] = found[:, : values.numbers - columns.start]
+        return rows_KM
 
 
 def rotate(block: Tensor) -> Tensor:
     """Orthonormal Hadamard transform of the last dimension, a power of two: its own inverse."""
-    size, half = block.shape[-1], 1
+    return _hadamard(block).mul_(block.shape[-1] ** -0.5)
+
+
+def _hadamard(block: Tensor) -> Tensor:
+    """Transform by a matrix of ones and minus ones, of the last dimension.
+
+    Additions alone, which give the same bits for one block and for many, where matrix products need not.
+    """
+    size = block.shape[-1]
+    columns = 1 << (size.bit_length() - 1) // 2
+    # neighbours are added as columns are, where runs of numbers are long
+    by_column = _sums_and_differences(block.reshape(-1, size // columns, columns).transpose(1, 2).contiguous())
+    return _sums_and_differences(by_column.transpose(1, 2).contiguous()).view(block.shape)
+
+
+def _sums_and_differences(block: Tensor) -> Tensor:
+    """The same of the second of three dimensions; the block is overwritten."""
+    size, half, other = block.shape[1], 1, torch.empty_like(block)
     while half < size:
-        first, second = block.view(*block.shape[:-1], -1, 2, half).unbind(-2)
-        block = torch.stack([first + second, first - second], -2).flatten(-3)
-        half *= 2
-    return block.mul(size**-0.5)
+        (first, second), (total, difference) = (
+            of.view(len(of), size // (2 * half), 2, -1).unbind(2) for of in (block, other)
+        )
+        torch.add(first, second, out=total)
+        torch.sub(first, second, out=difference)
+        block, other, half = other, block, 2 * half
+    return block
 
 
 def _sizes(numbers: int) -> list[int]:
@@ -111,17 +140,34 @@ def _sizes(numbers: int) -> list[int]:
     return sizes
 
 
-def _blocks(padded: Tensor, sizes: list[int]) -> Iterator[Tensor]:
-    """Views of the blocks, those of one size together, [K, ·, size]."""
-    begin = 0
+def _pieces(rows: int, sizes: list[int]) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows, columns and blocks of pieces, those of one size together."""
+    begin, block = 0, 0
     for size in dict.fromkeys(sizes):
-        end = begin + size * sizes.count(size)
-        yield padded[:, begin:end].view(len(padded), -1, size)
-        begin = end
+        count = sizes.count(size)
+        for of, columns in pieces((rows, size * count), size):
+            blocks = slice(block + columns.start // size, block + columns.stop // size)
+            yield of, slice(begin + columns.start, begin + columns.stop), blocks
+        begin, block = begin + size * count, block + count
 
 
-def _signs(rows_KM: Tensor, numbers: int, draw: Draw) -> Tensor:
-    """Each client's random signs, [K, numbers]."""
-    drawn = [np.frombuffer(draw.own(row).bytes(-(-numbers // 8)), np.uint8) for row in range(len(rows_KM))]
-    bits = np.unpackbits(np.stack(drawn), axis=1, count=numbers)
-    return torch.from_numpy(bits).to(rows_KM).mul_(2).sub_(1)
+def _padded(piece_KM: Tensor, columns: slice) -> Tensor:
+    """Copy of the values at these columns, and zeros where there are none."""
+    padded = piece_KM.new_zeros(len(piece_KM), columns.stop - columns.start)
+    padded[:, : piece_KM.shape[1]] = piece_KM
+    return padded
+
+
+def _signs(rows: int, numbers: int, draw: Draw) -> NDArray[np.uint8]:
+    """Each client's random bits, [K, ·]."""
+    drawn = [draw.own(row).bytes(-(-numbers // 8)) for row in range(rows)]
+    return np.frombuffer(b"".join(drawn), np.uint8).reshape(rows, -1)
+
+
+def _flips(signs: NDArray[np.uint8], rows: slice, columns: slice) -> Tensor:
+    """Ones and minus ones for these columns."""
+    first = columns.start // 8
+    bits = np.unpackbits(signs[rows, first : -(-columns.stop // 8)], axis=1, count=columns.stop - 8 * first)
+    bits += bits
+    bits -= 1
+    return torch.from_numpy(bits.view(np.int8)[:, columns.start - 8 * first :])

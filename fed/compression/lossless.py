@@ -29,13 +29,13 @@ class Zstd(Hyperparameters):
         """Clients that report."""
         return (Term(Feature.REPORTS, "set uplink to []"),)
 
-    def compress(self, content: bytes) -> bytes:
+    def compress(self, content: "memoryview[int]") -> bytes:
         """One frame, which says how long the content is."""
         import zstandard
 
         return zstandard.ZstdCompressor(level=self.level).compress(content)
 
-    def decompress(self, frame: bytes, most_bytes: int) -> bytes:
+    def decompress(self, frame: "memoryview[int]", most_bytes: int) -> bytes:
         """Reverse :meth:`compress`.
 
         Args:

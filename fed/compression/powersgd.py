@@ -13,6 +13,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.pieces import empty
 
 __all__ = ["PowerSGD"]
 
@@ -67,31 +68,32 @@ class PowerSGD(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply the factors."""
-        rows_KM = torch.empty(len(inner), values.numbers, dtype=values.dtype)
+        rows_KM = empty(len(inner), values.numbers, values.dtype)
         for row_M, sent in zip(rows_KM, inner, strict=True):
-            begin, is_matrix = 0, torch.zeros(values.numbers, dtype=torch.bool)
-            for place, rows, columns in self._matrices(values):
+            begin, matrices = 0, self._matrices(values)
+            for place, rows, columns in matrices:
                 middle, end = begin + rows * self.rank, begin + (rows + columns) * self.rank
                 left, right = sent[begin:middle].view(rows, -1), sent[middle:end].view(columns, -1)
-                row_M[place] = (left @ right.T).flatten()
-                is_matrix[place] = True
+                torch.mm(left, right.T, out=row_M[place].view(rows, columns))
                 begin = end
-            row_M[~is_matrix] = sent[begin:]
+            for place in _others(matrices, values):
+                end = begin + place.stop - place.start
+                row_M[place], begin = sent[begin:end], end
         return rows_KM
 
     def _factors(self, row_M: Tensor, before: Tensor, values: Values) -> tuple[Tensor, Tensor]:
         """The values that one client sends, and its new factors."""
-        sent, kept, begin, is_matrix = [], [], 0, torch.zeros(values.numbers, dtype=torch.bool)
-        for place, rows, columns in self._matrices(values):
+        sent, kept, begin, matrices = [], [], 0, self._matrices(values)
+        for place, rows, columns in matrices:
             matrix, end = row_M[place].view(rows, columns), begin + columns * self.rank
             left = torch.linalg.qr(matrix @ before[begin:end].view(columns, -1)).Q
             right = matrix.T @ left
             sent += [left.flatten(), right.flatten()]
             # a factor of zeros would stay one
             kept.append(right.flatten() if right.any() else before[begin:end])
-            is_matrix[place] = True
             begin = end
-        return torch.cat([*sent, row_M[~is_matrix]]), torch.cat([*kept, before[:0]])
+        sent += [row_M[place] for place in _others(matrices, values)]
+        return torch.cat(sent), torch.cat([*kept, before[:0]])
 
     def _matrices(self, values: Values) -> list[tuple[slice, int, int]]:
         """Places, rows and columns of the layers that two factors make smaller."""
@@ -103,3 +105,10 @@ class PowerSGD(Codec):
             if shape.numel() >= 64 and self.rank * (rows + columns) < rows * columns:
                 found.append((place, rows, columns))
         return found
+
+
+def _others(matrices: list[tuple[slice, int, int]], values: Values) -> list[slice]:
+    """Places between and behind the matrices."""
+    ends = [0, *(place.stop for place, _, _ in matrices)]
+    begins = [*(place.start for place, _, _ in matrices), values.numbers]
+    return [slice(end, begin) for end, begin in zip(ends, begins, strict=True)]

@@ -4,17 +4,20 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fed.compression.bits import pack, packed_bytes, unpack
+from fed.compression.bits import pack_into, packed_bytes, unpack
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.pieces import empty, pieces, stacked
 
 __all__ = [
     "FP4",
@@ -28,6 +31,7 @@ __all__ = [
     "TwoLevel",
     "as_bytes",
     "from_bytes",
+    "nearest",
     "packed",
     "unpacked",
 ]
@@ -47,20 +51,48 @@ def from_bytes(content_KO: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers_KM
 
 
-def packed(codes_KM: Tensor, bits: int) -> Tensor:
-    """Numbers below 2^bits, [K, M], as bytes, [K, ·]."""
-    return torch.from_numpy(pack(codes_KM.cpu().numpy(), bits))
-
-
-def unpacked(content_KO: Tensor, bits: int, numbers: int) -> Tensor:
-    """Numbers that :func:`packed` wrote, [K, M].
+def packed(
+    head_KO: Tensor, rows_KM: Tensor, bits: int, code: Callable[[slice, slice], NDArray[np.generic]], multiple: int = 1
+) -> Encoded:
+    """Bytes, and a few bits for each value, made piece by piece.
 
     Args:
-        content_KO: the bytes.
-        bits: of a number.
-        numbers: M.
+        head_KO: bytes that come first.
+        rows_KM: the values.
+        bits: of a value.
+        code: numbers below 2^bits for the values at such rows and columns.
+        multiple: of columns of a piece.
     """
-    return torch.from_numpy(unpack(content_KO.numpy(), bits, numbers))
+    taken, (count, numbers) = head_KO.shape[1], rows_KM.shape
+    content_KO = empty(count, taken + packed_bytes(numbers, bits), torch.uint8)
+    content_KO[:, :taken] = head_KO
+    packed_KO = content_KO.numpy()[:, taken:]
+    for rows, columns in pieces(rows_KM.shape, multiple):
+        pack_into(packed_KO[rows], code(rows, columns), bits, columns.start)
+    return Encoded(content_KO)
+
+
+def unpacked(
+    content_KO: Tensor,
+    bits: int,
+    values: Values,
+    number: Callable[[NDArray[np.unsignedinteger], slice, slice, Tensor], object],
+    multiple: int = 1,
+) -> Tensor:
+    """Values that :func:`packed` wrote, [K, M].
+
+    Args:
+        content_KO: the bytes that follow the first ones.
+        bits: of a value.
+        values: the vectors.
+        number: writes the values of such codes, at such rows and columns, to a tensor.
+        multiple: of columns of a piece.
+    """
+    rows_KM, packed_KO = empty(len(content_KO), values.numbers, values.dtype), content_KO.numpy()
+    for rows, columns in pieces(rows_KM.shape, multiple):
+        codes = unpack(packed_KO[rows], bits, columns.stop - columns.start, columns.start)
+        number(codes, rows, columns, rows_KM[rows, columns])
+    return rows_KM
 
 
 def _blocks(rows_KM: Tensor, size: int) -> Iterator[Tensor]:
@@ -72,23 +104,62 @@ def _blocks(rows_KM: Tensor, size: int) -> Iterator[Tensor]:
         yield rows_KM[:, whole:].unsqueeze(1)
 
 
-def _by_block(rows_KM: Tensor, scales_KB: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of rows, [K, ·, ·], each with its scale, [K, ·, 1]."""
-    begin = 0
-    for block in _blocks(rows_KM, size):
+def _by_block(piece_KM: Tensor, scales_KB: Tensor, size: int, columns: slice) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of a piece, [K, ·, ·], each with its scale, [K, ·, 1].
+
+    Args:
+        piece_KM: these columns of some rows.
+        scales_KB: all scales of these rows.
+        size: of a block.
+        columns: the piece's; a block begins at the first.
+    """
+    begin = columns.start // size
+    for block in _blocks(piece_KM, size):
         yield block, scales_KB[:, begin : begin + block.shape[1], None]
         begin += block.shape[1]
 
 
-def _peaks(rows_KM: Tensor, size: int) -> Tensor:
-    """The largest magnitude of each block, [K, ·]."""
-    return torch.cat([block.abs().amax(2) for block in _blocks(rows_KM, size)], 1)
+def _of_blocks(rows_KM: Tensor, size: int, reduced: Callable[[Tensor], Tensor]) -> Tensor:
+    """A number for each block, [K, ·].
+
+    Args:
+        rows_KM: the values.
+        size: of a block.
+        reduced: reduces the last of three dimensions.
+    """
+    found_KB = torch.empty(len(rows_KM), -(-rows_KM.shape[1] // size), dtype=rows_KM.dtype)
+    for rows, columns in pieces(rows_KM.shape, size):
+        for block, found in _by_block(rows_KM[rows, columns], found_KB[rows], size, columns):
+            found[:, :, 0] = reduced(block)
+    return found_KB
 
 
-def _uniforms(rows_KM: Tensor, draw: Draw) -> Tensor:
-    """Numbers uniform in [0, 1), each row's from its client's own stream, [K, M]."""
-    drawn = [draw.own(row).random(rows_KM.shape[1], np.float32) for row in range(len(rows_KM))]
-    return torch.from_numpy(np.stack(drawn)).to(rows_KM.device)
+def _peak(block: Tensor) -> Tensor:
+    """The largest magnitude."""
+    return block.abs().amax(2)
+
+
+def _norm(block: Tensor) -> Tensor:
+    """The Euclidean norm, at most the type's largest number."""
+    # squares of large or small numbers leave float32's range
+    norms: Tensor = torch.linalg.vector_norm(block, dim=2, dtype=torch.float64)
+    return norms.clamp_max_(torch.finfo(block.dtype).max)
+
+
+def _uniforms(streams: list[np.random.Generator], rows: slice, columns: slice) -> Tensor:
+    """Numbers uniform in [0, 1), each row's from its stream, [K, M]; the columns of a row come in order."""
+    drawn_KM = np.empty((rows.stop - rows.start, columns.stop - columns.start), np.float32)
+    for stream, drawn_M in zip(streams[rows], drawn_KM, strict=True):
+        stream.random(out=drawn_M, dtype=np.float32)
+    return torch.from_numpy(drawn_KM)
+
+
+def nearest(magnitudes: NDArray[np.floating], middles: list[float]) -> NDArray[np.uint8]:
+    """Place of the interval between ascending middles that holds each magnitude, the lower one at a middle."""
+    codes = np.zeros(magnitudes.shape, np.uint8)
+    for middle in middles:
+        codes += magnitudes > middle
+    return codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +182,12 @@ class _Cast(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Convert back."""
-        return from_bytes(torch.stack([*content]), self.dtype).to(values.dtype)
+        content_KO, size = stacked(content), self.dtype.itemsize
+        rows_KM = empty(len(content_KO), values.numbers, values.dtype)
+        for rows, columns in pieces(rows_KM.shape):
+            part_KO = content_KO[rows, columns.start * size : columns.stop * size]
+            rows_KM[rows, columns] = from_bytes(part_KO, self.dtype)
+        return rows_KM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,21 +237,27 @@ class Int8(Codec):
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round to the nearest of 255 values."""
         smallest = torch.finfo(rows_KM.dtype).tiny  # below it a quotient is not exact to half a step
-        scales_KB = (_peaks(rows_KM, self.block) / 127).clamp_min_(smallest)
-        codes = [
-            (block / scale).round_().to(torch.int8).flatten(1)
-            for block, scale in _by_block(rows_KM, scales_KB, self.block)
-        ]
-        return Encoded(torch.cat([as_bytes(part) for part in (scales_KB, *codes)], 1))
+        scales_KB = (_of_blocks(rows_KM, self.block, _peak) / 127).clamp_min_(smallest)
+        head_KO = as_bytes(scales_KB)
+        content_KO = empty(len(rows_KM), head_KO.shape[1] + values.numbers, torch.uint8)
+        content_KO[:, : head_KO.shape[1]] = head_KO
+        codes_KM = content_KO[:, head_KO.shape[1] :].view(torch.int8)
+        for rows, columns in pieces(rows_KM.shape, self.block):
+            by_block = _by_block(rows_KM[rows, columns], scales_KB[rows], self.block, columns)
+            for (block, scale), codes in zip(by_block, _blocks(codes_KM[rows, columns], self.block), strict=True):
+                codes.copy_((block / scale).round_())
+        return Encoded(content_KO)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply by the scales."""
-        content_KO = torch.stack([*content])
-        codes_KM = from_bytes(content_KO[:, -values.numbers :], torch.int8)
+        content_KO = stacked(content)
+        codes_KM = content_KO[:, -values.numbers :].view(torch.int8)
         scales_KB = from_bytes(content_KO[:, : -values.numbers], values.dtype)
-        rows_KM = codes_KM.to(values.dtype)
-        for block, scale in _by_block(rows_KM, scales_KB, self.block):
-            block *= scale
+        rows_KM = empty(len(content_KO), values.numbers, values.dtype)
+        for rows, columns in pieces(rows_KM.shape, self.block):
+            by_block = _by_block(codes_KM[rows, columns], scales_KB[rows], self.block, columns)
+            for (codes, scale), block in zip(by_block, _blocks(rows_KM[rows, columns], self.block), strict=True):
+                torch.mul(codes, scale, out=block)
         return rows_KM
 
 
@@ -193,7 +275,7 @@ class FP4(Codec):
     bound: ClassVar[str] = "δ ≥ 1 − 31/175"
 
     _BLOCK: ClassVar[int] = 32
-    _MAGNITUDES: ClassVar[Tensor] = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    _MAGNITUDES: ClassVar[tuple[float, ...]] = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 
     def size_bytes(self, values: Values) -> int:
         """A byte and 16 for each 32 values in float32."""
@@ -201,28 +283,40 @@ class FP4(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round to the nearest."""
-        kind = _exponents(rows_KM.dtype)
-        fractions_KB, exponents_KB = torch.frexp(_peaks(rows_KM, self._BLOCK) / 6)
+        peaks_KB = _of_blocks(rows_KM, self._BLOCK, _peak)
+        fractions_KB, exponents_KB = torch.frexp(peaks_KB / 6)
         exponents_KB -= (fractions_KB == 0.5).to(torch.int32)  # such a power is enough
         exponents_KB.clamp_min_(math.frexp(torch.finfo(rows_KM.dtype).tiny)[1])
-        middles = ((self._MAGNITUDES[1:] + self._MAGNITUDES[:-1]) / 2).to(rows_KM)
-        codes = [
-            torch.bucketize(torch.ldexp(block.abs(), -exponents), middles, out_int32=True).flatten(1)
-            for block, exponents in _by_block(rows_KM, exponents_KB, self._BLOCK)
-        ]
-        codes_KM = torch.cat(codes, 1).to(torch.uint8) | torch.signbit(rows_KM).to(torch.uint8) << 3
-        return Encoded(torch.cat([as_bytes(exponents_KB.to(kind)), packed(codes_KM, 4)], 1))
+        scales_KB = torch.ldexp(torch.ones_like(peaks_KB), -exponents_KB)  # exact, and so are products with it
+        middles = [(low + high) / 2 for low, high in pairwise(self._MAGNITUDES)]
+
+        def code(rows: slice, columns: slice) -> NDArray[np.uint8]:
+            piece = rows_KM[rows, columns]
+            by_block = _by_block(piece, scales_KB[rows], self._BLOCK, columns)
+            multiples = torch.cat([(block * scale).flatten(1) for block, scale in by_block], 1)
+            codes = nearest(multiples.abs_().numpy(), middles)
+            codes += np.signbit(piece.numpy()) * np.uint8(8)
+            return codes
+
+        return packed(as_bytes(exponents_KB.to(_exponents(rows_KM.dtype))), rows_KM, 4, code, self._BLOCK)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Look the magnitudes up."""
-        content_KO, taken = torch.stack([*content]), packed_bytes(values.numbers, 4)
-        codes_KM = unpacked(content_KO[:, -taken:], 4, values.numbers)
-        numbers = torch.cat([self._MAGNITUDES, -self._MAGNITUDES]).to(values.dtype)
-        rows_KM = numbers[codes_KM.int()]
+        content_KO, taken = stacked(content), packed_bytes(values.numbers, 4)
+        magnitudes = torch.tensor(self._MAGNITUDES, dtype=values.dtype)
+        numbers = torch.cat([magnitudes, -magnitudes]).numpy()
+        limit = torch.finfo(values.dtype).max  # a number times a power may be beyond it
         exponents_KB = from_bytes(content_KO[:, :-taken], _exponents(values.dtype)).int()
-        for block, exponents in _by_block(rows_KM, exponents_KB, self._BLOCK):
-            block.copy_(torch.ldexp(block, exponents))
-        return rows_KM.clamp_(torch.finfo(values.dtype).min, torch.finfo(values.dtype).max)  # beyond it may be a power
+        exponents_KB.clamp_max_(math.frexp(limit)[1] - 1)
+        scales_KB = torch.ldexp(torch.ones(exponents_KB.shape, dtype=values.dtype), exponents_KB)
+
+        def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
+            np.take(numbers, codes, out=found.numpy(), mode="clip")
+            for block, scale in _by_block(found, scales_KB[rows], self._BLOCK, columns):
+                block *= scale
+            found.clamp_(-limit, limit)
+
+        return unpacked(content_KO[:, -taken:], 4, values, number, self._BLOCK)
 
 
 def _exponents(dtype: torch.dtype) -> torch.dtype:
@@ -260,24 +354,32 @@ class QSGD(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round down or up at random."""
-        norms_KB, codes_KM = self._norms(rows_KM), torch.empty_like(rows_KM, dtype=torch.uint8)
+        norms_KB = _of_blocks(rows_KM, self.bucket, _peak if self.norm == "max" else _norm)
         # zeros have no norm, and stay zeros whatever stands in for it
-        by_bucket = _by_block(rows_KM, norms_KB.where(norms_KB > 0, 1), self.bucket)
-        for (block, norm), drawn, codes in zip(
-            by_bucket, _blocks(_uniforms(rows_KM, draw), self.bucket), _blocks(codes_KM, self.bucket), strict=True
-        ):
+        divisors_KB = norms_KB.where(norms_KB > 0, 1)
+        streams = [draw.own(row) for row in range(len(rows_KM))]
+
+        def code(rows: slice, columns: slice) -> NDArray[np.uint8]:
             # floor(y + u) rounds negative numbers without bias too, and a conversion of positive ones is the floor
-            codes.copy_(drawn.add_(self._middle).addcmul_(block, self._middle / norm)).clamp_max_(self._largest)
-        return Encoded(torch.cat([as_bytes(norms_KB), packed(codes_KM, self.bits)], 1))
+            levels = _uniforms(streams, rows, columns).add_(self._middle)
+            by_block = _by_block(rows_KM[rows, columns], divisors_KB[rows], self.bucket, columns)
+            for (block, norm), level in zip(by_block, _blocks(levels, self.bucket), strict=True):
+                level += (block / norm).mul_(self._middle)
+            return levels.clamp_max_(self._largest).numpy().astype(np.uint8)
+
+        return packed(as_bytes(norms_KB), rows_KM, self.bits, code, self.bucket)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply levels by the norms."""
-        content_KO, taken = torch.stack([*content]), packed_bytes(values.numbers, self.bits)
-        codes_KM = unpacked(content_KO[:, -taken:], self.bits, values.numbers)
-        rows_KM = codes_KM.to(values.dtype).clamp_max_(self._largest).sub_(self._middle).div_(self._middle)
-        for block, norm in _by_block(rows_KM, from_bytes(content_KO[:, :-taken], values.dtype), self.bucket):
-            block *= norm
-        return rows_KM
+        content_KO, taken = stacked(content), packed_bytes(values.numbers, self.bits)
+        norms_KB = from_bytes(content_KO[:, :-taken], values.dtype)
+
+        def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
+            found.copy_(torch.from_numpy(codes)).clamp_max_(self._largest).sub_(self._middle).div_(self._middle)
+            for block, norm in _by_block(found, norms_KB[rows], self.bucket, columns):
+                block *= norm
+
+        return unpacked(content_KO[:, -taken:], self.bits, values, number, self.bucket)
 
     @property
     def _largest(self) -> int:
@@ -287,13 +389,6 @@ class QSGD(Codec):
     @property
     def _middle(self) -> float:
         return self._largest / 2
-
-    def _norms(self, rows_KM: Tensor) -> Tensor:
-        if self.norm == "max":
-            return _peaks(rows_KM, self.bucket)
-        # squares of large or small numbers leave float32's range; a norm that does becomes its largest
-        wide = (torch.linalg.vector_norm(block, dim=2, dtype=torch.float64) for block in _blocks(rows_KM, self.bucket))
-        return torch.cat([*wide], 1).clamp_max_(torch.finfo(rows_KM.dtype).max).to(rows_KM.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,30 +412,56 @@ class TernGrad(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Keep each value's sign, or nothing."""
-        drawn_KM, scales, groups = _uniforms(rows_KM, draw), [], values.groups()
-        digits_KM = rows_KM.new_empty((len(rows_KM), -(-values.numbers // 5) * 5), dtype=torch.uint8).fill_(1)
-        for places in groups:
-            peaks_K = torch.stack([rows_KM[:, place].abs().amax(1) for place in places]).amax(0)
-            scales.append(peaks_K)
-            for place in places:
-                chosen = rows_KM[:, place].abs() > drawn_KM[:, place] * peaks_K[:, None]
-                digits_KM[:, place] = (rows_KM[:, place].sign() * chosen).add_(1).to(torch.uint8)
-        codes = (digits_KM.view(len(rows_KM), -1, 5) * _POWERS_OF_3).sum(2, dtype=torch.uint8)
-        return Encoded(torch.cat([as_bytes(torch.stack(scales, 1)), codes.cpu()], 1))
+        groups, streams = values.groups(), [draw.own(row) for row in range(len(rows_KM))]
+        peaks_KG = torch.stack([self._peaks(rows_KM, places) for places in groups], 1)
+        digits_KM = empty(len(rows_KM), -(-values.numbers // 5) * 5, torch.uint8)
+        digits_KM[:, values.numbers :] = 1
+        # a row's numbers are drawn in its order
+        for place, peaks_K in sorted(_by_layer(groups, peaks_KG), key=lambda layer: layer[0].start):
+            layer_KM, digits = rows_KM[:, place], digits_KM[:, place].numpy()
+            for rows, columns in pieces(layer_KM.shape):
+                least = _uniforms(streams, rows, columns) * peaks_K[rows, None]
+                piece, thresholds = layer_KM[rows, columns].numpy(), least.numpy()
+                digits[rows, columns] = 1 + (piece > thresholds).view(np.uint8) - (piece < -thresholds).view(np.uint8)
+        head_KO = as_bytes(peaks_KG)
+        content_KO = empty(len(rows_KM), head_KO.shape[1] + digits_KM.shape[1] // 5, torch.uint8)
+        content_KO[:, : head_KO.shape[1]] = head_KO
+        codes, fives = content_KO[:, head_KO.shape[1] :].numpy(), digits_KM.view(len(rows_KM), -1, 5).numpy()
+        for rows, columns in pieces(codes.shape):
+            code = fives[rows, columns, 4]
+            for digit in range(3, -1, -1):
+                code = code * np.uint8(3) + fives[rows, columns, digit]
+            codes[rows, columns] = code
+        return Encoded(content_KO)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply signs by the scales."""
-        content_KO, taken = torch.stack([*content]), -(-values.numbers // 5)
-        digits = content_KO[:, -taken:, None] // _POWERS_OF_3 % 3
-        rows_KM = digits.flatten(1)[:, : values.numbers].to(values.dtype).sub_(1)
+        content_KO, taken = stacked(content), -(-values.numbers // 5)
+        rows_KM, codes = empty(len(content_KO), values.numbers, values.dtype), content_KO[:, -taken:].numpy()
+        signs = (np.arange(256)[:, None] // 3 ** np.arange(5) % 3 - 1).astype(np.int8)
+        for rows, columns in pieces(codes.shape):
+            found_KM = rows_KM[rows, 5 * columns.start : 5 * columns.stop]
+            taken_KM = torch.from_numpy(signs[codes[rows, columns]]).flatten(1)
+            found_KM.copy_(taken_KM[:, : found_KM.shape[1]])
         scales_KG = from_bytes(content_KO[:, :-taken], values.dtype)
-        for scale_K, places in zip(scales_KG.unbind(1), values.groups(), strict=True):
-            for place in places:
-                rows_KM[:, place] *= scale_K[:, None]
+        for place, scales_K in _by_layer(values.groups(), scales_KG):
+            layer_KM = rows_KM[:, place]
+            for rows, columns in pieces(layer_KM.shape):
+                layer_KM[rows, columns] *= scales_K[rows, None]
         return rows_KM
 
+    @staticmethod
+    def _peaks(rows_KM: Tensor, places: list[slice]) -> Tensor:
+        """The largest magnitude of each row at such places, [K]."""
+        ends = [torch.stack(torch.aminmax(rows_KM[:, place], dim=1)) for place in places]
+        return torch.cat(ends).abs().amax(0)
 
-_POWERS_OF_3 = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)
+
+def _by_layer(groups: list[list[slice]], scales_KG: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Each layer's place with the scales of its group, [K]."""
+    for places, scales_K in zip(groups, scales_KG.unbind(1), strict=True):
+        for place in places:
+            yield place, scales_K
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,15 +483,23 @@ class Sign(Codec):
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Keep the signs."""
         # a sum of large numbers leaves float32's range
-        means_K1 = torch.linalg.vector_norm(rows_KM, 1, 1, keepdim=True, dtype=torch.float64) / values.numbers
-        return Encoded(torch.cat([as_bytes(means_K1.to(rows_KM.dtype)), packed(rows_KM >= 0, 1)], 1))
+        sums_K1 = torch.zeros(len(rows_KM), 1, dtype=torch.float64)
+        for rows, columns in pieces(rows_KM.shape):
+            # blocks as long as these are summed in one order, whether there is one row or more
+            for block in _blocks(rows_KM[rows, columns], 4096):
+                sums_K1[rows] += block.double().abs().sum(2).sum(1, keepdim=True)
+        means_K1 = (sums_K1 / values.numbers).to(rows_KM.dtype)
+        return packed(as_bytes(means_K1), rows_KM, 1, lambda rows, columns: rows_KM[rows, columns].numpy() >= 0)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply the signs by the magnitude."""
-        content_KO = torch.stack([*content])
-        bits_KM = unpacked(content_KO[:, values.dtype.itemsize :], 1, values.numbers)
-        means_K1 = from_bytes(content_KO[:, : values.dtype.itemsize], values.dtype)
-        return bits_KM.to(values.dtype).mul_(2).sub_(1).mul_(means_K1)
+        content_KO, taken = stacked(content), values.dtype.itemsize
+        means_K1 = from_bytes(content_KO[:, :taken], values.dtype)
+
+        def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
+            found.copy_(torch.from_numpy(codes)).mul_(2).sub_(1).mul_(means_K1[rows])
+
+        return unpacked(content_KO[:, taken:], 1, values, number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,20 +523,30 @@ class Natural(Codec):
         """Round up with the probability that the mantissa says."""
         mantissa, exponent = _parts(values.dtype)
         kind = np.dtype(f"u{values.dtype.itemsize}")
-        drawn = [draw.own(row).integers(0, 1 << mantissa, values.numbers, kind) for row in range(len(rows_KM))]
-        # adding below the mantissa carries into the exponent as often as it should
-        words = rows_KM.abs().cpu().numpy().view(kind) + np.stack(drawn)
-        exponents = np.minimum(words >> mantissa, (1 << exponent) - 2).astype(np.uint16)
-        signs = torch.signbit(rows_KM).cpu().numpy().astype(np.uint16) << exponent
-        return Encoded(torch.from_numpy(pack(exponents | signs, 1 + exponent)))
+        words_KM = rows_KM.numpy().view(kind)
+        streams = [draw.own(row) for row in range(len(rows_KM))]
+
+        def code(rows: slice, columns: slice) -> NDArray[np.uint16]:
+            words = words_KM[rows, columns]
+            drawn = [stream.integers(0, 1 << mantissa, words.shape[1], kind) for stream in streams[rows]]
+            # adding below the mantissa carries into the exponent as often as it should
+            rounded = ((words & ((1 << (mantissa + exponent)) - 1)) + np.stack(drawn)) >> mantissa
+            exponents = np.minimum(rounded, (1 << exponent) - 2)
+            codes: NDArray[np.uint16] = (exponents | (words >> mantissa & (1 << exponent))).astype(np.uint16)
+            return codes
+
+        return packed(torch.empty(len(rows_KM), 0, dtype=torch.uint8), rows_KM, 1 + exponent, code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Put zeros for the mantissa."""
         mantissa, exponent = _parts(values.dtype)
-        codes_KM = unpack(torch.stack([*content]).numpy(), 1 + exponent, values.numbers)
-        words = codes_KM.astype(f"u{values.dtype.itemsize}")
-        words = (words >> exponent << (mantissa + exponent)) | ((words & ((1 << exponent) - 1)) << mantissa)
-        return torch.from_numpy(words).view(values.dtype)
+
+        def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
+            words = codes.astype(f"u{values.dtype.itemsize}")
+            words = (words >> exponent << (mantissa + exponent)) | ((words & ((1 << exponent) - 1)) << mantissa)
+            found.copy_(torch.from_numpy(words.view(found.numpy().dtype)))
+
+        return unpacked(stacked(content), 1 + exponent, values, number)
 
 
 def _parts(dtype: torch.dtype) -> tuple[int, int]:
@@ -435,18 +574,30 @@ class TwoLevel(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Round to the nearest of four values."""
-        half, magnitudes_KM = values.numbers // 2, rows_KM.abs()
-        parts = np.partition(magnitudes_KM.cpu().numpy(), half, axis=1)
+        half, rows = values.numbers // 2, rows_KM.numpy()
+        parts = np.abs(rows)
+        parts.partition(half, axis=1)
         large_K1 = parts[:, half:].mean(1, np.float64, keepdims=True)
         small_K1 = parts[:, :half].mean(1, np.float64, keepdims=True) if half else large_K1
-        means_K2 = torch.from_numpy(np.concatenate([small_K1, large_K1], 1)).to(rows_KM)
-        is_large = magnitudes_KM > means_K2.mean(1, keepdim=True)
-        codes_KM = is_large.to(torch.uint8) | (rows_KM < 0).to(torch.uint8) << 1
-        return Encoded(torch.cat([as_bytes(means_K2), packed(codes_KM, 2)], 1))
+        means_K2 = torch.from_numpy(np.concatenate([small_K1, large_K1], 1)).to(rows_KM.dtype)
+        middles_K1 = means_K2.mean(1, keepdim=True).numpy()
+
+        def code(of: slice, columns: slice) -> NDArray[np.uint8]:
+            piece = rows[of, columns]
+            codes = (piece < 0).view(np.uint8)
+            codes += codes
+            codes += np.abs(piece) > middles_K1[of]
+            return codes
+
+        return packed(as_bytes(means_K2), rows_KM, 2, code)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Look the magnitudes up."""
-        content_KO, taken = torch.stack([*content]), packed_bytes(values.numbers, 2)
-        means_K2 = from_bytes(content_KO[:, :-taken], values.dtype)
-        codes_KM = unpacked(content_KO[:, -taken:], 2, values.numbers)
-        return torch.cat([means_K2, -means_K2], 1).gather(1, codes_KM.long())
+        content_KO, taken = stacked(content), packed_bytes(values.numbers, 2)
+        small_K1, large_K1 = from_bytes(content_KO[:, :-taken], values.dtype).numpy().T[:, :, None]
+
+        def number(codes: NDArray[np.unsignedinteger], rows: slice, columns: slice, found: Tensor) -> None:
+            np.copyto(found.numpy(), np.where(codes & 1, large_K1[rows], small_K1[rows]))
+            found *= torch.from_numpy(1 - (codes & 2).view(np.int8))
+
+        return unpacked(content_KO[:, -taken:], 2, values, number)

@@ -15,6 +15,7 @@ from pydantic import PositiveInt
 from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
+from fed.compression.pieces import empty, pieces, stacked
 from fed.compression.sparsifiers import Fraction, count_of, largest, scattered
 from fed.config.compatibility import Feature, Term
 
@@ -63,44 +64,70 @@ class Sketch(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Add each value to its bucket of every row."""
-        columns, rows = self._columns(values), rows_KM.double().cpu().numpy()
-        tables = [
-            [np.bincount(buckets, signs * row_M, columns) for row_M in rows]
-            for buckets, signs in self._hashes(values, draw)
-        ]
-        sums = torch.from_numpy(np.stack(tables, 1).reshape(len(rows), -1)).to(values.dtype)
-        return Encoded(torch.empty(len(rows), 0, dtype=torch.uint8), sums)
+        tables = torch.zeros(len(rows_KM), self.rows, self._columns(values), dtype=values.dtype)
+        for first in range(0, self.rows, 2):  # few tables at a time stay in a core's cache
+            for _, columns in pieces((1, values.numbers)):
+                for row, (buckets, signs) in enumerate(self._hashes(first, columns, values, draw), first):
+                    for table, signed in zip(tables[:, row], rows_KM[:, columns] * signs, strict=True):
+                        table.scatter_add_(0, buckets, signed)
+        return Encoded(torch.empty(len(rows_KM), 0, dtype=torch.uint8), tables.flatten(1))
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Read the largest values, of a sketch or of a sum of sketches."""
-        tables = torch.stack([*inner]).view(len(inner), self.rows, -1).numpy()
-        hashes = zip(self._hashes(values, draw), tables.swapaxes(0, 1), strict=True)
-        found = [signs * table[:, buckets] for (buckets, signs), table in hashes]
-        rows_KM = torch.from_numpy(np.median(np.stack(found), 0)).to(values.dtype)
+        tables = stacked(inner).reshape(len(inner), self.rows, -1)
+        rows_KM = empty(len(inner), values.numbers, values.dtype)
+        for _, columns in pieces((1, values.numbers)):
+            found = [
+                tables[:, row].index_select(1, buckets) * signs
+                for first in range(0, self.rows, 2)
+                for row, (buckets, signs) in enumerate(self._hashes(first, columns, values, draw), first)
+            ]
+            rows_KM[:, columns] = _median(found)
         positions_KJ = largest(rows_KM, count_of(self.read, values.numbers))
         return scattered([*positions_KJ], [*rows_KM.gather(1, positions_KJ)], values)
 
     def _columns(self, values: Values) -> int:
         return max(1, round(self.fraction * values.numbers / self.rows))
 
-    def _hashes(self, values: Values, draw: Draw) -> Iterator[tuple[NDArray[np.intp], NDArray[np.int8]]]:
-        """Bucket and sign of every value, for each row."""
-        seed, columns = draw.streams.torch_seed("codec"), np.uint64(self._columns(values))
-        places = np.arange(values.numbers, dtype=np.uint64)
-        for row in range(self.rows):
-            words = _mixed(places + np.uint64((seed + row * _STEP) % 2**64))
-            yield (
-                ((words >> np.uint64(32)) * columns >> np.uint64(32)).astype(np.intp),
-                ((words & np.uint64(1)) * 2).astype(np.int8) - 1,
-            )
+    def _hashes(self, first: int, columns: slice, values: Values, draw: Draw) -> Iterator[tuple[Tensor, Tensor]]:
+        """Buckets and signs of the values at some columns, for two rows of buckets, or for the last one.
+
+        Args:
+            first: number of the first of the two, even.
+            columns: places of the values.
+            values: the vectors.
+            draw: the random streams, of which that of the whole run is used.
+        """
+        seed, count = draw.streams.torch_seed("codec"), np.uint64(self._columns(values))
+        places = np.arange(columns.start, columns.stop, dtype=np.uint64)
+        words = _mixed(places + np.uint64((seed + first * _STEP) % 2**64))
+        for half in (words & np.uint64(0xFFFFFFFF), words >> np.uint64(32))[: self.rows - first]:
+            signs = (half & np.uint64(1)).astype(np.int8)
+            signs += signs
+            signs -= 1
+            # the highest bits tell the bucket, the lowest one the sign
+            half *= count
+            half >>= np.uint64(32)
+            yield torch.from_numpy(half.view(np.int64)), torch.from_numpy(signs)
+
+
+def _median(rows: list[Tensor]) -> Tensor:
+    """The median of each place, by an odd-even transposition sort."""
+    for turn in range(len(rows)):
+        for lower in range(turn % 2, len(rows) - 1, 2):
+            pair = rows[lower : lower + 2]
+            rows[lower : lower + 2] = torch.minimum(*pair), torch.maximum(*pair)
+    middle = len(rows) // 2
+    return rows[middle] if len(rows) % 2 else (rows[middle - 1] + rows[middle]) / 2
 
 
 _STEP = 0x9E3779B97F4A7C15
 
 
 def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's mixing of 64 bits (Steele, Lea & Flood 2014)."""
-    words = words * np.uint64(_STEP)
-    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return words ^ words >> np.uint64(31)
+    """SplitMix64's mixing of 64 bits (Steele, Lea & Flood 2014); the words are overwritten."""
+    words *= np.uint64(_STEP)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        words ^= words >> np.uint64(shift)
+        words *= np.uint64(factor)
+    return words

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from fed.compression.bits import packed_bytes, positions_bytes, read_positions, write_positions
+from fed.compression.bits import pack, packed_bytes, positions_bytes, read_positions, unpack, write_positions
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.quantisers import as_bytes, from_bytes, packed, unpacked
+from fed.compression.pieces import empty
+from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
 
@@ -68,7 +69,7 @@ def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
         inner: the values there.
         values: the vectors.
     """
-    rows_KM = torch.zeros(len(positions_KJ), values.numbers, dtype=values.dtype)
+    rows_KM = empty(len(positions_KJ), values.numbers, values.dtype).zero_()
     for row_M, positions_J, values_J in zip(rows_KM, positions_KJ, inner, strict=True):
         row_M[positions_J] = values_J
     return rows_KM
@@ -230,7 +231,7 @@ class STC(Codec):
         positions_KJ = largest(rows_KM, count_of(self.fraction, values.numbers))
         kept_KJ = rows_KM.gather(1, positions_KJ.to(rows_KM.device))
         means_K1 = kept_KJ.abs().double().mean(1, keepdim=True).to(values.dtype)
-        head = torch.cat([as_bytes(means_K1), packed(kept_KJ >= 0, 1)], 1)
+        head = torch.cat([as_bytes(means_K1), torch.from_numpy(pack(kept_KJ.numpy() >= 0, 1))], 1)
         codes = [torch.from_numpy(write_positions(row.numpy(), values.numbers)) for row in positions_KJ]
         return Encoded([torch.cat(parts) for parts in zip(head, codes, strict=True)])
 
@@ -241,7 +242,7 @@ class STC(Codec):
         if any(len(one) < end for one in content):
             raise InvalidPayload(f"the magnitude and {count} signs take {end} bytes")
         head_KO = torch.stack([one[:end] for one in content])
-        signs_KJ = unpacked(head_KO[:, begin:], 1, count).to(values.dtype).mul_(2).sub_(1)
+        signs_KJ = torch.from_numpy(unpack(head_KO[:, begin:].numpy(), 1, count)).to(values.dtype).mul_(2).sub_(1)
         positions = [_positions(one[end:], count, values) for one in content]
         return scattered(positions, signs_KJ * from_bytes(head_KO[:, :begin], values.dtype), values)
 

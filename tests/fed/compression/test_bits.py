@@ -26,7 +26,7 @@ def test_packed_numbers_come_back(bits: int, numbers: int) -> None:
     codes = drawn.astype(np.uint16).astype(np.uint8) if bits <= 8 else drawn.astype(np.uint16)
     packed = pack(codes, bits)
     assert packed.dtype == np.uint8
-    assert packed.shape == (3, packed_bytes(numbers, bits) if bits != 8 else numbers)
+    assert packed.shape == (3, packed_bytes(numbers, bits))
     assert np.array_equal(unpack(packed, bits, numbers), codes)
 
 

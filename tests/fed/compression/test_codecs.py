@@ -39,6 +39,7 @@ CODECS: dict[str, Codec | Zstd] = {
     "qsgd_1": QSGD(bits=1, bucket=64),
     "qsgd_2": QSGD(bits=2, bucket=64),
     "qsgd_4": QSGD(bits=4),
+    "qsgd_8": QSGD(bits=8, bucket=100),
     "qsgd_max": QSGD(bits=3, bucket=100, norm="max"),
     "terngrad": TernGrad(),
     "sign": Sign(),
@@ -98,7 +99,9 @@ def error(found_KM: Tensor, rows_KM: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", CHAINS)
 def test_shape_and_type_come_back_within_the_bytes_said(name: str, dtype: torch.dtype) -> None:
     of, rows_KM = chain(name, dtype), gaussian(3, dtype)
+    before_KM = rows_KM.clone()
     messages = of.encode(rows_KM, state(of, 3), draw(3)).content
+    assert torch.equal(rows_KM, before_KM)
     found_KM = of.read(of.decode(messages, draw(3)), draw(3))
     assert (found_KM.shape, found_KM.dtype) == (rows_KM.shape, dtype)
     for message in messages:
@@ -108,9 +111,11 @@ def test_shape_and_type_come_back_within_the_bytes_said(name: str, dtype: torch.
             assert len(message) == of.size_bytes
 
 
+@pytest.mark.parametrize("layers", [LAYERS, (torch.Size([250, 280]), torch.Size([11]))], ids=["short", "in pieces"])
 @pytest.mark.parametrize("name", CHAINS)
-def test_groups_encode_as_single_clients_do(name: str) -> None:
-    of, rows_KM, drawn = chain(name), gaussian(4), draw(4)
+def test_groups_encode_as_single_clients_do(name: str, layers: tuple[torch.Size, ...]) -> None:
+    of, drawn = chain(name, layers=layers), draw(4)
+    rows_KM = gaussian(4, numbers=of.values.numbers)
     kept = {key: torch.rand(4, part.shape[1]) for key, part in state(of, 4).items()}
     together = of.encode(rows_KM, kept, drawn)
     found_KM = of.decode(together.content, drawn)
@@ -129,6 +134,7 @@ VARIANCES: dict[str, Callable[[int], float]] = {
     "qsgd_1": lambda d: 64 - 1,
     "qsgd_2": lambda d: min(64, 64**0.5),
     "qsgd_4": lambda d: min(512 / 49, 512**0.5 / 7),
+    "qsgd_8": lambda d: min(100 / 127**2, 100**0.5 / 127),
     "qsgd_max": lambda d: 100 / (4 * 9),
     "terngrad": lambda d: 600**0.5 * 4,  # max |x| is below 4 of 600 Gaussian values but for one case in 27
     "natural": lambda d: 1 / 8,
