@@ -3,9 +3,10 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-__all__ = ["Curve", "Partition", "against_time", "by_round", "curve_of", "curves", "partition", "short_labels"]
+__all__ = [
+    "Curve",
+    "Partition",
+    "against_bytes",
+    "against_time",
+    "by_round",
+    "curve_of",
+    "curves",
+    "differ_by_way",
+    "partition",
+    "short_labels",
+]
 
 _LABEL_WIDTH = 32
+_LOGARITHMIC_TIME, _LOGARITHMIC_BYTES = 8, 1.2
+"""Axes are logarithmic where the longest line ends at more than so many times the end of the shortest."""
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 
 
@@ -46,17 +60,24 @@ class Curve:
 
     Args:
         rounds: the evaluated rounds, those that every run measured.
-        size_bytes: sent through each round, both ways; the mean over runs.
+        bytes_up: sent by clients through each round; the mean over runs.
+        bytes_down: sent to clients; the mean over runs.
         virtual_s: simulated time at each round's end; the mean over runs.
         mean: of the measure over runs, for each round.
         deviation: the sample standard deviation over runs for each round; 0 for a single run.
     """
 
     rounds: NDArray[np.float64]
-    size_bytes: NDArray[np.float64]
+    bytes_up: NDArray[np.float64]
+    bytes_down: NDArray[np.float64]
     virtual_s: NDArray[np.float64]
     mean: NDArray[np.float64]
     deviation: NDArray[np.float64]
+
+    @property
+    def size_bytes(self) -> NDArray[np.float64]:
+        """Bytes sent through each round, both ways."""
+        return self.bytes_up + self.bytes_down
 
 
 def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: str) -> Curve | None:
@@ -75,13 +96,20 @@ def curve_of(metrics_of_runs: Sequence[Sequence[Mapping[str, Any]]], measure: st
     if not rounds:
         return None
     values = np.array([[run[number][measure] for number in rounds] for run in measured], np.float64)
-    sent = np.array([[sent_through(number, run) for number in rounds] for run in metrics_of_runs], np.float64)
+    sent = np.array(
+        [
+            [[sent_through(number, run, [way]) for number in rounds] for run in metrics_of_runs]
+            for way in ("up", "down")
+        ],
+        np.float64,
+    )
     deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(rounds))
     within = f"{measure.removesuffix('_mean')}_std"
     if any(within in line for run in measured for line in run.values()):
         deviation = np.mean([[run[number].get(within) or 0.0 for number in rounds] for run in measured], axis=0)
     time_s = np.array([[run[number]["virtual_s"] for number in rounds] for run in measured], np.float64)
-    return Curve(np.array(rounds, np.float64), sent.mean(axis=0), time_s.mean(axis=0), values.mean(axis=0), deviation)
+    up, down = sent.mean(axis=1)
+    return Curve(np.array(rounds, np.float64), up, down, time_s.mean(axis=0), values.mean(axis=0), deviation)
 
 
 def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None) -> str:
@@ -96,15 +124,44 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
 
     def draw(figure: "Figure") -> list["Line2D"]:
         left, right = figure.subplots(1, 2, sharey=True)
-        handles = [_line(left, curve.rounds, curve, look[name]) for name, curve in lines.items()]
+        handles = [_line(left, curve.rounds, curve, look[name], len(lines)) for name, curve in lines.items()]
         _rounds_axis(left)
         left.set_ylabel(label)
-        _against_bytes(right, lines, look)
+        _bytes_axis(right, lines, look, "size_bytes", "bytes sent, both ways")
         _mark_target(left, target)
         _mark_target(right, target, is_named=True)
         return handles
 
     return _with_names(list(lines), 3.9, draw)
+
+
+def against_bytes(
+    lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str, target: float | None = None
+) -> str:
+    """Two panels, against the bytes that clients send and against those that they are sent.
+
+    Args:
+        lines: name → its curve. More than one are named beneath the panels.
+        look: name → its style.
+        label: of the vertical axis.
+        target: a level to mark.
+    """
+
+    def draw(figure: "Figure") -> list["Line2D"]:
+        left, right = figure.subplots(1, 2, sharey=True)
+        handles = _bytes_axis(left, lines, look, "bytes_up", "bytes sent by all clients")
+        _bytes_axis(right, lines, look, "bytes_down", "bytes sent to all clients")
+        left.set_ylabel(label)
+        _mark_target(left, target)
+        _mark_target(right, target, is_named=True)
+        return handles
+
+    return _with_names(list(lines), 3.9, draw)
+
+
+def differ_by_way(lines: Iterable[Curve]) -> bool:
+    """True if some send so much more one way that bytes both ways do not tell what each way takes."""
+    return any(_lie_apart([curve.bytes_up[-1], curve.bytes_down[-1]], 1.5) for curve in lines)
 
 
 def against_time(
@@ -123,9 +180,12 @@ def against_time(
 
     def draw(figure: "Figure") -> list["Line2D"]:
         axes = figure.subplots()
-        handles = [_line(axes, curve.virtual_s / unit_s, curve, look[name]) for name, curve in lines.items()]
-        if _lie_apart(ends_s):
-            _logarithmic(axes)
+        handles = [
+            _line(axes, curve.virtual_s / unit_s, curve, look[name], len(lines)) for name, curve in lines.items()
+        ]
+        if _lie_apart(ends_s, _LOGARITHMIC_TIME):
+            first_s = min(float(curve.virtual_s[curve.virtual_s > 0][0]) for curve in lines.values())
+            _logarithmic(axes, first_s / unit_s, max(ends_s) / unit_s)
             axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel(f"simulated time, {unit}")
         axes.set_ylabel(label)
@@ -177,7 +237,7 @@ def by_round(panels: Mapping[str, Mapping[str, Curve]]) -> str:
     with blank(WIDTH_INCH, 3.6) as figure:
         for axes, (label, lines) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
             look = styles(dict.fromkeys(lines, ""))
-            handles = [_line(axes, curve.rounds, curve, look[name]) for name, curve in lines.items()]
+            handles = [_line(axes, curve.rounds, curve, look[name], len(lines)) for name, curve in lines.items()]
             axes.legend(handles, list(lines), frameon=False, handlelength=3.2)
             axes.set_ylabel(label)
             _rounds_axis(axes)
@@ -191,46 +251,61 @@ def _rounds_axis(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
 
 
-def _lie_apart(ends: Sequence[float]) -> bool:
-    """True if lines end so far apart that the short ones would not be seen on a linear axis."""
-    return max(ends) > 8 * min(ends) > 0
+def _lie_apart(ends: Sequence[float], factor: float) -> bool:
+    """True if lines end so far apart."""
+    return max(ends) > factor * min(ends) > 0
 
 
-def _logarithmic(axes: "Axes") -> None:
+def _logarithmic(axes: "Axes", low: float, high: float) -> None:
+    """A logarithmic axis with labels at powers of ten, and between them where there are few."""
+    from matplotlib.ticker import LogLocator
+
     axes.set_xscale("log")
-    axes.xaxis.set_minor_formatter("")  # labels between the powers of ten would overlap
+    axes.set_xlim(low * 0.9, high * 1.1)
+    decades = math.log10(high / low)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 1.5 else (1, 3) if decades < 3 else (1,)))
+    axes.xaxis.set_minor_formatter("")  # labels of all would overlap
 
 
 def _mark_target(axes: "Axes", target: float | None, *, is_named: bool = False) -> None:
     if target is None:
         return
     axes.axhline(target, color=INK, linewidth=0.6, alpha=0.55)
-    if is_named:
-        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (0, 2), "textcoords": "offset points"}
-        axes.annotate(f"target {target:g}", (0.005, target), fontsize=8, color=INK, **place)
+    if is_named:  # beside the panel, where no line is
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "xytext": (4, 0), "textcoords": "offset points"}
+        axes.annotate(f"target\n{target:g}", (1, target), fontsize=8, color=INK, va="center", **place)
 
 
-def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style) -> "Line2D":
+def _line(axes: "Axes", x: NDArray[np.float64], curve: Curve, style: Style, among: int) -> "Line2D":
     (line,) = axes.plot(x, curve.mean, linewidth=1.7, marker="o" if len(x) == 1 else "", **style.line)
     if curve.deviation.any():
         low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
-        axes.fill_between(x, low, high, color=style.colour, alpha=0.14, linewidth=0)
+        # bands of many lines overlap
+        axes.fill_between(x, low, high, color=style.colour, alpha=min(0.14, 0.6 / among), linewidth=0)
     return line
 
 
-def _against_bytes(axes: "Axes", lines: Mapping[str, Curve], look: Mapping[str, Style]) -> None:
-    sent = [size for curve in lines.values() for size in curve.size_bytes if size > 0]
-    totals = [curve.size_bytes[-1] for curve in lines.values() if curve.size_bytes[-1] > 0]
+def _bytes_axis(
+    axes: "Axes",
+    lines: Mapping[str, Curve],
+    look: Mapping[str, Style],
+    which: Literal["size_bytes", "bytes_up", "bytes_down"],
+    label: str,
+) -> list["Line2D"]:
+    """Lines against bytes, each with a dot at its end; those that send none are level."""
+    handles, sent = [], {name: getattr(curve, which) for name, curve in lines.items()}
     for name, curve in lines.items():
-        if curve.size_bytes[-1] > 0:
-            _line(axes, curve.size_bytes, curve, look[name])
+        if sent[name][-1] > 0:
+            handles.append(_line(axes, sent[name], curve, look[name], len(lines)))
+            axes.plot(sent[name][-1], curve.mean[-1], "o", markersize=4, color=look[name].colour)
         else:
-            axes.axhline(curve.mean[-1], linewidth=1.1, **look[name].line)
-    if totals and _lie_apart(totals):
-        _logarithmic(axes)
-        axes.set_xlim(min(sent) * 0.9, max(sent) * 1.1)
+            handles.append(axes.axhline(curve.mean[-1], linewidth=1.1, **look[name].line))
+    totals = [float(of[-1]) for of in sent.values() if of[-1] > 0]
+    if totals and _lie_apart(totals, _LOGARITHMIC_BYTES):
+        _logarithmic(axes, min(float(of[of > 0][0]) for of in sent.values() if of[-1] > 0), max(totals))
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size) if size >= 0 else "")
-    axes.set_xlabel("bytes sent, both ways" if sent else "bytes sent: none")
+    axes.set_xlabel(label if totals else f"{label}: none")
+    return handles
 
 
 def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:

@@ -135,6 +135,9 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
                 f"{what.capitalize()} against rounds and bytes",
                 charts.curves(lines, look, label=label, target=target),
             )
+            if charts.differ_by_way(lines.values()):
+                svg = charts.against_bytes(lines, look, label=label, target=target)
+                yield f"{what.capitalize()} against bytes up and down", svg
             svg = charts.against_time(lines, look, label=label, target=target)
             yield f"{what.capitalize()} against simulated time", svg
             break

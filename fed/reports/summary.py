@@ -131,9 +131,15 @@ def _first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[st
     return next((line for line in metrics if (line["test_accuracy"] or 0.0) >= target), None)
 
 
-def sent_through(number: int, metrics: Iterable[Mapping[str, Any]]) -> int:
-    """Bytes of all rounds through one, both ways."""
-    return sum(line["bytes_up"] + line["bytes_down"] for line in metrics if line["round"] <= number)
+def sent_through(number: int, metrics: Iterable[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> int:
+    """Bytes of all rounds through one.
+
+    Args:
+        number: the round.
+        metrics: a line a round.
+        ways: up, down, or both.
+    """
+    return sum(line[f"bytes_{way}"] for line in metrics if line["round"] <= number for way in ways)
 
 
 def _last_measured(metrics: Iterable[Mapping[str, Any]], key: str) -> float | None:

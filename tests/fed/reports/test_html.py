@@ -174,7 +174,7 @@ def test_picture_is_a_file_of_its_own(several: ComparisonResult) -> None:
     root = ElementTree.fromstring(svg)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     texts = {(element.text or "").strip() for element in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"FedAvg", HOSTILE[:31] + "…", "_under $x_1$ 漢字", "target 0.8", "round"} <= texts
+    assert {"FedAvg", HOSTILE[:31] + "…", "_under $x_1$ 漢字", "target", "0.8", "round"} <= texts
 
 
 def test_without_measurements_there_is_a_page_and_no_picture() -> None:
@@ -255,6 +255,49 @@ def test_curve_is_the_mean_of_rounds_that_all_runs_measured() -> None:
     np.testing.assert_allclose(curve.deviation, [0.02**0.5] * 2, rtol=1e-14)  # sqrt((0.1² + 0.1²) / 1)
 
 
+def test_curve_tells_bytes_of_each_way() -> None:
+    curve = charts.curve_of(
+        [[line(1, 0.2), line(2, 0.3, bytes_up=5000)], [line(1, 0.2), line(2, 0.3)]], "test_accuracy"
+    )
+    assert curve is not None
+    assert curve.bytes_up.tolist() == [3000, 7000]
+    assert curve.bytes_down.tolist() == [4000, 8000]
+
+
+def bytes_labels(svg: str) -> dict[str, float]:
+    """The places of the labels of bytes on the horizontal axis of the first panel that has some."""
+    root = ElementTree.fromstring(svg)
+    for axis in (group for group in root.iter() if (group.get("id") or "").startswith("matplotlib.axis_")):
+        texts = [text for text in axis.iter("{http://www.w3.org/2000/svg}text") if (text.text or "").endswith("B")]
+        if texts:
+            return {text.text or "": float(text.get("x") or 0) for text in texts}
+    return {}
+
+
+def test_bytes_have_a_logarithmic_axis_where_settings_differ() -> None:
+    sent = np.array([100.0, 1000.0, 10_000.0])
+    ends = np.array([0.1, 0.2, 0.3])
+    curves = {
+        name: charts.Curve(np.arange(1.0, 4), factor * sent, sent, ends, ends, 0 * ends)
+        for name, factor in (("raw", 10.0), ("coded", 1.0))
+    }
+    look = styles(dict.fromkeys(curves, ""))
+    places = bytes_labels(charts.against_bytes(curves, look, label="accuracy"))
+    assert [*places] == ["100 B", "1 kB", "10 kB", "100 kB"]
+    assert np.diff([*places.values()]) == pytest.approx([places["1 kB"] - places["100 B"]] * 3)
+    alike = dict.fromkeys(curves, curves["coded"])
+    labels = bytes_labels(charts.curves(alike, look, label="accuracy"))
+    assert {"0 B", "10 kB", "20 kB"} <= {*labels}
+    assert labels["20 kB"] - labels["10 kB"] == pytest.approx(labels["10 kB"] - labels["0 B"])
+
+
+@pytest.mark.parametrize(("bytes_up", "is_shown"), [(3900, False), (40, True)])
+def test_bytes_of_each_way_are_drawn_where_they_differ(bytes_up: int, is_shown: bool) -> None:
+    runs = {"A": [record(0.5, 0.6, bytes_up=4000)], "B": [record(0.5, 0.7, bytes_up=bytes_up)]}
+    page = comparison_report(result_of(runs), {})
+    assert ("Accuracy against bytes up and down" in page) == is_shown
+
+
 def test_curve_has_the_mean_of_simulated_times() -> None:
     runs = [[{**line(1, 0.2), "virtual_s": 3.0}], [{**line(1, 0.4), "virtual_s": 4.0}]]
     curve = charts.curve_of(runs, "test_accuracy")
@@ -265,14 +308,14 @@ def test_curve_has_the_mean_of_simulated_times() -> None:
 @pytest.mark.parametrize(("end_s", "unit"), [(100.0, "s"), (600.0, "min"), (9000.0, "h"), (2e5, "days")])
 def test_time_has_a_unit_of_its_size(end_s: float, unit: str) -> None:
     one = np.array([1.0, 2.0])
-    lines = {"A": charts.Curve(one, one, np.array([0.0, end_s]), one, 0 * one)}
+    lines = {"A": charts.Curve(one, one, one, np.array([0.0, end_s]), one, 0 * one)}
     svg = charts.against_time(lines, styles({"A": ""}), label="accuracy")
     assert f"simulated time, {unit}<" in svg
 
 
 def test_widely_different_times_have_a_logarithmic_axis() -> None:
     one = np.array([1.0, 2.0])
-    lines = {name: charts.Curve(one, one, end_s * one, one, 0 * one) for name, end_s in (("A", 3.0), ("B", 900.0))}
+    lines = {name: charts.Curve(one, one, one, end_s * one, one, 0 * one) for name, end_s in (("A", 3.0), ("B", 900.0))}
     svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label="accuracy")
     assert "mathdefault" not in svg
     assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", svg))
@@ -324,7 +367,7 @@ def test_legend_fits_the_figure_and_tells_its_lines_apart(names: list[str]) -> N
     labels = charts.short_labels(names)
     assert len(set(labels)) == len(names)
     assert all(len(label) <= 32 for label in labels)
-    curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(5)))
+    curve = charts.Curve(*(np.array([1.0, 2.0]) for _ in range(6)))
     lines = dict.fromkeys(names, curve)
     svg = ElementTree.fromstring(charts.curves(lines, styles(dict.fromkeys(names, "")), label="accuracy"))
     legend = next(group for group in svg.iter() if (group.get("id") or "").startswith("legend_"))
