@@ -99,9 +99,9 @@ def _proviso(simulation: Simulation) -> str:
     drops = isinstance(policy, Synchronous) and policy.partial_work == "drop" and devices.interruption > 0
     answer = waits and not drops and devices.failure == 0 and devices.are_always_there
     is_sure = answer and policy.asked_of(simulation.population) == policy.cohort_of(simulation.population)
-    return " and ".join(
-        [*([] if is_sure else ["if nobody fails or is late"]), *(["without edges"] if experiment.hierarchy else [])]
-    )
+    in_turn = experiment.downlink and policy.asked_of(simulation.population) < simulation.population
+    clauses = {"if nobody fails or is late": not is_sure, "if clients come in turn": in_turn}
+    return " and ".join(text for text, holds in {**clauses, "without edges": experiment.hierarchy}.items() if holds)
 
 
 def _task_s(simulation: Simulation) -> float:

@@ -35,7 +35,16 @@ def assert_as_expected(**keys: Any) -> None:
 @pytest.mark.parametrize("rounds", [{"count": 1}, {"count": 3}, {"count": 3, "cohort": 7}], ids=str)
 @pytest.mark.parametrize("kind", ALGORITHMS.builtin)
 def test_as_many_bytes_travel_as_expected(kind: str, rounds: dict[str, Any]) -> None:
-    assert_as_expected(algorithm={"kind": kind}, rounds=rounds)
+    downlink: dict[str, Any] = {"downlink": []} if "cohort" in rounds else {}  # else it depends on who comes when
+    assert_as_expected(algorithm={"kind": kind}, rounds=rounds, **downlink)
+
+
+def test_differences_are_counted_as_if_clients_came_in_turn() -> None:
+    rounds = {"count": 9, "cohort": CLIENTS // 3, "sampling": "round_robin"}
+    for kind in ("int8", "sign"):
+        assert_as_expected(rounds=rounds, downlink=[kind])
+    experiment = fed.Experiment(rounds=rounds, downlink=["sign"])
+    assert expect(Simulation(experiment, data(), with_buffers)).proviso == "if clients come in turn"
 
 
 @pytest.mark.parametrize("fan_out", [None, 3])
