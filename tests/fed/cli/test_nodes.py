@@ -83,7 +83,12 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "names_sha256": "the hash",
         },
         "Heartbeat": {"held": "ids of the tasks that it holds"},
-        "Failed": {"task": "Where a task fails", "reason": "a sentence of why", "diverged": "a sentence of why"},
+        "Failed": {
+            "task": "Where a task fails",
+            "reason": "a sentence of why",
+            "diverged": "a sentence of why",
+            "lacks_model": "whether the model that differences are added to was lost",
+        },
         "Scores": {
             "id": "evaluation by clients",
             "samples": "how many samples it holds out",
