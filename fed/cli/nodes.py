@@ -173,8 +173,9 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         "was trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by "
         "clients: how many samples it holds out, their mean loss and accuracy. All the while: the ids of the tasks "
         "that it holds. Where a task fails: a sentence of why, which may name a folder of this node or a label that "
-        "was out of range; whether the model that differences are added to was lost.\nNothing else leaves, no sample among it. What a trained model tells of the samples is "
-        "another matter: see docs/security.md."
+        "was out of range; whether the model that differences are added to was lost.\n"
+        "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
+        "docs/security.md."
     )
 
 
