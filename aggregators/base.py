@@ -210,6 +210,8 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     """Whether its purpose is a model for each client, scored on that client's own data."""
     asks: ClassVar[frozenset[str]] = frozenset()
     """What a report needs beside the local steps: "loss" or "gradient" of x on the client's own data; its "place"."""
+    votes: ClassVar[bool] = False
+    """Whether clients send signs, of which nothing but the sign counts, each client alike."""
     uplink: ClassVar[tuple[str, ...]] = ()
     """Codecs of clients' updates, unless the experiment names others."""
     downlink: ClassVar[tuple[str, ...]] = ()

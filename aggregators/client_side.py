@@ -93,6 +93,7 @@ def format_of(
         later_broadcast=tuple(part.numel() for part in later),
         sends_models=_is(report.message, update_1P) and aggregator.plain_start and not is_encoded,
         weighs_samples=report.weight_K1.item() == 2,
+        votes=aggregator.votes,
     )
 
 

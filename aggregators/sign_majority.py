@@ -36,14 +36,16 @@ class SignMajority(Aggregator):
 
     .. math:: x ← x + η_s \operatorname{sign} \sum_{i ∈ S} \operatorname{sign}(y_i - x)
 
-    A zero votes +1, and a tie goes by the round's random stream. All clients count alike. Unless the experiment names
-    codecs, ``uplink`` and ``downlink`` are ``[sign]``, which is exact here: a bit a parameter each way. With one local
-    step the votes are on the gradient, as in the paper.
+    A zero votes +1, and a tie goes by the round's random stream. All clients count alike, and of a message its signs
+    alone, so that none can outvote two others. Unless the experiment names codecs, ``uplink`` and ``downlink`` are
+    ``[sign]``: a bit a parameter each way, exact where every move is sent (not under ``bounded_staleness``). With one
+    local step the votes are on the gradient, as in the paper.
 
     Args:
         server_lr: η_s > 0, the length of a step in each coordinate.
     """
 
+    votes: ClassVar[bool] = True
     uplink: ClassVar[tuple[str, ...]] = ("sign",)
     downlink: ClassVar[tuple[str, ...]] = ("sign",)
 
@@ -54,8 +56,13 @@ class SignMajority(Aggregator):
         return [*super().needs(), Term(Feature.WHOLE_UPDATES, "choose fedavg", "each of which has one vote")]
 
     def check_experiment(self, experiment: "Experiment") -> None:
-        """Refuse codecs of clients' votes that are not exact."""
+        """Refuse codecs of clients' votes that are not exact, and votes that come back."""
         super().check_experiment(experiment)
+        if experiment.error_feedback.kind != "none":
+            raise InvalidExperiment(
+                f"algorithm sign_majority needs error_feedback none, since votes have no errors, got "
+                f"{experiment.error_feedback.kind}: leave error_feedback out"
+            )
         if (kinds := [codec.kind for codec in experiment.uplink]) not in ([], ["sign"], ["sign", "zstd"]):
             raise InvalidExperiment(
                 f"algorithm sign_majority needs an uplink that leaves signs as they are, got {', '.join(kinds)}: leave "

@@ -134,7 +134,7 @@ class ClientStates:
         kept, before = {**self._kept}, self.before(model)
 
         def model_of(client: ClientId) -> _State:
-            state = kept.get(client, before)
+            state = {**before, **kept.get(client, {})}
             own = state["model.params"], state["model.integers"]
             return self._layout.joined(model, own) if self._layout.private else own
 

@@ -83,6 +83,7 @@ class UpdateAccumulator:
         staleness: of each update that counts, how many versions old its start was.
         losses: of each such update (training loss, samples).
         loss_of: client → its training loss.
+        samples_of: client → its number of samples, of those whose updates count.
 
     Args:
         size: M.
@@ -99,6 +100,7 @@ class UpdateAccumulator:
         self.staleness: list[int] = []
         self.losses: list[tuple[float, int]] = []
         self.loss_of: dict[int | str, float] = {}
+        self.samples_of: dict[int | str, int] = {}
         self._mean = WeightedMean(size)
         self._is_linear = is_linear
         self._present_V = present_V
@@ -117,13 +119,13 @@ class UpdateAccumulator:
         if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
             self._diverged.append(answer)
             return
+        self.bytes_down += answer.more_bytes_down
         if answer.problem:
             if open_tasks.pop(answer.tasks[0], None) is not None:
                 _log.info("round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
                 self.failed += 1
             return
         self.bytes_up += answer.size_bytes
-        self.bytes_down += answer.more_bytes_down
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
@@ -138,6 +140,7 @@ class UpdateAccumulator:
             self.late += len(tasks)
             return
         self._add(answer, tasks[0], factor)
+        self.samples_of |= zip(answer.clients, answer.samples, strict=True)
         self.counted |= dict.fromkeys(answer.tasks, factor)
         if answer.integers_I.numel():
             self.integers_I = torch.maximum(self.integers_I, answer.integers_I)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Reduced
-from fed.errors import InvalidExperiment
+from fed.errors import Diverged, InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import Streams
 from fed.server.accumulator import RoundStats, Staleness, UpdateAccumulator
@@ -272,6 +272,12 @@ class Coordinator:
         reduced = Reduced(tuple(mean), clients, population, stream)
         state = self.aggregator.apply(state, reduced)
         self.aggregator.check_state(state, self.layout.parameters, "apply")
+        largest = max(map(abs, map(float, torch.aminmax(state.model_P))))
+        if not largest <= torch.finfo(self.layout.dtype).max:  # so written, NaN is refused
+            raise Diverged(
+                f"round {number}: the model becomes {largest:.3g}; the last good model is kept: lower the step sizes "
+                "of algorithm and local"
+            )
         buffers_R = self._buffers_R + buffers_R if self.message.buffers else self._buffers_R
         # At once, so that an interruption finds the model of one round or of the other.
         self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None

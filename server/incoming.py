@@ -40,6 +40,9 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
     check_tensors([(type_name(tensor.dtype), tensor.numel()) for tensor in tensors], message.uplink)
     if reason := refusal_of_numbers(header.samples, header.weight, header.train_loss):
         raise InvalidPayload(reason)
+    expected = header.samples if message.weighs_samples else 1
+    if message.error_feedback.adds_up and header.weight != expected:
+        raise InvalidPayload(f"under error_feedback ef21 the weight must be {expected}, got {header.weight:g}")
     *payload, integers_I = tensors
     for values in payload:
         _refuse_unusable(values)
@@ -56,7 +59,7 @@ def received(task: Task, header: AnswerHeader, tensors: Sequence[Tensor], messag
         task.round,
         (task.client,),
         update_M,
-        header.weight,
+        1.0 if message.votes else header.weight,
         integers_I,
         (header.samples,),
         (header.train_loss,),

@@ -52,7 +52,7 @@ class RealFleet(ABC):
         self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
         self._scores: list[pb.Scores] = []
         self._keeps_states = self._adds_up = False
-        self._sent_again_bytes: dict[int, int] = {}  # whole models, by task
+        self._sent_again_bytes = 0  # of whole models, which no answer has told of yet
 
     @property
     def clock(self) -> float:
@@ -141,7 +141,8 @@ class RealFleet(ABC):
                 else:
                     self.counts.add(task.client, "answered")
                     self._unsettled[task.id] = task.client
-                yield answer._replace(more_bytes_down=self._sent_again_bytes.pop(task.id, 0))
+                sent_again_bytes, self._sent_again_bytes = self._sent_again_bytes, 0
+                yield answer._replace(more_bytes_down=sent_again_bytes)
                 del answer  # it may be large, and the next is on its way
             elif self.clock >= until:
                 return
@@ -255,14 +256,13 @@ class RealFleet(ABC):
             return None
         _log.info("client %r does not have the model of its last task any more, and is sent all of it", task.client)
         self._open[number] = task = task._replace(differences=None)
-        self._sent_again_bytes[number] = task.size_bytes()
+        self._sent_again_bytes += task.size_bytes()
         return task
 
     def _miss(self, task: int) -> None:
         """Wait no longer for an open task."""
         client = self._open.pop(task).client
         self.counts.add(client, "late")
-        self._sent_again_bytes.pop(task, None)
         self._lose(task, client)
 
     def _lose(self, task: int, client: int | str) -> None:
@@ -282,6 +282,8 @@ class RealFleet(ABC):
             InvalidPayload: if it must not be counted.
         """
         answer = self._incoming(task, header, tensors)
+        if self._adds_up and header.samples > (joined := self._members.get(task.client, header.samples)):
+            raise InvalidPayload(f"client {task.client!r} joined with {joined} samples, got {header.samples}")
         if header.began_anew and self._adds_up:
             raise InvalidPayload(
                 f"client {task.client!r} has lost what it had sent (its folder was removed, or is damaged), which the "

@@ -49,7 +49,10 @@ class SentSum:
         """
         for client in fleet.registered():
             self._weights.setdefault(client, fleet.size_of(client) if self._weighs_samples else 1)
-        expected = sum(samples for _, samples in accumulator.losses) if self._weighs_samples else accumulator.replied
+        # what clients train on may be less than what they hold
+        counted = {client: samples if self._weighs_samples else 1 for client, samples in accumulator.samples_of.items()}
+        self._weights |= counted
+        expected = sum(counted.values())
         if accumulator.weight != expected:
             raise RunFailed(
                 "error_feedback ef21 needs clients that are weighed by their samples, or alike, in every round, got "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fed.errors import InvalidCheckpoint
+from fed.errors import InvalidCheckpoint, InvalidPayload
 from fed.randomness import Streams
 from fed.storage.checkpoints import Checkpoints
 from fed.wire import protocol_pb2 as pb
@@ -44,6 +44,8 @@ class KeptReference:
             InvalidPayload: if the differences do not lead to what is said.
         """
         message, encoder, differences = self._message, self._message.downlink_encoder, assignment.differences
+        if encoder is None and (assignment.since or assignment.reference):
+            raise InvalidPayload("the server sends differences of models, which the plan's downlink does not name")
         if encoder is None:
             return tensors
         if not assignment.since:
@@ -68,7 +70,10 @@ class KeptReference:
             newest = self._folder.newest()
         except InvalidCheckpoint:
             return None
-        return None if newest is None else Reference(**newest[1])
+        if newest is None or newest[1].keys() != set(Reference._fields):
+            return None
+        held = Reference(**newest[1])
+        return held if held.numbers_KP.shape == (len(self._message.difference), self._message.parameters) else None
 
     def _keep(self, reference: Reference) -> None:
         self._folder.write(0, reference._asdict())

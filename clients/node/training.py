@@ -119,7 +119,8 @@ class NodeTraining:
             return pb.Failed(task=assignment.task, reason=trained.diverged[1], diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
-        self._keep(name_of(assignment.task), states.of(self._client, (vector_V, integers_I)), states, tensors[count:])
+        before = states.of(self._client, (vector_V, integers_I))
+        self._keep(name_of(assignment.task), before, states, tensors[count:], are_lost)
         payload = written(path, [part[0] for part in tensors[:count]])
         self._step_s = (time.monotonic() - began_s) / self._steps_of(train)
         return pb.Answer(
@@ -174,13 +175,23 @@ class NodeTraining:
         local, never_single = phase.local(recipe.local), normalises_batches(recipe.module)
         return Batches(local, samples, never_single, phase.steps(train.steps[0])).steps
 
-    def _keep(self, name: str, before: ClientState, states: ClientStates, rows: Sequence[Tensor]) -> None:
-        """Store the client's state before and after a task, until it is known which part of the way counts."""
+    def _keep(
+        self, name: str, before: ClientState, states: ClientStates, rows: Sequence[Tensor], are_lost: bool
+    ) -> None:
+        """Store the client's state before and after a task, until it is known which part of the way counts.
+
+        Args:
+            name: of the task.
+            before: the state before it.
+            states: the client's.
+            rows: the state after it, and what codecs keep if the message is lost.
+            are_lost: the state that it should have begun with was gone, as it still is if the message is lost.
+        """
         if rows:
             of_client = [part[0].clone() for part in rows]
             after = dict(zip(states.names, of_client, strict=False))
             before |= dict(zip(states.codec_names, of_client[len(states.names) :], strict=True))
-            Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after})
+            Checkpoints(self._folder / name, 1).write(0, {"before": before, "after": after, "are_lost": are_lost})
             _make_newest(self._folder / name)
 
     def _states(self, asked: pb.Assignment | pb.Examination) -> tuple[ClientStates, bool]:
@@ -193,7 +204,7 @@ class NodeTraining:
             for lost in map(name_of, reversed(asked.lost_after)):
                 if found := self._record(lost):
                     states.commit(self._client, found["before"])
-                    return states, False
+                    return states, found["are_lost"]
         if not asked.kept_after.start:
             return states, False
         if found := self._record(name_of(asked.kept_after)):

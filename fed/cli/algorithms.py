@@ -64,7 +64,8 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"
     message = format_of(algorithm, Layout(_PARAMETERS, _PARAMETERS, torch.float32, (), (), ()), _POPULATION)
-    yield "moves up", f"{_sizes(message.parts, model)} from each client"
+    encoded = f", encoded by {' and '.join(algorithm.uplink)}" if algorithm.uplink else ""
+    yield "moves up", f"{_sizes(message.parts, model)} from each client{encoded}"
     asks = {"loss": "the loss", "gradient": "the full gradient", "place": "its number"}
     if algorithm.asks:
         asked = " and ".join(asks[name] for name in sorted(algorithm.asks))

@@ -146,8 +146,12 @@ class EF21(_Feedback):
     adds_up: ClassVar[bool] = True
 
     def needs(self) -> Sequence[Term]:
-        """Rounds with a cohort."""
-        return (Term(Feature.COHORTS, "set error_feedback to ef"),)
+        """Rounds with a cohort, and plain updates."""
+        why = "because it counts a client's last update again where a message is lost"
+        return (
+            Term(Feature.COHORTS, "set error_feedback to ef"),
+            Term(Feature.PLAIN_UPDATES, "set error_feedback to ef", why),
+        )
 
     def lacks(self) -> Sequence[Term]:
         """Single answers."""

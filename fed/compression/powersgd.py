@@ -61,9 +61,9 @@ class PowerSGD(Codec):
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Multiply by the factors of before."""
         # one client after the other: products of batches differ in the last bit
-        befores = state["factors"] if state else rows_KM.new_empty(len(rows_KM), 0)
+        befores = state.get("factors", rows_KM.new_empty(len(rows_KM), 0))
         made = [self._factors(row_M, before, values) for row_M, before in zip(rows_KM, befores, strict=True)]
-        counted = {"factors": torch.stack([factors for _, factors in made])} if state else {}
+        counted = {"factors": torch.stack([factors for _, factors in made])} if "factors" in state else {}
         return Encoded(torch.empty(len(rows_KM), 0, dtype=torch.uint8), [sent for sent, _ in made], counted, state)
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:

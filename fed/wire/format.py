@@ -93,6 +93,7 @@ class Format:
         error_feedback: what keeps the errors of the codecs.
         weighs_samples: a client's weight is its number of samples; known to the coordinator alone.
         downlink_codecs: the chain that encodes the differences of models that go out, first to last.
+        votes: parameters of a message count by their signs alone; known to the coordinator alone.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -113,6 +114,7 @@ class Format:
     error_feedback: ErrorFeedback = field(default_factory=NoFeedback)
     weighs_samples: bool = True
     downlink_codecs: tuple[Codec | Zstd, ...] = ()
+    votes: bool = False
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""
@@ -303,7 +305,7 @@ class Format:
             # Rounded to the type on the wire like a real node's message: simulated and deployed runs end with the same
             # bits.
             values_KM = update_KM.to(self.dtype)
-            return Outgoing([(row_M,) for row_M in values_KM], values_KM.double())
+            return Outgoing([(row_M,) for row_M in values_KM], self._counted(values_KM).double())
         encoder, parts = self.encoder, update_KM.split_with_sizes(self.sizes, 1)
         coded = [part for part, is_coded in zip(parts, self.are_coded, strict=True) if is_coded]
         kept = {name: part.chunk(len(coded), 1) for name, part in state.items()}
@@ -354,7 +356,7 @@ class Format:
             InvalidPayload: if it cannot be decoded.
         """
         if self.encoder is None:
-            return payload[0]
+            return self._counted(payload[0][None])[0]
         coded = [self.encoder.decode([message], draw) for message in payload[: self._coded]]
         return self._joined(coded, [part[None] for part in payload[self._coded :]])[0]
 
@@ -367,7 +369,14 @@ class Format:
             elif raw is not None:
                 parts.append(raw[:, :numbers])
                 raw = raw[:, numbers:]
-        return torch.cat(parts, 1)
+        return self._counted(torch.cat(parts, 1))
+
+    def _counted(self, message_KM: Tensor) -> Tensor:
+        """Messages as they count: of votes the signs."""
+        if not self.votes:
+            return message_KM
+        votes_KP, buffers_KR = message_KM.split_with_sizes([self.numbers - self.buffers, self.buffers], 1)
+        return torch.cat([torch.where(votes_KP >= 0, 1, -1).to(message_KM.dtype), buffers_KR], 1)
 
     @cached_property
     def are_coded(self) -> list[bool]:

@@ -252,9 +252,11 @@ class FlowerFleet(RealFleet):
             if message.metadata.src_node_id != sent.node:  # the reply's id alone would let any node answer for another
                 raise InvalidPayload("another node answers in its name")
             response, data = _response_of(sent.kind, message.content)
-            if response.failed.lacks_model and self._with_whole_model(sent.number) is not None:
-                self._progress[sent.number].since_s = self.clock
-            elif response.HasField("failed"):
+            if response.HasField("failed"):
+                progress = self._progress.get(sent.number) if sent.kind == "train" else None
+                if progress and response.failed.lacks_model and self._with_whole_model(sent.number):
+                    progress.since_s = self.clock
+                    return
                 self._give_up(sent, reason_of(response.failed))
             elif sent.kind == "train":
                 self._take_answer(sent, response.answer, data)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -72,6 +73,7 @@ class NodeFleet(RealFleet):
         self._arrivals: SimpleQueue[Delivery | Scored | None] = SimpleQueue()  # None: a node has come or gone
         self._ready: deque[Delivery] = deque()
         self._is_closed = False
+        self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
         self._loop = asyncio.new_event_loop()
         self._service = NodeService(
@@ -106,6 +108,7 @@ class NodeFleet(RealFleet):
         assignments = []
         for task in tasks:
             self._open[task.id] = task
+            self._due_s[task.id] = math.inf if task.deadline_s is None else self.clock + task.deadline_s
             payload = self._payload(task.content, task.tensors)
             assignments.append((task.client, self._assignment(task, members, payload)))
         self._call(self._service.assign, assignments)
@@ -161,7 +164,8 @@ class NodeFleet(RealFleet):
             if task is None:
                 self._ready.append(arrival)
             else:
-                self.dispatch([task])
+                left_s = max(self._due_s[task.id] - self.clock, 0.0)
+                self.dispatch([task if task.deadline_s is None else task._replace(deadline_s=left_s)])
         elif isinstance(arrival, Scored):
             self._take_scores(arrival.client, arrival.scores.id, arrival.scores)
         else:
@@ -169,6 +173,7 @@ class NodeFleet(RealFleet):
 
     def _next_answer(self) -> Answer:
         arrival = self._ready.popleft()
+        self._due_s.pop(arrival.task, None)
         task = self._open[arrival.task]
         if arrival.answer is None or arrival.path is None:
             return Answer.failure(task, arrival.problem)

@@ -100,9 +100,22 @@ def test_edges_and_workers_change_no_vote() -> None:
         assert all(map(torch.equal, plain.model.state_dict().values(), other.model.state_dict().values()))
 
 
+@pytest.mark.parametrize("uplink", [["sign"], []])
+def test_an_attacker_has_one_vote_however_loud(uplink: list[str]) -> None:
+    models = [
+        fed.simulate(
+            experiment(uplink=uplink, adversaries={"kind": "sign_flip", "fraction": 0.34, "scale": scale})
+        ).model
+        for scale in (1.0, 1e6)
+    ]
+    for quiet, loud in zip(*(model.state_dict().values() for model in models), strict=True):
+        torch.testing.assert_close(loud, quiet, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
+        ({"error_feedback": "ef"}, "sign_majority needs error_feedback none, since votes have no errors, got ef"),
         ({"uplink": ["int8"]}, "sign_majority needs an uplink that leaves signs as they are, got int8: leave uplink"),
         ({"rounds": "buffered"}, "sign_majority needs updates that count in full, each of which has one vote, got"),
         ({"rounds": "asynchronous"}, "sign_majority"),

@@ -190,3 +190,28 @@ def test_who_has_lost_what_the_sum_holds_is_refused() -> None:
                 fleet._received(TASK, header, GOOD["tensors"])
         else:
             assert fleet._received(TASK, header, GOOD["tensors"]).clients == ("ann",)
+
+
+def test_under_ef21_weights_are_what_the_sum_holds() -> None:
+    """Else one client's word would move the mean of all, or end the run."""
+    keeps_sum = replace(UPDATES, error_feedback=EF21())
+    assert isinstance(arrived(keeps_sum), Answer)
+    assert "under error_feedback ef21 the weight must be 7, got 1000" in str(arrived(keeps_sum, weight=1000.0))
+    alike = replace(keeps_sum, weighs_samples=False)
+    assert "must be 1, got 7" in str(arrived(alike))
+    fleet = FlowerFleet(None, accepts=lambda joining: None)
+    fleet.begin(Plan(), keeps_sum, Streams(0))
+    fleet._members.come("ann", 7)
+    said = {name: value for name, value in GOOD.items() if name != "tensors"}
+    assert fleet._received(TASK, Header(**said), GOOD["tensors"]).samples == (7,)
+    with pytest.raises(InvalidPayload, match="'ann' joined with 7 samples, got 8"):
+        fleet._received(TASK, Header(**{**said, "samples": 8, "weight": 8.0}), GOOD["tensors"])
+
+
+def test_of_votes_the_signs_count_and_no_weights() -> None:
+    forged = [torch.tensor([-1e9, 0.0, 1e-30, 5.0]), GOOD["tensors"][1]]
+    answer = arrived(replace(UPDATES, votes=True, weighs_samples=False), tensors=forged, weight=1e6)
+    assert isinstance(answer, Answer)
+    assert answer.weight == 1
+    # the last is a buffer's
+    assert answer.mean_update_M.tolist() == [-1, 1, 1, 5]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 import fed
@@ -222,7 +223,8 @@ def test_nodes_keep_what_codecs_keep_in_the_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch)
-    given = experiment("scaffold", uplink=uplink, error_feedback=feedback, rounds={"count": 4})
+    algorithm = "fedavg" if feedback == "ef21" else "scaffold"
+    given = experiment(algorithm, uplink=uplink, error_feedback=feedback, rounds={"count": 4})
     sent, metrics = deployed(given, tmp_path)
     simulated = fed.simulate(given)
     assert_same(tmp_path / "run", simulated)
@@ -248,6 +250,15 @@ def test_nodes_make_models_of_differences(
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
     whole = fed.simulate(given.override({"downlink": []}))
     assert simulated.summary["bytes_down"] < 0.75 * whole.summary["bytes_down"]
+
+
+def test_a_sum_is_of_the_samples_that_clients_train_on(tmp_path: Path) -> None:
+    """Where they hold some out, these are fewer than they joined with."""
+    held_out = {"kind": "clients", "fraction": 0.25}
+    given = experiment(uplink=["topk"], error_feedback="ef21", rounds={"count": 3}, evaluation=held_out)
+    over_grpc(given, tmp_path)
+    simulated, deployed = fed.simulate(given).model.state_dict(), load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(deployed[name], tensor) for name, tensor in simulated.items())
 
 
 @pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])

@@ -4,13 +4,15 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fed
-from fed.errors import InvalidExperiment
+from fed.errors import Diverged, InvalidExperiment
 from fed.randomness import Streams
 from fed.simulations.estimate import expect
 from fed.simulations.fleet import SimulatedFleet
@@ -147,3 +149,13 @@ def test_an_edge_receives_each_content_once() -> None:
 def test_what_makes_no_sense_is_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidExperiment, match=reason):
         fed.Experiment(**changed)
+
+
+@pytest.mark.parametrize("downlink", [[], ["int8"], ["float16"]], ids=str)
+def test_a_model_beyond_its_type_is_not_kept(downlink: list[str], tmp_path: Path) -> None:
+    given = experiment(algorithm={"kind": "fedavgm", "server_lr": 1e45}, rounds={"count": 3}, downlink=downlink)
+    data = fed.FederatedData({client: parts.samples(6, client, torch.float32) for client in range(3)}, None, classes=3)
+    with pytest.raises(Diverged, match=r"round 1: the model becomes \S+; the last good model is kept: lower the step"):
+        fed.simulate(given, data=data, model=lambda: torch.nn.Linear(4, 3), output=tmp_path / "run")
+    kept = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(bool(torch.isfinite(part).all()) for part in kept.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ ALL: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "local_sgd", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "local_sgd"])
 def test_the_sum_is_that_of_what_clients_have_sent(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weighted by samples or alike, with messages that are late, tasks that fail and clients that come and go."""
     sizes = (4, 6, 9, 12, 5)
@@ -166,6 +166,8 @@ def test_with_an_exact_codec_the_sum_is_the_mean() -> None:
 class ByLoss(FedAvg):
     """Weighs clients by their loss."""
 
+    update_alone: ClassVar[bool] = True
+
     def report(self, work: ClientWork) -> Report:
         return super().report(work)._replace(weight_K1=work.train_loss_K1)
 
@@ -191,10 +193,17 @@ def test_weights_that_change_are_refused_where_a_sum_is_kept() -> None:
             {"error_feedback": "ef21", "uplink": ["topk"], "algorithm": "median"},
             "median needs each client's own message, got error_feedback ef21, which keeps the sum of all updates",
         ),
+        (
+            {"error_feedback": "ef21", "uplink": ["topk"], "algorithm": "scaffold"},
+            "ef21 needs clients that report nothing but their update, and keep no state, because it counts",
+        ),
         ({"error_feedback": "ef21", "uplink": ["dgc"]}, "around dgc, which keeps a residual of its own"),
         ({"error_feedback": "ef"}, "error_feedback needs codecs whose errors it keeps, got uplink"),
         ({"error_feedback": "ef", "uplink": ["dgc"]}, "around dgc, which keeps a residual of its own"),
-        ({"error_feedback": "ef", "uplink": ["sketch"]}, "around sketch, whose sums are read by the coordinator"),
+        (
+            {"error_feedback": "ef", "uplink": ["sketch"]},
+            "around sketch, whose sums alone are read, by the",
+        ),
         ({"algorithm": "median", "uplink": ["sketch"]}, "median needs each client's own message, got uplink sketch"),
         ({"algorithm": "dpsgd", "uplink": ["zstd"]}, "uplink zstd needs clients that report to a coordinator"),
         ({"uplink": ["zstd", "int8"]}, "Zstd leaves nothing to encode: put it last"),
@@ -207,6 +216,32 @@ def test_weights_that_change_are_refused_where_a_sum_is_kept() -> None:
 def test_what_makes_no_sense_is_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidExperiment, match=reason):
         fed.Experiment(**changed)
+
+
+@pytest.mark.parametrize("codec", [{"uplink": ["topk"], "error_feedback": "ef"}, {"uplink": ["dgc"]}], ids=str)
+@pytest.mark.parametrize("algorithm", ["ditto", "fedper"])
+def test_a_client_without_a_counted_message_has_a_model(algorithm: str, codec: dict[str, Any]) -> None:
+    experiment = fed.Experiment(
+        algorithm=algorithm,
+        rounds={"count": 2, "deadline_s": 0.7},
+        devices={"kind": "lognormal", "samples_per_s": 10.0},
+        local={"batch_size": 4},
+        evaluation="clients",
+        simulation={"workers": 0},
+        **codec,
+    )
+    run = fed.simulate(experiment, data=DATA, model=parts.double)
+    assert sum(line["late"] for line in run.metrics) > 0
+    assert run.models.keys() == {*range(8)}
+    assert all(model.state_dict() for model in run.models.values())
+
+
+@pytest.mark.parametrize("feedback", ["none", "ef", "ef21"])
+def test_powersgd_takes_models_without_large_matrices(feedback: str) -> None:
+    keys: dict[str, Any] = {"rounds": {"count": 2}, "simulation": {"workers": 0}}
+    for codecs in ({"uplink": ["powersgd"], "error_feedback": feedback}, {"downlink": ["powersgd"]}):
+        run = fed.simulate(fed.Experiment(**keys, **codecs), data=DATA, model=lambda: torch.nn.Linear(4, 3).double())
+        assert run.summary["status"] == "finished"
 
 
 def test_chains_that_make_sense_are_taken() -> None:

@@ -17,7 +17,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
 from fed.storage.checkpoints import Checkpoints
 from fed.wire.payloads import read, written
-from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Plan, Signature, TaskId
+from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
 
 
 class Node:
@@ -86,6 +86,19 @@ def test_client_without_its_state_starts_afresh_and_reports_it(lose: Callable[[P
     assert not node.train(4, 3)[0].began_anew
 
 
+@pytest.mark.parametrize("lose", [_remove, _damage])
+def test_a_lost_message_hides_no_lost_state(lose: Callable[[Path], None], tmp_path: Path) -> None:
+    """Where the coordinator keeps a sum, it refuses the client until its state is back."""
+    node = Node(tmp_path, uplink=["topk"], error_feedback="ef21")
+    assert not node.train(1, None)[0].began_anew
+    assert not node.train(2, 1)[0].began_anew
+    lose(node.kept / "1-2")
+    lost = [_task(3)]
+    assert node.train(3, 2)[0].began_anew
+    assert node.train(4, 2, lost_after=lost)[0].began_anew
+    assert node.train(5, 2, lost_after=[*lost, _task(4)])[0].began_anew
+
+
 @pytest.mark.parametrize("discount", [0.0, -0.5, 1.5, math.nan, math.inf])
 def test_a_state_moves_no_further_than_its_task_left_it(discount: float, tmp_path: Path) -> None:
     node = Node(tmp_path, algorithm="fedavg", evaluation={"kind": "clients", "fraction": 0.25})
@@ -115,6 +128,25 @@ def test_training_is_what_was_assigned(tmp_path: Path) -> None:
 def test_models_of_float64_and_float32_get_the_same_answer(algorithm: str, tmp_path: Path) -> None:
     narrow, wide = (Node(tmp_path, dtype, algorithm=algorithm).train(1, None)[1] for dtype in ("float32", "float64"))
     assert wide == pytest.approx(narrow, rel=1e-4, abs=1e-4)  # of numbers about 1, which float32 holds to 1e-7
+
+
+@pytest.mark.parametrize("keys", [{"since": "a"}, {"reference": "b"}])
+def test_differences_that_no_plan_names_are_refused(keys: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(InvalidPayload, match="sends differences of models, which the plan's downlink does not name"):
+        Node(tmp_path, algorithm="fedavg").train(1, None, **keys)
+
+
+@pytest.mark.parametrize(
+    "kept", [{"other": 1}, {"name": "a", "numbers_KP": torch.zeros(1, 3)}], ids=["other keys", "another model's"]
+)
+def test_a_reference_of_another_kind_is_none(kept: dict[str, Any], tmp_path: Path) -> None:
+    node = Node(tmp_path, algorithm="fedavg", downlink=["int8"])
+    Checkpoints(node.kept / "reference", 1).write(0, kept)
+    node._tensors = [torch.zeros(0), torch.zeros(0, dtype=torch.int64)]
+    payload = written(node._file, node._tensors)
+    done = node._training.train(Assignment(task=_task(1), payload=payload, reference="b", since="a"), node._file)
+    assert isinstance(done, Failed)
+    assert done.lacks_model
 
 
 def test_a_client_that_keeps_nothing_has_nothing_to_lose(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fed.randomness import Streams
 from fed.server.flower.fleet import FlowerFleet, flat_payload
 from fed.wire.flower_records import packed, unpacked
 from fed.wire.format import Format
-from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.messages import Answer, Difference, GlobalModel, Task
 from fed.wire.payloads import hold_to_payload, split
 from fed.wire.protocol_pb2 import Answer as AnswerMessage
 from fed.wire.protocol_pb2 import (
@@ -413,3 +413,24 @@ def test_without_flower_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "flwr.app", None)
     with pytest.raises(InvalidInput, match=r"pip install \"flwr==1.41.\*\""):
         packed(Request())
+
+
+def test_only_who_has_the_task_may_lack_its_model() -> None:
+    """A stranger that is asked who it is says so, too, and nothing comes of it."""
+    grid = Grid({91: "ann"}, {91: trained})
+    content_of_answer = grid.content_of_answer
+    lacks = failed("no", lacks_model=True)
+    vars(grid)["content_of_answer"] = lambda message: (
+        lacks if message.metadata.dst_node_id == 66 else content_of_answer(message)
+    )
+    fleet = fleet_over(grid)
+    fleet.await_nodes(1)
+    difference = Difference(1, "a", "b", (torch.zeros(4, dtype=torch.uint8),))
+    model = GlobalModel(1, torch.zeros(SIZE), INTEGERS, reference="b", beside=(torch.zeros(0), INTEGERS))
+    fleet.dispatch([task(0, "ann")._replace(model=model, differences=(difference,))])
+    grid.names[66] = "eve"
+    fleet._look_s = 0.0
+    for _ in range(5):
+        fleet._poll()
+    (reply,) = fleet.collect()
+    assert (reply.problem, reply.more_bytes_down) == ("", 0)

@@ -21,8 +21,8 @@ from fed.randomness import Streams
 from fed.server.coordinator import Coordinator
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
-from fed.wire.messages import GlobalModel, Task
-from fed.wire.protocol_pb2 import Assignment, Part, Payload, Plan, TaskId
+from fed.wire.messages import Difference, GlobalModel, Task
+from fed.wire.protocol_pb2 import Assignment, Failed, FromNode, Part, Payload, Plan, TaskId
 from tests.server.deployed import wait_for
 from tests.server.grpc.hostile_wire import BOUND_S, Wire, answer, chunk
 
@@ -357,3 +357,28 @@ def test_a_task_sent_late_carries_its_remaining_time(fleet: NodeFleet) -> None:
     assert (second.HasField("deadline_s"), second.deadline_s) == (True, 0.0)
     assert not third.HasField("deadline_s")
     node.leave()
+
+
+def differing(number: int, client: str, deadline_s: float | None = None) -> Task:
+    """A task of one difference of four bytes, of a model of six numbers."""
+    difference = Difference(1, "a", "b", (torch.zeros(4, dtype=torch.uint8),))
+    model = GlobalModel(1, *MODEL, reference="b", beside=(torch.zeros(0), MODEL[1]))
+    return Task(number, 1, client, model, deadline_s=deadline_s, differences=(difference,))
+
+
+def test_whoever_lacks_the_model_is_sent_it_within_the_deadline(fleet: NodeFleet, nodes: list[Attending]) -> None:
+    """Once; whatever then becomes of the task, its bytes count."""
+    fleet.dispatch([differing(0, "ann", deadline_s=60.0)])
+    first = nodes[0].next("assignment")
+    assert (first.since, first.reference, first.payload.size_bytes) == ("a", "b", 4)
+    time.sleep(0.5)
+    lacks = Failed(task=first.task, reason="it is gone", lacks_model=True)
+    nodes[0].wire.outbox.put(FromNode(failed=lacks))
+    assert not fleet.wait(fleet.clock + 1.0)
+    again = nodes[0].next("assignment")
+    assert (again.task, again.since, again.payload.size_bytes) == (first.task, "", 24)
+    assert again.deadline_s < 59.6
+    nodes[0].wire.outbox.put(FromNode(failed=lacks))
+    (answered,) = fleet.collect()
+    assert answered.problem == "it is gone"
+    assert answered.more_bytes_down == 24
