@@ -54,10 +54,10 @@ class Values(NamedTuple):
         end = 0
         for shape in self.layers or (torch.Size([self.numbers]),):
             place, end = slice(end, end + shape.numel()), end + shape.numel()
-            if shape.numel() < _LARGE:
-                small.append(place)
-            else:
+            if shape.numel() >= _LARGE:
                 groups.append([place])
+            elif shape.numel():
+                small.append(place)
         return [*groups, small] if small else groups
 
 

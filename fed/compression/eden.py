@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fed.compression.bits import packed_bytes, unpack
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.pieces import empty, pieces, stacked
-from fed.compression.quantisers import as_bytes, from_bytes, nearest, packed
+from fed.compression.pieces import empty, packed, pieces, stacked
+from fed.compression.quantisers import as_bytes, from_bytes, nearest
 
 __all__ = ["Eden", "rotate"]
 
@@ -87,7 +87,7 @@ class Eden(Codec):
         signs, numbers = _signs(len(content_KO), total, draw), torch.cat([levels, -levels]).numpy()
         packed_KO = content_KO[:, -packed_bytes(total, self.bits) :].numpy()
         scales_KB = from_bytes(content_KO[:, : -packed_KO.shape[1]], values.dtype)
-        rows_KM = empty(len(content_KO), values.numbers, values.dtype)
+        rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns, blocks in _pieces(len(content_KO), sizes):
             first = columns.start // 8 * 8
             codes = unpack(packed_KO[rows], self.bits, columns.stop - first, first)[:, columns.start - first :]

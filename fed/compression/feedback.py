@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
+from fed.compression.pieces import empty
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
@@ -125,11 +126,13 @@ class EF(_Feedback):
 
     def wanted(self, update_KM: Tensor, state: CodecState) -> Tensor:
         """The updates with the residuals."""
-        return update_KM + self.decay * state["residual"]
+        wanted_KM = torch.mul(state["residual"], self.decay, out=empty(update_KM.shape, update_KM.dtype))
+        return wanted_KM.add_(update_KM)
 
     def states(self, wanted_KM: Tensor, decoded_KM: Tensor, state: CodecState) -> tuple[CodecState, CodecState]:
         """The rest that the message lacks, or all of it."""
-        return {"residual": wanted_KM - decoded_KM}, {"residual": wanted_KM}
+        residual_KM = torch.sub(wanted_KM, decoded_KM, out=empty(wanted_KM.shape, wanted_KM.dtype))
+        return {"residual": residual_KM}, {"residual": wanted_KM}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,17 @@ times as long as one into memory that is kept. Shapes: see :mod:`fed.layout`.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fed.compression.codec import Rows
+from fed.compression.bits import pack_into, packed_bytes, unpack
+from fed.compression.codec import Encoded, Rows, Values
 
-__all__ = ["empty", "pieces", "stacked"]
+__all__ = ["empty", "packed", "pieces", "stacked", "unpacked"]
 
 _NUMBERS = 1 << 16  # of a piece: in float32 a few of them fit in a core's second cache
 
@@ -40,17 +42,11 @@ def pieces(shape: Sequence[int], multiple: int = 1) -> Iterator[tuple[slice, sli
             yield slice(row, min(row + group, rows)), slice(begin, min(begin + step, numbers))
 
 
-def empty(rows: int, numbers: int, dtype: torch.dtype) -> Tensor:
-    """Memory for rows, [K, M], that is to be written.
-
-    Args:
-        rows: K.
-        numbers: M.
-        dtype: of a number.
-    """
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for numbers that are to be written."""
     # NumPy asks Linux for pages of 2 MB where PyTorch takes what comes, pages of 4 KB
-    memory = np.empty(rows * numbers * dtype.itemsize, np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(rows, numbers)
+    memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(*shape)
 
 
 def stacked(rows: Rows) -> Tensor:
@@ -58,3 +54,47 @@ def stacked(rows: Rows) -> Tensor:
     if isinstance(rows, Tensor):
         return rows
     return rows[0][None] if len(rows) == 1 else torch.stack([*rows])
+
+
+def packed(
+    head_KO: Tensor, rows_KM: Tensor, bits: int, code: Callable[[slice, slice], NDArray[np.generic]], multiple: int = 1
+) -> Encoded:
+    """Bytes, and a few bits for each value, made piece by piece.
+
+    Args:
+        head_KO: bytes that come first.
+        rows_KM: the values.
+        bits: of a value.
+        code: numbers below 2^bits for the values at such rows and columns.
+        multiple: of columns of a piece.
+    """
+    taken, (count, numbers) = head_KO.shape[1], rows_KM.shape
+    content_KO = empty((count, taken + packed_bytes(numbers, bits)), torch.uint8)
+    content_KO[:, :taken] = head_KO
+    packed_KO = content_KO.numpy()[:, taken:]
+    for rows, columns in pieces(rows_KM.shape, multiple):
+        pack_into(packed_KO[rows], code(rows, columns), bits, columns.start)
+    return Encoded(content_KO)
+
+
+def unpacked(
+    content_KO: Tensor,
+    bits: int,
+    values: Values,
+    number: Callable[[NDArray[np.unsignedinteger], slice, slice, Tensor], object],
+    multiple: int = 1,
+) -> Tensor:
+    """Values that :func:`packed` wrote, [K, M].
+
+    Args:
+        content_KO: the bytes that follow the first ones.
+        bits: of a value.
+        values: the vectors.
+        number: writes the values of such codes, at such rows and columns, to a tensor.
+        multiple: of columns of a piece.
+    """
+    rows_KM, packed_KO = empty((len(content_KO), values.numbers), values.dtype), content_KO.numpy()
+    for rows, columns in pieces(rows_KM.shape, multiple):
+        codes = unpack(packed_KO[rows], bits, columns.stop - columns.start, columns.start)
+        number(codes, rows, columns, rows_KM[rows, columns])
+    return rows_KM

@@ -68,7 +68,7 @@ class PowerSGD(Codec):
 
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply the factors."""
-        rows_KM = empty(len(inner), values.numbers, values.dtype)
+        rows_KM = empty((len(inner), values.numbers), values.dtype)
         for row_M, sent in zip(rows_KM, inner, strict=True):
             begin, matrices = 0, self._matrices(values)
             for place, rows, columns in matrices:

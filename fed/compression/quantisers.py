@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fed.compression.bits import pack_into, packed_bytes, unpack
+from fed.compression.bits import packed_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.pieces import empty, pieces, stacked
+from fed.compression.pieces import empty, packed, pieces, stacked, unpacked
 
 __all__ = [
     "FP4",
@@ -32,8 +32,6 @@ __all__ = [
     "as_bytes",
     "from_bytes",
     "nearest",
-    "packed",
-    "unpacked",
 ]
 
 
@@ -49,50 +47,6 @@ def from_bytes(content_KO: Tensor, dtype: torch.dtype) -> Tensor:
     numbers_KM = torch.empty(len(content_KO), content_KO.shape[1] // dtype.itemsize, dtype=dtype)
     numbers_KM.view(torch.uint8).copy_(content_KO)  # which may begin at an odd byte
     return numbers_KM
-
-
-def packed(
-    head_KO: Tensor, rows_KM: Tensor, bits: int, code: Callable[[slice, slice], NDArray[np.generic]], multiple: int = 1
-) -> Encoded:
-    """Bytes, and a few bits for each value, made piece by piece.
-
-    Args:
-        head_KO: bytes that come first.
-        rows_KM: the values.
-        bits: of a value.
-        code: numbers below 2^bits for the values at such rows and columns.
-        multiple: of columns of a piece.
-    """
-    taken, (count, numbers) = head_KO.shape[1], rows_KM.shape
-    content_KO = empty(count, taken + packed_bytes(numbers, bits), torch.uint8)
-    content_KO[:, :taken] = head_KO
-    packed_KO = content_KO.numpy()[:, taken:]
-    for rows, columns in pieces(rows_KM.shape, multiple):
-        pack_into(packed_KO[rows], code(rows, columns), bits, columns.start)
-    return Encoded(content_KO)
-
-
-def unpacked(
-    content_KO: Tensor,
-    bits: int,
-    values: Values,
-    number: Callable[[NDArray[np.unsignedinteger], slice, slice, Tensor], object],
-    multiple: int = 1,
-) -> Tensor:
-    """Values that :func:`packed` wrote, [K, M].
-
-    Args:
-        content_KO: the bytes that follow the first ones.
-        bits: of a value.
-        values: the vectors.
-        number: writes the values of such codes, at such rows and columns, to a tensor.
-        multiple: of columns of a piece.
-    """
-    rows_KM, packed_KO = empty(len(content_KO), values.numbers, values.dtype), content_KO.numpy()
-    for rows, columns in pieces(rows_KM.shape, multiple):
-        codes = unpack(packed_KO[rows], bits, columns.stop - columns.start, columns.start)
-        number(codes, rows, columns, rows_KM[rows, columns])
-    return rows_KM
 
 
 def _blocks(rows_KM: Tensor, size: int) -> Iterator[Tensor]:
@@ -146,12 +100,27 @@ def _norm(block: Tensor) -> Tensor:
     return norms.clamp_max_(torch.finfo(block.dtype).max)
 
 
+def _words(streams: list[np.random.Generator], rows: slice, columns: slice, kind: np.dtype[Any]) -> NDArray[Any]:
+    """Random words, each row's from its stream, [K, M]; the columns of a row come in order.
+
+    Args:
+        streams: one for each of all rows.
+        rows: of a piece.
+        columns: of it.
+        kind: unsigned integers of 32 or 64 bits.
+    """
+    count = columns.stop - columns.start
+    size = -(-count * kind.itemsize // 8)
+    # these are the words that Generator.random and Generator.integers would shift, in half their time
+    drawn = [stream.bit_generator.random_raw(size).view(kind)[:count] for stream in streams[rows]]
+    return drawn[0][None] if len(drawn) == 1 else np.stack(drawn)
+
+
 def _uniforms(streams: list[np.random.Generator], rows: slice, columns: slice) -> Tensor:
-    """Numbers uniform in [0, 1), each row's from its stream, [K, M]; the columns of a row come in order."""
-    drawn_KM = np.empty((rows.stop - rows.start, columns.stop - columns.start), np.float32)
-    for stream, drawn_M in zip(streams[rows], drawn_KM, strict=True):
-        stream.random(out=drawn_M, dtype=np.float32)
-    return torch.from_numpy(drawn_KM)
+    """Multiples of 2⁻²⁴ uniform in [0, 1), [K, M]; arguments as those of :func:`_words`."""
+    drawn_KM = _words(streams, rows, columns, np.dtype(np.uint32))
+    drawn_KM >>= 8
+    return torch.from_numpy(drawn_KM.view(np.int32)).to(torch.float32).mul_(2**-24)
 
 
 def nearest(magnitudes: NDArray[np.floating], middles: list[float]) -> NDArray[np.uint8]:
@@ -183,7 +152,7 @@ class _Cast(Codec):
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Convert back."""
         content_KO, size = stacked(content), self.dtype.itemsize
-        rows_KM = empty(len(content_KO), values.numbers, values.dtype)
+        rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns in pieces(rows_KM.shape):
             part_KO = content_KO[rows, columns.start * size : columns.stop * size]
             rows_KM[rows, columns] = from_bytes(part_KO, self.dtype)
@@ -239,7 +208,7 @@ class Int8(Codec):
         smallest = torch.finfo(rows_KM.dtype).tiny  # below it a quotient is not exact to half a step
         scales_KB = (_of_blocks(rows_KM, self.block, _peak) / 127).clamp_min_(smallest)
         head_KO = as_bytes(scales_KB)
-        content_KO = empty(len(rows_KM), head_KO.shape[1] + values.numbers, torch.uint8)
+        content_KO = empty((len(rows_KM), head_KO.shape[1] + values.numbers), torch.uint8)
         content_KO[:, : head_KO.shape[1]] = head_KO
         codes_KM = content_KO[:, head_KO.shape[1] :].view(torch.int8)
         for rows, columns in pieces(rows_KM.shape, self.block):
@@ -253,7 +222,7 @@ class Int8(Codec):
         content_KO = stacked(content)
         codes_KM = content_KO[:, -values.numbers :].view(torch.int8)
         scales_KB = from_bytes(content_KO[:, : -values.numbers], values.dtype)
-        rows_KM = empty(len(content_KO), values.numbers, values.dtype)
+        rows_KM = empty((len(content_KO), values.numbers), values.dtype)
         for rows, columns in pieces(rows_KM.shape, self.block):
             by_block = _by_block(codes_KM[rows, columns], scales_KB[rows], self.block, columns)
             for (codes, scale), block in zip(by_block, _blocks(rows_KM[rows, columns], self.block), strict=True):
@@ -414,7 +383,7 @@ class TernGrad(Codec):
         """Keep each value's sign, or nothing."""
         groups, streams = values.groups(), [draw.own(row) for row in range(len(rows_KM))]
         peaks_KG = torch.stack([self._peaks(rows_KM, places) for places in groups], 1)
-        digits_KM = empty(len(rows_KM), -(-values.numbers // 5) * 5, torch.uint8)
+        digits_KM = empty((len(rows_KM), -(-values.numbers // 5) * 5), torch.uint8)
         digits_KM[:, values.numbers :] = 1
         # a row's numbers are drawn in its order
         for place, peaks_K in sorted(_by_layer(groups, peaks_KG), key=lambda layer: layer[0].start):
@@ -424,7 +393,7 @@ class TernGrad(Codec):
                 piece, thresholds = layer_KM[rows, columns].numpy(), least.numpy()
                 digits[rows, columns] = 1 + (piece > thresholds).view(np.uint8) - (piece < -thresholds).view(np.uint8)
         head_KO = as_bytes(peaks_KG)
-        content_KO = empty(len(rows_KM), head_KO.shape[1] + digits_KM.shape[1] // 5, torch.uint8)
+        content_KO = empty((len(rows_KM), head_KO.shape[1] + digits_KM.shape[1] // 5), torch.uint8)
         content_KO[:, : head_KO.shape[1]] = head_KO
         codes, fives = content_KO[:, head_KO.shape[1] :].numpy(), digits_KM.view(len(rows_KM), -1, 5).numpy()
         for rows, columns in pieces(codes.shape):
@@ -437,7 +406,7 @@ class TernGrad(Codec):
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Multiply signs by the scales."""
         content_KO, taken = stacked(content), -(-values.numbers // 5)
-        rows_KM, codes = empty(len(content_KO), values.numbers, values.dtype), content_KO[:, -taken:].numpy()
+        rows_KM, codes = empty((len(content_KO), values.numbers), values.dtype), content_KO[:, -taken:].numpy()
         signs = (np.arange(256)[:, None] // 3 ** np.arange(5) % 3 - 1).astype(np.int8)
         for rows, columns in pieces(codes.shape):
             found_KM = rows_KM[rows, 5 * columns.start : 5 * columns.stop]
@@ -528,9 +497,9 @@ class Natural(Codec):
 
         def code(rows: slice, columns: slice) -> NDArray[np.uint16]:
             words = words_KM[rows, columns]
-            drawn = [stream.integers(0, 1 << mantissa, words.shape[1], kind) for stream in streams[rows]]
+            drawn = _words(streams, rows, columns, kind) >> (exponent + 1)
             # adding below the mantissa carries into the exponent as often as it should
-            rounded = ((words & ((1 << (mantissa + exponent)) - 1)) + np.stack(drawn)) >> mantissa
+            rounded = ((words & ((1 << (mantissa + exponent)) - 1)) + drawn) >> mantissa
             exponents = np.minimum(rounded, (1 << exponent) - 2)
             codes: NDArray[np.uint16] = (exponents | (words >> mantissa & (1 << exponent))).astype(np.uint16)
             return codes

@@ -75,7 +75,7 @@ class Sketch(Codec):
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Read the largest values, of a sketch or of a sum of sketches."""
         tables = stacked(inner).reshape(len(inner), self.rows, -1)
-        rows_KM = empty(len(inner), values.numbers, values.dtype)
+        rows_KM = empty((len(inner), values.numbers), values.dtype)
         for _, columns in pieces((1, values.numbers)):
             found = [
                 tables[:, row].index_select(1, buckets) * signs

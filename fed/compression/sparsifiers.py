@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fed.compression.bits import pack, packed_bytes, positions_bytes, read_positions, unpack, write_positions
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
-from fed.compression.pieces import empty
+from fed.compression.pieces import empty, pieces
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
@@ -35,10 +35,10 @@ def count_of(fraction: float, numbers: int) -> int:
 
 def largest(rows_KM: Tensor, count: int) -> Tensor:
     """Ascending positions of the largest magnitudes of each row, the first of equal ones, [K, count] on the CPU."""
-    magnitudes_KM = rows_KM.abs().cpu().numpy()
-    if magnitudes_KM.shape[1] < 8 * _SAMPLE:
-        return torch.from_numpy(_largest(magnitudes_KM, count))
-    return torch.from_numpy(np.stack([_largest_of_many(row_M, count) for row_M in magnitudes_KM]))
+    numbers_KM = rows_KM.numpy()
+    if numbers_KM.shape[1] < 8 * _SAMPLE:
+        return torch.from_numpy(_largest(np.abs(numbers_KM), count))
+    return torch.from_numpy(np.stack([_largest_of_many(row_M, count) for row_M in numbers_KM]))
 
 
 def _largest(magnitudes_KM: NDArray[np.floating], count: int) -> NDArray[np.int64]:
@@ -51,14 +51,21 @@ def _largest(magnitudes_KM: NDArray[np.floating], count: int) -> NDArray[np.int6
     return np.nonzero(are_kept)[1].reshape(rows, count)
 
 
-def _largest_of_many(magnitudes_M: NDArray[np.floating], count: int) -> NDArray[np.int64]:
-    """The same for one long row: a threshold from a sample leaves few values to choose from."""
-    sample = np.sort(magnitudes_M[:: len(magnitudes_M) // _SAMPLE])
-    expected = len(sample) * count / len(magnitudes_M)
+def _largest_of_many(row_M: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """The same of one long row: a threshold from a sample leaves few values to choose from."""
+    sample = np.sort(np.abs(row_M[:: len(row_M) // _SAMPLE]))
+    expected = len(sample) * count / len(row_M)
     place = len(sample) - 1 - int(expected + 4 * expected**0.5 + 4)
-    if place > 0 and len(candidates := np.flatnonzero(magnitudes_M >= sample[place])) >= count:
-        return candidates.take(_largest(magnitudes_M[None, candidates], count).ravel())
-    return _largest(magnitudes_M[None], count).ravel()
+    if place > 0 and len(candidates := _at_least(row_M, sample[place])) >= count:
+        return candidates.take(_largest(np.abs(row_M[None, candidates]), count).ravel())
+    return _largest(np.abs(row_M[None]), count).ravel()
+
+
+def _at_least(row_M: NDArray[np.floating], magnitude: float) -> NDArray[np.int64]:
+    """Ascending positions of magnitudes that reach this one."""
+    parts = [columns for _, columns in pieces((1, len(row_M)))]
+    found = [np.flatnonzero(np.abs(row_M[part]) >= magnitude) + part.start for part in parts]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
@@ -69,7 +76,7 @@ def scattered(positions_KJ: Rows, inner: Rows, values: Values) -> Tensor:
         inner: the values there.
         values: the vectors.
     """
-    rows_KM = empty(len(positions_KJ), values.numbers, values.dtype).zero_()
+    rows_KM = empty((len(positions_KJ), values.numbers), values.dtype).zero_()
     for row_M, positions_J, values_J in zip(rows_KM, positions_KJ, inner, strict=True):
         row_M[positions_J] = values_J
     return rows_KM
@@ -192,7 +199,7 @@ class Threshold(Codec):
 
     def encode(self, rows_KM: Tensor, values: Values, state: CodecState, draw: Draw) -> Encoded:
         """Choose those that are large enough."""
-        chosen = [torch.nonzero(row_M.abs() >= self.magnitude)[:, 0] for row_M in rows_KM]
+        chosen = [torch.from_numpy(_at_least(row_M, self.magnitude)) for row_M in rows_KM.numpy()]
         kept = [row_M[positions] for row_M, positions in zip(rows_KM, chosen, strict=True)]
         return Encoded([_with_count(positions, values) for positions in chosen], kept)
 

@@ -65,7 +65,14 @@ CHAINS: dict[str, tuple[Codec | Zstd, ...]] = {name: (codec,) for name, codec in
     "dgc sign zstd": (DGC(), Sign(), Zstd()),
     "sketch float16": (Sketch(fraction=0.5), Float16()),
 }
-LAYERS = (torch.Size([30, 20]), torch.Size([30]), torch.Size([5, 3, 3, 9]), torch.Size([9]), torch.Size([]))
+LAYERS = (
+    torch.Size([30, 20]),
+    torch.Size([30]),
+    torch.Size([5, 3, 3, 9]),
+    torch.Size([9]),
+    torch.Size([0]),
+    torch.Size([]),
+)
 NUMBERS = sum(shape.numel() for shape in LAYERS)
 
 
