@@ -10,10 +10,10 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge deployment benchmark time test test-all lint format docs protocol clean
+.PHONY: help compare edge deployment benchmark time compression test test-all lint format docs protocol clean
 
 help:  ## list these goals
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints where the report is
 	$(BIN)/fed compare examples/digits.yaml --output runs/compare --overwrite
@@ -29,6 +29,9 @@ benchmark: $(LINKED) benchmarks/.venv/installed  ## rounds a second beside PyTor
 
 time: $(LINKED)  ## events a second of the simulator's clock, with 1,000 to 1,000,000 clients; two minutes
 	$(BIN)/python benchmarks/time.py
+
+compression: $(LINKED)  ## speed, bytes and accuracy of codecs, and the bandwidth below which each pays; ten minutes
+	$(BIN)/python benchmarks/compression.py
 
 test: lint  ## lint, types and tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
