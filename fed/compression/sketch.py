@@ -18,6 +18,7 @@ from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
 from fed.compression.sparsifiers import Fraction, count_of, largest, scattered
 from fed.config.compatibility import Feature, Term
+from fed.errors import InvalidPayload
 
 __all__ = ["Sketch"]
 
@@ -75,6 +76,8 @@ class Sketch(Codec):
     def decode(self, content: Rows, inner: Rows, values: Values, draw: Draw) -> Tensor:
         """Read the largest values, of a sketch or of a sum of sketches."""
         tables = stacked(inner).reshape(len(inner), self.rows, -1)
+        if not tables.isfinite().all():
+            raise InvalidPayload("the buckets of a sketch must hold finite numbers, got others")
         rows_KM = empty((len(inner), values.numbers), values.dtype)
         for _, columns in pieces((1, values.numbers)):
             found = [

@@ -252,6 +252,14 @@ def test_any_bytes_are_a_vector_or_refused(name: str, data: st.DataObject) -> No
     assert found_M.shape == (1, NUMBERS)
 
 
+def test_a_sketch_without_finite_numbers_is_refused() -> None:
+    of = chain("sketch")
+    message = of.encode(gaussian(1), {}, draw(1)).content[0]
+    message[-1], message[-2] = 0x7F, 0xC0  # NaN in the last bucket
+    with pytest.raises(InvalidPayload, match="finite"):
+        of.read(of.decode([message], draw(1)), draw(1))
+
+
 def test_float16_errs_by_half_a_unit_in_the_last_place() -> None:
     row_M = gaussian(1)
     assert ((round_trip(chain("float16"), row_M) - row_M).abs() <= row_M.abs() * 2**-11 + 2**-25).all()
