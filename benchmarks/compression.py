@@ -37,6 +37,7 @@ import fed
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Draw, Values
 from fed.compression.feedback import Encoder
+from fed.errors import InvalidData
 from fed.machine import keep_freed_memory
 from fed.randomness import Streams
 
@@ -301,4 +302,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except InvalidData as error:
+        sys.exit(f"error: {error}")
