@@ -3,6 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,45 @@ def test_an_edge_receives_each_content_once() -> None:
     )
     for one, other in zip(flat.metrics, tree.metrics, strict=True):
         assert other["bytes_down"] - one["bytes_down"] == 2 * one["bytes_down"] // 8
+
+
+def test_an_edge_may_receive_the_model_and_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For newcomers and for clients that were away: of the differences the most that one of them lacks."""
+    sent: list[dict[int, dict[bool, int]]] = []
+    dispatch = SimulatedFleet.dispatch
+
+    def dispatched(fleet: SimulatedFleet, tasks: Iterable[Task]) -> None:
+        tasks, of_edges = [*tasks], dict[int, dict[bool, int]]()
+        for task in tasks:
+            of_edge = of_edges.setdefault(int(task.client) // 4, {})
+            is_whole = task.differences is None
+            of_edge[is_whole] = max(of_edge.get(is_whole, 0), task.size_bytes())
+        sent.append(of_edges)
+        dispatch(fleet, tasks)
+
+    monkeypatch.setattr(SimulatedFleet, "dispatch", dispatched)
+    given = experiment(rounds={"count": 10, "cohort": 3}, downlink=[{"kind": "topk", "fraction": 0.2}, "int8"])
+    clients = Clients(monkeypatch, given)
+    tree = fed.simulate(given.override({"hierarchy": {"fan_out": 4}}), data=DATA, model=parts.double)
+    assert any(len(of_edge) == 2 for of_edges in sent for of_edge in of_edges.values())
+    to_edges = sum(sum(of_edge.values()) for of_edges in sent for of_edge in of_edges.values())
+    assert tree.summary["bytes_down"] == clients.bytes_down + to_edges
+
+
+def test_the_clock_takes_what_is_sent(tmp_path: Path) -> None:
+    """Of one byte a second down, and no other time."""
+    lines = [f"{client},1e300,1.0,1e300,0" for client in range(8)]
+    (tmp_path / "d.csv").write_text(
+        "\n".join(["client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s", *lines])
+    )
+    devices = {"kind": "trace", "file": str(tmp_path / "d.csv")}
+    run = fed.simulate(
+        experiment(rounds={"count": 4}, downlink=["int8"], devices=devices), data=DATA, model=parts.double
+    )
+    clocks = [0.0, *(line["virtual_s"] for line in run.metrics)]
+    took_s = [later - earlier for earlier, later in itertools.pairwise(clocks)]
+    assert took_s == pytest.approx([line["bytes_down"] / 8 for line in run.metrics])
+    assert took_s[1] < took_s[0] / 4
 
 
 @pytest.mark.parametrize(

@@ -141,13 +141,14 @@ def test_the_sum_is_that_of_what_clients_have_sent(algorithm: str, monkeypatch: 
     monkeypatch.setattr(SimulatedFleet, "settle", settled)
     experiment = fed.Experiment(
         algorithm=algorithm,
-        rounds={"count": 8, "deadline_s": 2.0},
+        rounds={"count": 8, "deadline_s": 0.5, "partial_work": "drop"},
         devices=SLOW,
         uplink=["topk"],
         **ALL,
     )
-    fed.simulate(experiment, data=unequal(sizes), model=parts.double)
+    run = fed.simulate(experiment, data=unequal(sizes), model=parts.double)
     assert len(fleets) == 8
+    assert sum(line["late"] for line in run.metrics) > 0
     assert failures > 0
 
 

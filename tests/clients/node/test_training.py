@@ -11,13 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from fed.clients.node.reference import KeptReference
 from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
+from fed.compression.chain import CodecChain
+from fed.compression.codec import Values
+from fed.compression.feedback import EF21, Encoder
+from fed.compression.quantisers import Int8
 from fed.config.experiment import Experiment
 from fed.errors import InvalidPayload, RunFailed
+from fed.randomness import Streams
 from fed.storage.checkpoints import Checkpoints
+from fed.wire.format import Format
+from fed.wire.messages import Difference
 from fed.wire.payloads import read, written
 from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Plan, Signature, TaskId
+from fed.wire.protocol_pb2 import Difference as Difference_
+from fed.wire.reference import Reference
 
 
 class Node:
@@ -147,6 +157,28 @@ def test_a_reference_of_another_kind_is_none(kept: dict[str, Any], tmp_path: Pat
     done = node._training.train(Assignment(task=_task(1), payload=payload, reference="b", since="a"), node._file)
     assert isinstance(done, Failed)
     assert done.lacks_model
+
+
+@pytest.mark.parametrize("has", [0, 1, 2])
+def test_a_node_adds_the_differences_that_it_lacks(has: int, tmp_path: Path) -> None:
+    """Where it has done a task that the server does not know of, it has a later version than is said."""
+    encoder, streams = Encoder(CodecChain((Int8(),), Values(6, torch.float32)), EF21()), Streams(0)
+    versions, differences, state = [Reference.first(torch.zeros(1, 6))], list[Difference](), dict[str, Tensor]()
+    for number in (1, 2):
+        moved, one, _ = versions[-1].towards(torch.randn(1, 6), number, encoder, state, streams)
+        versions.append(moved)
+        differences.append(one)
+    message = Format(torch.float32, (6,), parameters=6, downlink_codecs=(Int8(),))
+    Checkpoints(tmp_path, 1).write(0, versions[has]._asdict())
+    said = [Difference_(number=one.number, after=one.after) for one in differences]
+    assignment = Assignment(reference=versions[2].name, since=versions[0].name, differences=said)
+    tensors = [*(one.messages[0] for one in differences), torch.zeros(0), torch.zeros(0, dtype=torch.int64)]
+    model = KeptReference(message, streams, tmp_path).model(assignment, tensors)
+    assert model is not None
+    assert torch.equal(model[0], versions[2].numbers_KP[0])
+    kept = Checkpoints(tmp_path, 1).newest()
+    assert kept is not None
+    assert kept[1]["name"] == versions[2].name
 
 
 def test_a_client_that_keeps_nothing_has_nothing_to_lose(tmp_path: Path) -> None:
