@@ -18,6 +18,7 @@ from fed.clients.node.plans import part_of_nodes
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
+from fed.compression.timing import facts_of
 from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
@@ -228,6 +229,7 @@ class Deployment:
                 "parameters": prepared.layout.parameters,
                 "refused": fleet.counts.refused,
                 "nodes": fleet.counts.lines(),
+                **facts_of(federation.coordinator.message.encoder),
             },
             report=lambda run: run_report(run, None),
             fingerprint=fingerprint,

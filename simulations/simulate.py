@@ -14,6 +14,7 @@ from fed.clients.data.holdings import in_order
 from fed.clients.evaluation import Metric
 from fed.clients.training.executor import Executor
 from fed.clients.training.losses import Loss
+from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
 from fed.reports.html import run_report
@@ -144,7 +145,8 @@ def _loop(
         attackers = simulation.attackers
         adversaries = {"adversaries": in_order(attackers.clients)} if attackers else {}
         counts = {"clients": simulation.population, "parameters": simulation.layout.parameters}
-        return {**counts, **federation.occupation(), **adversaries}
+        codecs = facts_of(simulation.message.encoder) if simulation.message else {}
+        return {**counts, **federation.occupation(), **adversaries, **codecs}
 
     return TrainingLoop(
         simulation.experiment,

@@ -57,9 +57,10 @@ def row_of(
         ``name``, ``algorithm``, ``seeds`` that came to their end, and of these: the mean and the sample standard
         deviation (None for a single seed) of ``final_test_accuracy`` and ``final_test_loss``; ``rounds_to_target``,
         ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that reach it; the means of
-        ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s`` and ``idle_share``; the means of the last measured
-        ``client_accuracy_mean``, ``client_accuracy_std`` and ``client_accuracy_worst_decile``; of all tasks the shares
-        ``late`` and ``failed``, and of all replies the mean ``staleness``; ``status`` (finished,
+        ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s``, ``idle_share`` and ``uplink_pays_below_bytes_per_s``;
+        the means of the last measured ``client_accuracy_mean``, ``client_accuracy_std`` and
+        ``client_accuracy_worst_decile``; of all tasks the shares ``late`` and ``failed``, and of all replies the mean
+        ``staleness``; ``status`` (finished,
         failed if any run failed, or interrupted if one is missing) and ``reason``: each once, with the seeds.
     """
     finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run)}
@@ -81,7 +82,7 @@ def row_of(
         **_to_target([run["metrics"] for run in finished.values()], target),
         **{
             key: spread(summary.get(key) for summary in summaries)[0]
-            for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s", "idle_share")
+            for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s", "idle_share", "uplink_pays_below_bytes_per_s")
         },
         **{
             key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0]

@@ -42,6 +42,8 @@ def columns(result: ComparisonResult) -> list[Column]:
         if any(row["virtual_s_to_target"] for row in rows):
             shown.append(_column(f"simulated time to {target:g}", rows, "virtual_s_to_target", duration_text))
     shown += [_column(f"bytes {way}", rows, f"bytes_{way}", bytes_text) for way in ("up", "down")]
+    if any(row["uplink_pays_below_bytes_per_s"] for row in rows):
+        shown.append(_column("codecs pay below", rows, "uplink_pays_below_bytes_per_s", _rate_text))
     shown += _of_clients(rows)
     shown += _of_tasks(rows)
     shown.append(_column("wall time", rows, "wall_s", duration_text))
@@ -109,6 +111,10 @@ def _rounds(row: dict[str, Any]) -> str:
         return "–"
     part = "" if row["reached"] == len(row["seeds"]) else f" ({row['reached']} of {len(row['seeds'])} seeds)"
     return count_text(row["rounds_to_target"]) + part
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    return f"{bytes_text(bytes_per_s)}/s"
 
 
 def _column(heading: str, rows: Sequence[dict[str, Any]], key: str, text: Callable[[Any], str]) -> Column:

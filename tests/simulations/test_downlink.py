@@ -166,7 +166,7 @@ def test_the_clock_takes_what_is_sent(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text(
         "\n".join(["client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s", *lines])
     )
-    devices = {"kind": "trace", "file": str(tmp_path / "d.csv")}
+    devices = {"kind": "trace", "path": str(tmp_path / "d.csv")}
     run = fed.simulate(
         experiment(rounds={"count": 4}, downlink=["int8"], devices=devices), data=DATA, model=parts.double
     )
