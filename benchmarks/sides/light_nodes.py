@@ -18,6 +18,7 @@ from fed.clients.setup import Preparation
 from fed.config.experiment import Experiment
 from fed.identity.credentials import NodeCredentials
 from fed.wire.dialling import DialPatience
+from fed.wire.format import TaskSpec
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import TensorSpec, read, written
 from fed.wire.protocol import PROTOCOL
@@ -48,7 +49,7 @@ class AtOnce:
         inputs = torch.zeros(2, *self._described.signature.input_shape), torch.zeros(2, dtype=torch.int64)
         data = FederatedData({0: inputs}, None, self._described.signature.classes)
         layout = Preparation(experiment, data).layout.shared
-        self.spec = [TensorSpec(layout.dtype, layout.size), TensorSpec(torch.int64, layout.integer_count)]
+        self.spec = TaskSpec((TensorSpec(layout.dtype, layout.size), TensorSpec(torch.int64, layout.integer_count)))
 
     def train(self, assignment: Assignment, path: Path, _: float | None) -> Answer:
         """The model, a little smaller."""
