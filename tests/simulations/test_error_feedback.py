@@ -66,6 +66,7 @@ class Ledger:
             answers.clear()
             settle(fleet, counted)
 
+        monkeypatch.setattr("fed.simulations.simulate.facts_of", lambda encoder: {})  # which encodes a vector of nobody
         monkeypatch.setattr(Encoder, "encode", encoded)
         monkeypatch.setattr(SimulatedFleet, "collect", collected)
         monkeypatch.setattr(SimulatedFleet, "settle", settled)

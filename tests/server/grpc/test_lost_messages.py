@@ -13,12 +13,14 @@ from torch import Tensor
 
 import fed
 from fed.clients.client_states import codec_state
+from fed.clients.node.training import NodeTraining
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder, Sent
 from fed.server.deploy import serve
 from fed.server.real_fleet import RealFleet
 from fed.wire.messages import Answer
 from fed.wire.protocol_pb2 import Assignment, TaskId
+from tests.server.deployed import wait_for
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 CLIENTS = 3
@@ -35,9 +37,10 @@ class Ledger:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.updates: list[Tensor] = []
         self.counted = torch.zeros(())
-        self.lost = 0
+        self.lost = self.training = 0
         answers: dict[int, Answer] = {}
         encode, collect, settle = Encoder.encode, RealFleet.collect, RealFleet.settle
+        train = NodeTraining.train
         lock, generator = threading.Lock(), np.random.default_rng(0)
 
         def encoded(encoder: Encoder, update_KM: Tensor, state: CodecState, draw: Draw) -> Sent:
@@ -61,6 +64,16 @@ class Ledger:
             settle(fleet, counted)
             self.lost += bool(fleet._kept.lost_after)
 
+        def trained(training: NodeTraining, *arguments: Any) -> Any:
+            with lock:
+                self.training += 1
+            done = train(training, *arguments)
+            with lock:
+                self.training -= 1
+            return done
+
+        monkeypatch.setattr("fed.server.deploy.facts_of", lambda encoder: {})  # which encodes a vector of nobody
+        monkeypatch.setattr(NodeTraining, "train", trained)
         monkeypatch.setattr(Encoder, "encode", encoded)
         monkeypatch.setattr(RealFleet, "collect", collected)
         monkeypatch.setattr(RealFleet, "settle", settled)
@@ -103,7 +116,7 @@ def test_late_nodes_keep_what_did_not_count(rounds: str, tmp_path: Path, monkeyp
     serve(experiment, listen="127.0.0.1:0", output=tmp_path / "run", min_nodes=CLIENTS, on_listen=begin)
     for node in nodes:
         node.end()
-    time.sleep(0.7)  # what is under way when the run ends is encoded all the same
+    wait_for(lambda: not ledger.training, "what is under way when the run ends, and is encoded all the same")
     for task in ledger.fleet._open.values():
         ledger.fleet._lose(task.id, task.client)
     kept = torch.stack([ledger.residual_of(node) for node in nodes]).sum(0)
