@@ -69,7 +69,7 @@ class HierarchicalFleet:
         self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
         self._hierarchy = hierarchy
         self._message = message
-        self._received_bytes: dict[int, int] = {}  # of the last tasks, by edge
+        self._received_bytes: dict[int, int] = {}  # by edge, that no answer has told of yet
         self._edges: dict[int | str, int] = {}
         self._passed_s = 0.0
 
@@ -89,7 +89,8 @@ class HierarchicalFleet:
         if not tasks:
             return
         received_bytes = self._bytes_to_edges(tasks)
-        self._received_bytes |= received_bytes
+        for edge, size_bytes in received_bytes.items():
+            self._received_bytes[edge] = self._received_bytes.get(edge, 0) + size_bytes
         down_s = self._hierarchy.exchange_s(max(received_bytes.values()))
         self._passed_s += down_s
         ways_s = down_s + self._hierarchy.exchange_s(self._message.sum_bytes)
@@ -132,7 +133,7 @@ class HierarchicalFleet:
             train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
             size_bytes=sum(answer.size_bytes for answer in answers) + self._message.sum_bytes,
             partial=total,
-            more_bytes_down=self._received_bytes.get(self._edges[answers[0].clients[0]], 0),
+            more_bytes_down=self._received_bytes.pop(self._edges[answers[0].clients[0]], 0),
         )
 
     def wait(self, until: float = math.inf) -> bool:
@@ -141,11 +142,17 @@ class HierarchicalFleet:
 
     def state(self) -> Tree:
         """State of the clients' fleet, and the time spent above it."""
-        return {"passed_s": self._passed_s, "edges": self._edges, "fleet": self._fleet.state()}
+        return {
+            "passed_s": self._passed_s,
+            "edges": self._edges,
+            "received_bytes": self._received_bytes,
+            "fleet": self._fleet.state(),
+        }
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self._passed_s, self._edges = state["passed_s"], state["edges"]
+        self._received_bytes = state["received_bytes"]
         self._fleet.restore(state["fleet"])
 
 

@@ -261,7 +261,8 @@ class Format:
     def later_task_bytes(self, behind: int) -> int:
         """Bytes of a task of a later round for a client that lacks so many differences."""
         whole_bytes = self.parameters * len(self.difference) * self.dtype.itemsize
-        return self.later_downlink_bytes - max(whole_bytes - behind * self.difference_bytes, 0)
+        saved_bytes = whole_bytes - behind * self.difference_bytes if behind <= MOST_DIFFERENCES else 0
+        return self.later_downlink_bytes - max(saved_bytes, 0)
 
     @property
     def beside(self) -> tuple[TensorSpec, ...]:

@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from safetensors.torch import load_file
 import fed
 from fed.errors import Diverged, InvalidExperiment
 from fed.randomness import Streams
+from fed.server.hierarchy import HierarchicalFleet
 from fed.simulations.estimate import expect
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulation import Simulation
-from fed.wire.messages import Difference, Task
+from fed.wire.messages import Answer, Difference, Task
 from fed.wire.reference import Reference
 from tests.simulations import users_parts as parts
 
@@ -113,6 +114,20 @@ def test_an_exact_codec_changes_nothing(algorithm: str) -> None:
         torch.testing.assert_close(exact.model.state_dict()[name], tensor, rtol=0, atol=1e-12)
 
 
+def test_differences_of_too_many_rounds_are_not_expected() -> None:
+    """Of 70 clients one each round, a difference is 64 times as small as the model, and nobody gets one."""
+    data = fed.FederatedData({client: parts.samples(6, client, torch.float64) for client in range(70)}, None, classes=3)
+    given = experiment(
+        rounds={"count": 140, "cohort": 1, "sampling": "round_robin", "evaluate_every": 140},
+        downlink=[{"kind": "topk", "fraction": 0.02}, "sign"],
+    )
+    run = fed.simulate(given, data=data, model=lambda: torch.nn.Linear(4, 300).double())
+    whole = fed.simulate(given.override({"downlink": []}), data=data, model=lambda: torch.nn.Linear(4, 300).double())
+    assert run.summary["bytes_down"] == whole.summary["bytes_down"]
+    expected = expect(Simulation(given, data, lambda: torch.nn.Linear(4, 300).double()))
+    assert expected.bytes_down == run.summary["bytes_down"]
+
+
 def test_who_is_far_behind_gets_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 8 clients one each round: 8-fold differences of float16 are longer than the model."""
     given = experiment(rounds={"count": 24, "cohort": 1, "sampling": "round_robin"}, downlink=["float16"])
@@ -174,6 +189,33 @@ def test_the_clock_takes_what_is_sent(tmp_path: Path) -> None:
     took_s = [later - earlier for earlier, later in itertools.pairwise(clocks)]
     assert took_s == pytest.approx([line["bytes_down"] / 8 for line in run.metrics])
     assert took_s[1] < took_s[0] / 4
+
+
+def test_backups_reach_their_edges_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What edges receive is counted, if they are sent something twice in a round."""
+    sent, told = list[int](), list[int]()
+    bytes_to_edges, summed = HierarchicalFleet._bytes_to_edges, HierarchicalFleet._summed
+
+    def to_edges(fleet: HierarchicalFleet, tasks: Sequence[Task]) -> dict[int, int]:
+        received = bytes_to_edges(fleet, tasks)
+        sent.extend(received.values())
+        return received
+
+    def of_edge(fleet: HierarchicalFleet, answers: Sequence[Answer]) -> Answer:
+        answer = summed(fleet, answers)
+        told.append(answer.more_bytes_down)
+        return answer
+
+    monkeypatch.setattr(HierarchicalFleet, "_bytes_to_edges", to_edges)
+    monkeypatch.setattr(HierarchicalFleet, "_summed", of_edge)
+    given = experiment(
+        rounds={"count": 8, "cohort": 3, "backup_after_s": 0.5},
+        devices={"kind": "lognormal", "samples_per_s": 10.0},
+        hierarchy={"fan_out": 4},
+    )
+    fed.simulate(given, data=DATA, model=parts.double)
+    assert len(sent) > 16
+    assert sum(told) == sum(sent)
 
 
 @pytest.mark.parametrize(
