@@ -34,6 +34,7 @@ from tests.server.flower.test_app import assert_same
 from tests.server.grpc.threaded import ThreadedNode, nodes_of
 from tests.simulations import users_parts as parts
 
+CODECS = [*registry.CODECS.builtin]
 CLIENTS, ROUNDS = 3, 2
 INPUTS, HIDDEN, CLASSES = 64, 8, 10
 PARAMETERS = (INPUTS + 1) * HIDDEN + (HIDDEN + 1) * CLASSES
@@ -201,6 +202,18 @@ def test_deployed_runs_match_the_simulation_in_bits_and_bytes(
     assert [line["bytes_up"] for line in metrics] == [CLIENTS * bytes_of(algorithm)] * ROUNDS
     assert [line["bytes_up"] for line in simulated.metrics] == [line["bytes_up"] for line in metrics]
     assert [line["bytes_down"] for line in simulated.metrics] == [line["bytes_down"] for line in metrics]
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_nodes_send_the_bytes_of_the_simulation(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every codec, whose messages are as long as their numbers make them."""
+    install(monkeypatch)
+    given = experiment(uplink=[kind])
+    sent, metrics = over_flower(given, tmp_path)
+    simulated = fed.simulate(given)
+    assert_same(tmp_path / "run", simulated)
+    assert sum(sent) == simulated.summary["bytes_up"]
+    assert [line["bytes_up"] for line in metrics] == [line["bytes_up"] for line in simulated.metrics]
 
 
 @pytest.mark.parametrize("deployed", [over_grpc, over_flower], ids=["grpc", "flower"])
