@@ -25,7 +25,7 @@ from tests.server.grpc.threaded import ThreadedNode, nodes_of
 
 CLIENTS = 3
 ROUNDS: dict[str, dict[str, Any]] = {
-    "deadline": {"count": 6, "deadline_s": 0.3, "partial_work": "drop"},
+    "deadline": {"count": 6, "deadline_s": 0.8, "partial_work": "drop"},
     "two of three": {"count": 6, "cohort": 2, "over_selection": 1.5},
     "buffered": {"kind": "buffered", "count": 10, "buffer": 1, "concurrency": 3, "most_stale": 1},
 }
@@ -46,7 +46,7 @@ class Ledger:
         def encoded(encoder: Encoder, update_KM: Tensor, state: CodecState, draw: Draw) -> Sent:
             with lock:
                 self.updates += [*update_KM.clone()]
-                takes_s = float(generator.choice([0.0, 0.0, 0.6]))
+                takes_s = float(generator.choice([0.0, 0.0, 1.2]))
             time.sleep(takes_s)
             return encode(encoder, update_KM, state, draw)
 
