@@ -88,6 +88,9 @@ class PeerRule(Algorithm):
     needs_gradient: ClassVar[bool] = False
     """Whether it takes (x − descend(x)) / lr for the gradient, which it is not under momentum or Adam."""
 
+    corrects_weights: ClassVar[bool] = False
+    """Whether it finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
+
     def needs(self) -> Sequence[Term]:
         """The same peers always."""
         why = "because the mean counts every peer's model from the first round to the last"

@@ -67,7 +67,7 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
     """The bytes from clients and to clients of so many tasks."""
     message, algorithm = simulation.message, simulation.algorithm
     if message is None:
-        moved = simulation.policy.count * exchanged_bytes(algorithm, simulation.layout, simulation.weights)
+        moved = exchanged_bytes(algorithm, simulation.layout, simulation.topology, simulation.policy.count)
         return moved, moved
     if algorithm.pools_data:
         return 0, 0

@@ -5,17 +5,20 @@ Shapes: see :mod:`fed.layout`.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fed.errors import RunFailed
-from fed.mixing import Weights
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
+from fed.topology import Topology
+
+if TYPE_CHECKING:
+    from fed.mixing import Weights
 
 __all__ = ["Attendance", "SimulatedNeighbourhood"]
 
@@ -44,14 +47,15 @@ class SimulatedNeighbourhood:
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.
-        weights: W; None where peers never meet.
+        topology: each round's neighbours; None where peers never meet.
         model_bytes: of a model as it travels.
     """
 
-    def __init__(self, clients: SimulatedClients, weights: Weights | None, model_bytes: int) -> None:
+    def __init__(self, clients: SimulatedClients, topology: Topology | None, model_bytes: int) -> None:
         self.clock = 0.0
         self.bytes_sent = 0
-        self.weights = self._whole = weights
+        self._topology = topology
+        self.weights = self._whole = topology.weights(1) if topology else None
         self.members: Sequence[int | str] = clients.data.clients
         self._clients = clients
         self._model_bytes = model_bytes
@@ -70,7 +74,7 @@ class SimulatedNeighbourhood:
             RunFailed: if no peer is available, and none ever will be.
         """
         self.bytes_sent = 0
-        self.weights = self._whole
+        self.weights = self._whole = self._topology.weights(number) if self._topology else None
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
         self._await_peer(number)

@@ -23,6 +23,7 @@ from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
 from fed.simulations.neighbourhood import Attendance, SimulatedNeighbourhood
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree, plain, refilled
+from fed.topology import Topology
 
 __all__ = ["SimulatedPeers", "exchanged_bytes"]
 
@@ -213,23 +214,25 @@ class _LocalSteps:
         return [self.peers.clients.sizes[row] for row in self.attendance.rows_S]
 
 
-def exchanged_bytes(rule: PeerRule, layout: Layout, weights: Weights | None) -> int:
-    """Bytes that peers send in a round in which all take part: each receives what its neighbours send.
+def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, rounds: int) -> int:
+    """Bytes that peers send in rounds in which all take part: each receives what its neighbours send.
 
     They are measured on a peer without neighbours and a model of zeros.
 
     Args:
         rule: makes the exchanges.
         layout: of a peer's model.
-        weights: W; None where peers never meet.
+        topology: each round's neighbours; None where peers never meet.
+        rounds: how many.
     """
-    if weights is None:
+    if topology is None:
         return 0
     trial = _Trial()
     buffers_NR = torch.zeros(1, layout.size - layout.parameters, dtype=layout.dtype)
     first = first_state(rule, torch.zeros(1, layout.parameters, dtype=torch.float64))
     next_state(rule, first, trial, Exchanges(trial, buffers_NR))
-    return len(weights.senders_X) * trial.sent_bytes
+    of_rounds = [topology.weights(number) for number in range(1, 1 + (rounds if topology.changes else 1))]
+    return sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds) * trial.sent_bytes
 
 
 class _Trial:

@@ -19,7 +19,6 @@ from fed.clients.training.work_items import Train
 from fed.config.components import Component
 from fed.config.experiment import Experiment
 from fed.errors import InvalidData, InvalidExperiment
-from fed.mixing import Weights
 from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation, step_sizes
@@ -32,7 +31,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.peers import SimulatedPeers
 from fed.simulations.simulated_clients import Groups, SimulatedClients
-from fed.topology import mixing_matrix
+from fed.topology import Topology
 
 __all__ = ["Simulation", "begin_scoring"]
 
@@ -84,7 +83,7 @@ class Simulation:
         self.experiment = _resolved(experiment, data, model, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.prepared.phases)
-        self.weights = self._mixing_weights(experiment.topology) if self.has_peers and experiment.topology else None
+        self.topology = self._topology(experiment.topology) if self.has_peers and experiment.topology else None
 
     @property
     def has_peers(self) -> bool:
@@ -124,7 +123,7 @@ class Simulation:
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
             model_bytes = self.layout.size * self.layout.dtype.itemsize
-            neighbourhood = SimulatedNeighbourhood(clients, self.weights, model_bytes)
+            neighbourhood = SimulatedNeighbourhood(clients, self.topology, model_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
             return SimulatedPeers(self.algorithm, neighbourhood, clients, self.layout, first, lr_in)
         states = self.prepared.client_states(self.message)
@@ -148,13 +147,19 @@ class Simulation:
         self.layout.unpack(*state, module)
         return module
 
-    def _mixing_weights(self, topology: Component) -> Weights:
-        graph = topology.make(peers=self.population)
-        if len(graph) != self.population:
-            raise InvalidExperiment(
-                f"topology must have a node for each of {self.population} clients, got {graph}: make as many nodes"
-            )
-        return Weights.of(mixing_matrix(graph))
+    def _topology(self, section: Component) -> Topology:
+        weights = getattr(section, "weights", None)
+        topology = Topology(section.make, section.target, self.population, self.streams, weights)
+        devices = self.experiment.devices.make()
+        is_whole = devices.are_always_there and not devices.failure and not devices.interruption
+        if self.algorithm.corrects_weights or (topology.keeps_mean and (is_whole or not topology.is_directed)):
+            return topology
+        missing = "" if topology.keeps_mean else ", whose weights do not keep the peers' mean"
+        raise InvalidExperiment(
+            f"algorithm {self.experiment.algorithm.kind} needs weights that keep the peers' mean, got topology "
+            f"{section.kind}{missing or ' with devices that come and go'}: choose algorithm sgp, or an undirected "
+            "topology"
+        )
 
 
 def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:

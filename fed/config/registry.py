@@ -1,7 +1,7 @@
 """Registry of the built-in kinds that each section of an experiment chooses from."""
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, NonNegativeFloat, PositiveInt, model_validator
 
@@ -28,6 +28,7 @@ __all__ = [
     "AdversariesSection",
     "DataSection",
     "PartitionSection",
+    "TopologySection",
 ]
 
 
@@ -135,8 +136,23 @@ ALGORITHMS = Family(
     default="fedavg",
 )
 
+
+class TopologySection(Component):
+    """Topology: each peer's neighbours."""
+
+    weights: Literal["metropolis", "uniform", "laplacian", "column_stochastic"] | None = None
+    """How neighbours are weighed; null: metropolis, on directed graphs uniform or column_stochastic, as it must be."""
+
+
 TOPOLOGIES = Family(
-    "topology", Component, _in("topology", "ring", "complete", "exponential"), given=("peers",), default="ring"
+    "topology",
+    TopologySection,
+    _in("topology.graphs", "ring", "path", "torus", "hypercube", "complete", "star", "tree", "exponential")
+    | _in("topology.graphs", "erdos_renyi", "random_regular", "small_world", "clusters", "edges")
+    | _in("topology.graphs", "directed_ring", "directed_exponential", "random_directed")
+    | _in("topology.changing", "one_peer_exponential", "random_matching", "matcha"),
+    given=("peers", "number", "streams"),
+    default="ring",
 )
 
 

@@ -16,7 +16,8 @@ from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
-from fed.topology import complete, exponential, mixing_matrix, ring
+from fed.topology import mixing_matrix
+from fed.topology.graphs import complete, exponential, ring
 from tests.aggregators.peer_rules import (
     D2,
     Alone,

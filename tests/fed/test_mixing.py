@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fed.mixing import Weights
-from fed.topology import complete, exponential, mixing_matrix, ring
+from fed.topology import mixing_matrix
+from fed.topology.graphs import complete, exponential, ring
 from tests.aggregators.peer_rules import row_alone
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.errors import InvalidExperiment
-from fed.topology import complete, exponential, mixing_matrix, ring
+from fed.topology import mixing_matrix
+from fed.topology.graphs import complete, exponential, ring
 
 Graph = Callable[[int], "nx.Graph[int]"]
 KINDS: list[Graph] = [ring, complete, exponential]

@@ -21,7 +21,8 @@ from fed.errors import InvalidExperiment, RunFailed
 from fed.randomness import Streams
 from fed.simulations.peers import SimulatedPeers
 from fed.simulations.simulation import Simulation
-from fed.topology import mixing_matrix, ring
+from fed.topology import mixing_matrix
+from fed.topology.graphs import ring
 
 from .conftest import Point, mean_output
 

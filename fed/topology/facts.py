@@ -1,0 +1,89 @@
+"""Facts of a topology: degrees, diameter, spectral gap, and the rounds to consensus that follow."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+__all__ = ["Facts", "facts", "separate_parts"]
+
+_ROUNDS = 64  # over which the contraction of a changing graph is measured
+_EXACT = 1e-12
+_SHARE = 1e-3  # of the disagreement at first, at which peers are said to agree
+
+
+class Facts(NamedTuple):
+    """Properties of a topology, or of its first rounds where it changes.
+
+    Args:
+        least_degree: neighbours, or receivers, of the peer with the fewest.
+        most_degree: of the peer with the most.
+        diameter: hops between the two peers furthest apart; None where a single round does not connect all.
+        contraction: ρ, by which a round of mixing shrinks the disagreement; the geometric mean where it changes.
+        exact_after: the number of rounds after which peers agree exactly; None: never.
+    """
+
+    least_degree: int
+    most_degree: int
+    diameter: int | None
+    contraction: float
+    exact_after: int | None = None
+
+    @property
+    def gap(self) -> float:
+        """1 − ρ."""
+        return 1 - self.contraction
+
+    @property
+    def rounds_to_consensus(self) -> float:
+        """Rounds until the disagreement is a thousandth of what it was; infinite where peers never agree."""
+        if self.exact_after is not None:
+            return self.exact_after
+        return math.inf if self.contraction >= 1 - _EXACT else math.ceil(math.log(_SHARE) / math.log(self.contraction))
+
+
+def facts(graph_in: Callable[[int], "nx.Graph[int]"], matrix_in: Callable[[int], Tensor], *, changes: bool) -> Facts:
+    """Find a topology's properties.
+
+    Args:
+        graph_in: round → graph.
+        matrix_in: round → W, dense or sparse.
+        changes: whether they differ between rounds.
+    """
+    rounds = range(1, 1 + (_ROUNDS if changes else 1))
+    degrees = [degree for number in rounds for _, degree in _receivers(graph_in(number))]
+    first = graph_in(1)
+    diameter = int(nx.diameter(first)) if separate_parts(first) == 1 else None
+    contraction, exact_after = _contraction(matrix_in, rounds)
+    return Facts(min(degrees), max(degrees), diameter, contraction, exact_after)
+
+
+def separate_parts(graph: "nx.Graph[int]") -> int:
+    """The number of parts between which nothing travels, or not both ways."""
+    if isinstance(graph, nx.DiGraph):
+        return int(nx.number_strongly_connected_components(graph))
+    return int(nx.number_connected_components(graph))
+
+
+def _receivers(graph: "nx.Graph[int]") -> list[tuple[int, int]]:
+    return [*(graph.out_degree() if isinstance(graph, nx.DiGraph) else graph.degree())]
+
+
+def _contraction(matrix_in: Callable[[int], Tensor], rounds: range) -> tuple[float, int | None]:
+    """ρ, and the rounds after which products of W are the mean."""
+    matrix_NN = matrix_in(1).to_dense()
+    if len(rounds) == 1:  # push-sum's error falls as W's second eigenvalue, too
+        moduli = torch.linalg.eigvals(matrix_NN).abs().sort().values
+        rho = float(moduli[-2]) if len(moduli) > 1 else 0.0
+        return (0.0, 1) if rho < _EXACT else (rho, None)
+    peers = len(matrix_NN)
+    product_NN, left = torch.eye(peers, dtype=torch.float64) - 1 / peers, 1.0
+    for number in rounds:
+        product_NN, before = matrix_in(number).to_dense() @ product_NN, left
+        left = float(torch.linalg.matrix_norm(product_NN, 2))
+        if left < _EXACT:  # at once, or else little by little
+            return (0.0, number) if before > _SHARE else (left ** (1 / number), None)
+    return left ** (1 / len(rounds)), None

@@ -1,0 +1,347 @@
+"""Graphs of peers that stay as they are through a run: nodes 0 … n − 1; directed edges go from sender to receiver.
+
+ρ is the factor by which a round of mixing shrinks the peers' disagreement, with Metropolis–Hastings weights where the
+graph is undirected.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import networkx as nx
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from fed.errors import InvalidExperiment
+from fed.randomness import Streams
+
+__all__ = [
+    "clusters",
+    "complete",
+    "directed_exponential",
+    "directed_ring",
+    "edges",
+    "erdos_renyi",
+    "exponential",
+    "hypercube",
+    "path",
+    "random_directed",
+    "random_regular",
+    "ring",
+    "small_world",
+    "star",
+    "torus",
+    "tree",
+]
+
+_TRIES = 100  # draws of a random graph, of which one must be connected
+
+
+def ring(peers: int) -> "nx.Graph[int]":
+    """Each peer has two neighbours: ρ = (1 + 2 cos(2π/n))/3, so that news needs about n² rounds.
+
+    Args:
+        peers: n ≥ 1.
+    """
+    return nx.circulant_graph(peers, [1])
+
+
+def path(peers: int) -> "nx.Graph[int]":
+    """Ring without one of its edges: ρ = (1 + 2 cos(π/n))/3.
+
+    Args:
+        peers: n ≥ 1.
+    """
+    graph: nx.Graph[int] = nx.path_graph(peers)
+    return graph
+
+
+def torus(peers: int, rows: PositiveInt | None = None) -> "nx.Graph[int]":
+    """Grid whose ends are joined, four neighbours each: ρ = (3 + 2 cos(2π/m))/5 for m × m peers, m ≥ 5.
+
+    Args:
+        peers: n = rows × columns.
+        rows: the number of rows; unless given the largest divisor of n up to √n.
+
+    Raises:
+        InvalidExperiment: if n is no multiple of the rows.
+    """
+    rows = rows or max(divisor for divisor in range(1, math.isqrt(peers) + 1) if peers % divisor == 0)
+    if peers % rows:
+        raise InvalidExperiment(f"topology torus must have full rows, got {peers} peers in {rows} rows: change rows")
+    grid = nx.grid_2d_graph(rows, peers // rows, periodic=True)
+    torus: nx.Graph[int] = nx.convert_node_labels_to_integers(grid, ordering="sorted")
+    return torus
+
+
+def hypercube(peers: int) -> "nx.Graph[int]":
+    """Each of 2^d peers has the d whose numbers differ in one bit: ρ = (d − 1)/(d + 1).
+
+    Args:
+        peers: n, a power of two.
+
+    Raises:
+        InvalidExperiment: for another n.
+    """
+    if peers & (peers - 1):
+        raise InvalidExperiment(
+            f"topology hypercube needs a power of two as the number of peers, got {peers}: take "
+            f"{1 << (peers.bit_length() - 1)} of them, or topology exponential"
+        )
+    cube: nx.Graph[int] = nx.Graph()
+    cube.add_nodes_from(range(peers))
+    bits = [1 << bit for bit in range(peers.bit_length() - 1)]
+    cube.add_edges_from((peer, peer ^ bit) for peer in range(peers) for bit in bits)
+    return cube
+
+
+def complete(peers: int) -> "nx.Graph[int]":
+    """Each peer has all others as neighbours: ρ = 0, one round of mixing is the mean.
+
+    Args:
+        peers: n ≥ 1.
+    """
+    graph: nx.Graph[int] = nx.complete_graph(peers)
+    return graph
+
+
+def star(peers: int) -> "nx.Graph[int]":
+    """Peer 0 has all others as neighbours, and they have none but it: ρ = 1 − 1/n.
+
+    Args:
+        peers: n ≥ 1.
+    """
+    graph: nx.Graph[int] = nx.star_graph(peers - 1)
+    return graph
+
+
+def tree(peers: int, branching: PositiveInt = 2) -> "nx.Graph[int]":
+    """Full tree from peer 0 on.
+
+    Args:
+        peers: n ≥ 1.
+        branching: children of a peer.
+    """
+    graph: nx.Graph[int] = nx.full_rary_tree(branching, peers)
+    return graph
+
+
+def exponential(peers: int) -> "nx.Graph[int]":
+    """Each peer i has i ± 1, i ± 2, i ± 4, … as neighbours: about 2 log₂ n of them, and ρ falls as 1 − O(1/log n).
+
+    Args:
+        peers: n ≥ 1.
+
+    References:
+        Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363;
+        here the graph is undirected, as Metropolis–Hastings weights need it.
+    """
+    # of a single peer [1], a loop, which mixing leaves out
+    return nx.circulant_graph(peers, _hops(peers) or [1])
+
+
+def erdos_renyi(
+    peers: int, streams: Streams, probability: Annotated[float, Field(gt=0, le=1)] = 0.3
+) -> "nx.Graph[int]":
+    """Each pair is joined with one probability; drawn again until all are connected.
+
+    Args:
+        peers: n ≥ 1.
+        streams: the run's.
+        probability: of an edge; above ln(n)/n most draws are connected.
+    """
+    return _connected(
+        "erdos_renyi", streams, lambda draw: nx.gnp_random_graph(peers, probability, seed=draw), "raise probability"
+    )
+
+
+def random_regular(peers: int, streams: Streams, degree: PositiveInt = 3) -> "nx.Graph[int]":
+    """Each peer has equally many neighbours, drawn at random until all are connected.
+
+    Args:
+        peers: n > degree; n × degree even.
+        streams: the run's.
+        degree: neighbours of a peer.
+
+    Raises:
+        InvalidExperiment: if there is no such graph.
+    """
+    if degree >= peers or peers * degree % 2:
+        raise InvalidExperiment(
+            "topology random_regular needs more peers than neighbours of each, and an even product of both, got "
+            f"{peers} peers and degree {degree}: change degree"
+        )
+    return _connected(
+        "random_regular", streams, lambda draw: nx.random_regular_graph(degree, peers, seed=draw), "raise degree"
+    )
+
+
+def small_world(
+    peers: int,
+    streams: Streams,
+    degree: PositiveInt = 4,
+    rewired: Annotated[float, Field(ge=0, le=1)] = 0.1,
+) -> "nx.Graph[int]":
+    """Ring of near neighbours, of whose edges some lead far away (Watts & Strogatz 1998).
+
+    Args:
+        peers: n > degree.
+        streams: the run's.
+        degree: near neighbours of a peer, an even number.
+        rewired: the probability that an edge leads elsewhere.
+
+    Raises:
+        InvalidExperiment: if there are too few peers.
+    """
+    if degree >= peers or degree % 2:
+        raise InvalidExperiment(
+            f"topology small_world needs an even degree below the number of peers, got {degree} of {peers}: change "
+            "degree"
+        )
+    return _connected(
+        "small_world",
+        streams,
+        lambda draw: nx.watts_strogatz_graph(peers, degree, rewired, seed=draw),
+        "lower rewired, or raise degree",
+    )
+
+
+def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "nx.Graph[int]":
+    """Complete graphs in a ring, neighbouring ones joined by bridges.
+
+    Args:
+        peers: n ≥ count.
+        count: how many clusters; the first ones have a peer more where n is no multiple.
+        bridges: edges between two neighbouring clusters, each of other peers.
+
+    Raises:
+        InvalidExperiment: if a cluster has fewer peers than bridges.
+    """
+    if peers // count < bridges:
+        raise InvalidExperiment(
+            f"topology clusters needs {bridges} peers in each of {count} clusters, got {peers} peers: lower count or "
+            "bridges"
+        )
+    members = [part.tolist() for part in np.array_split(np.arange(peers), count)]
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(peers))
+    for place, cluster in enumerate(members):
+        graph.add_edges_from((one, other) for one in cluster for other in cluster if one < other)
+        following = members[(place + 1) % count]
+        if count > 1:
+            # from the last peers of one to the first of the next
+            graph.add_edges_from(zip(cluster[::-1][:bridges], following[:bridges], strict=True))
+    return graph
+
+
+def edges(
+    peers: int, pairs: Sequence[tuple[int, int]] | None = None, file: str | None = None, directed: bool = False
+) -> "nx.Graph[int]":
+    """Edges that are given, as pairs or in a file with two numbers a line.
+
+    Args:
+        peers: n; nodes are 0 … n − 1.
+        pairs: the edges.
+        file: path of the file; "#" begins a comment.
+        directed: a pair is from the first, who sends, to the second, who receives.
+
+    Raises:
+        InvalidExperiment: if neither or both are given, the file cannot be read, or a number is no peer's.
+    """
+    if (pairs is None) == (file is None):
+        raise InvalidExperiment("topology edges needs pairs or file, and not both")
+    pairs = _pairs_of(Path(str(file))) if pairs is None else pairs
+    if wrong := [pair for pair in pairs if len(pair) != 2 or not all(0 <= end < peers for end in pair)]:
+        raise InvalidExperiment(f"an edge must be two numbers from 0 to {peers - 1}, got {wrong[0]}: correct it")
+    graph: nx.Graph[int] = nx.DiGraph() if directed else nx.Graph()
+    graph.add_nodes_from(range(peers))
+    graph.add_edges_from(pairs)
+    return graph
+
+
+def directed_ring(peers: int) -> "nx.Graph[int]":
+    """Each peer sends to the next: with uniform weights ρ = cos(π/n).
+
+    Args:
+        peers: n ≥ 1.
+    """
+    return _circulant(peers, [1])
+
+
+def directed_exponential(peers: int) -> "nx.Graph[int]":
+    """Each peer i sends to i + 1, i + 2, i + 4, …: with uniform weights ρ = 1 − 2/(1 + ⌈log₂ n⌉) for even n.
+
+    Args:
+        peers: n ≥ 1.
+
+    References:
+        Ying et al. 2021, "Exponential graph is provably efficient for decentralized deep training", arXiv 2110.13363.
+    """
+    return _circulant(peers, _hops(peers))
+
+
+def random_directed(peers: int, streams: Streams, degree: PositiveInt = 2) -> "nx.Graph[int]":
+    """Each peer sends to the next and to others at random: of unequal in-degrees, so that mixing needs push-sum.
+
+    Args:
+        peers: n > degree.
+        streams: the run's.
+        degree: receivers of a peer.
+
+    Raises:
+        InvalidExperiment: if there are too few peers.
+    """
+    if degree >= peers:
+        raise InvalidExperiment(
+            f"topology random_directed needs more peers than receivers of each, got {degree} of {peers}: lower degree"
+        )
+    generator = streams.generator("topology")
+    graph = nx.DiGraph(_circulant(peers, [1]))
+    for peer in range(peers):
+        others = [(peer + 2 + int(hop)) % peers for hop in generator.permutation(peers - 2)[: degree - 1]]
+        graph.add_edges_from((peer, other) for other in others)
+    return graph
+
+
+def _hops(peers: int) -> list[int]:
+    """1, 2, 4, … below n."""
+    return [1 << power for power in range(max(peers - 1, 0).bit_length())]
+
+
+def _circulant(peers: int, hops: Sequence[int]) -> "nx.Graph[int]":
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(peers))
+    graph.add_edges_from((peer, (peer + hop) % peers) for peer in range(peers) for hop in hops if hop % peers)
+    return graph
+
+
+def _connected(
+    kind: str, streams: Streams, draw: "Callable[[np.random.Generator], nx.Graph[int]]", remedy: str
+) -> "nx.Graph[int]":
+    """The first connected graph of many draws.
+
+    Args:
+        kind: of the topology.
+        streams: the run's.
+        draw: gives a graph from a generator.
+        remedy: what to change where none is connected.
+
+    Raises:
+        InvalidExperiment: if none is.
+    """
+    generator = streams.generator("topology")
+    for _ in range(_TRIES):
+        graph = draw(generator)
+        if nx.is_connected(graph):
+            return graph
+    raise InvalidExperiment(f"topology {kind} must be connected, and none of {_TRIES} draws is: {remedy}")
+
+
+def _pairs_of(file: Path) -> list[tuple[int, int]]:
+    try:
+        lines = [line.partition("#")[0].split() for line in file.read_text().splitlines()]
+        return [(int(sender), int(receiver)) for sender, receiver in filter(None, lines)]
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidExperiment(f"{file} must hold two peers' numbers a line: {reason}") from None

@@ -1,0 +1,77 @@
+"""Topology of a run: each round's graph of peers, and its weights."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+from torch import Tensor
+
+from fed.errors import InvalidExperiment
+from fed.mixing import Weights
+from fed.randomness import Streams
+from fed.topology.facts import separate_parts
+from fed.topology.weights import WeightsKind, is_doubly_stochastic, mixing_matrix
+
+__all__ = ["Topology"]
+
+
+class Topology:
+    """Graphs and weights of a section ``topology``.
+
+    Attributes:
+        changes: graphs differ between rounds.
+        is_directed: messages go one way.
+        keeps_mean: W is doubly stochastic, as that of the first round.
+
+    Args:
+        make: gives a graph from ``peers``, ``number`` and ``streams``.
+        kind: the callable behind it, whose parameter ``number`` makes it change with the round.
+        peers: N.
+        streams: the run's.
+        weights: rule of the weights; None: what suits the graph.
+
+    Raises:
+        InvalidExperiment: if the graph has other nodes, falls into parts though it never changes, or does not suit the
+            weights.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        kind: Callable[..., Any],
+        peers: int,
+        streams: Streams,
+        weights: WeightsKind | None,
+    ) -> None:
+        self.changes = "number" in inspect.signature(kind).parameters
+        self._make, self._peers, self._streams, self._rule = make, peers, streams, weights
+        self.is_directed = self.keeps_mean = True
+        self._last: tuple[int, nx.Graph[int], Tensor, Weights] | None = None
+        graph, matrix_NN, _ = self._of(1)
+        self.is_directed, self.keeps_mean = graph.is_directed(), is_doubly_stochastic(matrix_NN)
+        if not self.changes and (parts := separate_parts(graph)) > 1:
+            raise InvalidExperiment(f"a topology must be connected, got {parts} separate parts")
+
+    def graph(self, number: int) -> "nx.Graph[int]":
+        """The graph of a round, from 1; a directed one has edges from sender to receiver."""
+        return self._of(number)[0]
+
+    def matrix(self, number: int) -> Tensor:
+        """W of a round, sparse."""
+        return self._of(number)[1]
+
+    def weights(self, number: int) -> Weights:
+        """W of a round, as rows."""
+        return self._of(number)[2]
+
+    def _of(self, number: int) -> tuple["nx.Graph[int]", Tensor, Weights]:
+        if self._last is None or (self.changes and self._last[0] != number):
+            graph = self._make(peers=self._peers, number=number, streams=self._streams)
+            if not isinstance(graph, nx.Graph) or len(graph) != self._peers:
+                raise InvalidExperiment(
+                    f"topology must have a node for each of {self._peers} peers, got {graph}: make as many nodes"
+                )
+            matrix_NN = mixing_matrix(graph, self._rule)
+            self._last = number, graph, matrix_NN, Weights.of(matrix_NN)
+        return self._last[1:]
