@@ -88,6 +88,8 @@ class PeerRule(Algorithm):
     needs_gradient: ClassVar[bool] = False
     """Whether it takes (x − descend(x)) / lr for the gradient, which it is not under momentum or Adam."""
 
+    topology: ClassVar[str] = "ring"
+    """Kind of topology where the experiment names none."""
     corrects_weights: ClassVar[bool] = False
     """Whether it finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
 
@@ -117,6 +119,16 @@ class PeerRule(Algorithm):
             state: after the last round in which these peers took part.
             descend: the local steps.
             mix: the exchanges.
+        """
+
+    def check_weights(self, matrix_NN: Tensor) -> None:
+        """Any weights that keep the peers' mean.
+
+        Args:
+            matrix_NN: W of the first round.
+
+        Raises:
+            InvalidExperiment: for others, with the reason and the way out.
         """
 
     def check_local(self, local: Local) -> None:

@@ -148,8 +148,9 @@ class Simulation:
         return module
 
     def _topology(self, section: Component) -> Topology:
-        weights = getattr(section, "weights", None)
-        topology = Topology(section.make, section.target, self.population, self.streams, weights)
+        rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
+        topology = Topology(section.make, section.target, self.population, self.streams, **rules)
+        self.algorithm.check_weights(topology.matrix(1))
         devices = self.experiment.devices.make()
         is_whole = devices.are_always_there and not devices.failure and not devices.interruption
         if self.algorithm.corrects_weights or (topology.keeps_mean and (is_whole or not topology.is_directed)):

@@ -126,7 +126,8 @@ class Checkpointing(Section):
 
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
-    return None if lacks(values["algorithm"].make(), Feature.NEIGHBOURS) else registry.TOPOLOGIES.make()
+    algorithm = values["algorithm"].make()
+    return None if lacks(algorithm, Feature.NEIGHBOURS) else registry.TOPOLOGIES.make(algorithm.topology)
 
 
 def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Component, ...]:

@@ -124,6 +124,9 @@ ALGORITHMS = Family(
         **_in("aggregators.easgd", easgd="EASGD", eamsgd="EAMSGD"),
         **_in("aggregators.fedopt", fedadagrad="FedAdagrad", fedadam="FedAdam", fedyogi="FedYogi"),
         **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
+        **_pages("D2", "SGP", "MATCHA"),
+        **_in("aggregators.gradient_tracking", "GradientTracking"),
+        **_in("aggregators.clipped_gossip", "ClippedGossip"),
         **_in("aggregators.local", local="LocalOnly"),
         **_in("aggregators.local_sgd", "LocalSGD"),
         **_in("aggregators.post_local_sgd", "PostLocalSGD"),
@@ -142,6 +145,8 @@ class TopologySection(Component):
 
     weights: Literal["metropolis", "uniform", "laplacian", "column_stochastic"] | None = None
     """How neighbours are weighed; null: metropolis, on directed graphs uniform or column_stochastic, as it must be."""
+    lazy: bool = False
+    """Whether a peer keeps half of what it has, (I + W)/2, so that no eigenvalue is below 0."""
 
 
 TOPOLOGIES = Family(

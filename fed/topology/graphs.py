@@ -236,7 +236,10 @@ def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "n
 
 
 def edges(
-    peers: int, pairs: Sequence[tuple[int, int]] | None = None, file: str | None = None, directed: bool = False
+    peers: int,
+    pairs: Annotated[tuple[tuple[int, int], ...] | None, Field(strict=False)] = None,
+    file: str | None = None,
+    directed: bool = False,
 ) -> "nx.Graph[int]":
     """Edges that are given, as pairs or in a file with two numbers a line.
 

@@ -30,6 +30,7 @@ class Topology:
         peers: N.
         streams: the run's.
         weights: rule of the weights; None: what suits the graph.
+        lazy: mix by (I + W)/2.
 
     Raises:
         InvalidExperiment: if the graph has other nodes, falls into parts though it never changes, or does not suit the
@@ -42,10 +43,12 @@ class Topology:
         kind: Callable[..., Any],
         peers: int,
         streams: Streams,
-        weights: WeightsKind | None,
+        weights: WeightsKind | None = None,
+        lazy: bool = False,
     ) -> None:
         self.changes = "number" in inspect.signature(kind).parameters
-        self._make, self._peers, self._streams, self._rule = make, peers, streams, weights
+        self._make, self._peers, self._streams = make, peers, streams
+        self._rule, self._lazy = weights, lazy
         self.is_directed = self.keeps_mean = True
         self._last: tuple[int, nx.Graph[int], Tensor, Weights] | None = None
         graph, matrix_NN, _ = self._of(1)
@@ -72,6 +75,6 @@ class Topology:
                 raise InvalidExperiment(
                     f"topology must have a node for each of {self._peers} peers, got {graph}: make as many nodes"
                 )
-            matrix_NN = mixing_matrix(graph, self._rule)
+            matrix_NN = mixing_matrix(graph, self._rule, lazy=self._lazy)
             self._last = number, graph, matrix_NN, Weights.of(matrix_NN)
         return self._last[1:]

@@ -20,7 +20,7 @@ WeightsKind: TypeAlias = Literal["metropolis", "uniform", "laplacian", "column_s
 _ROUNDING = 1e-12  # of sums of weights up to 1
 
 
-def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None) -> Tensor:
+def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, lazy: bool = False) -> Tensor:
     r"""W [N, N], with which peer i counts W_ij of what peer j sends.
 
     .. math::
@@ -36,6 +36,7 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None) -> Te
             Edges may bring symmetric weights of their own, as ``weight``.
         kind: None: the edges' own weights where they have some; else metropolis on an undirected graph, on a directed
             one uniform if that is doubly stochastic, and column_stochastic if not.
+        lazy: give (I + W)/2.
 
     Returns:
         A sparse float64 tensor.
@@ -86,7 +87,7 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None) -> Te
         row = {j: weight[kind](i, j) for j in neighbours}
         # one rounding: a row's sum is as near 1 as float64 allows
         row[i] = 1 / (1 + receivers[i]) if kind == "column_stochastic" else 1 - math.fsum(row.values())
-        entries |= {(i, j): row[j] for j in sorted(row)}
+        entries |= {(i, j): (row[j] + (i == j)) / 2 if lazy else row[j] for j in sorted(row)}
     rows, columns = zip(*entries, strict=True)
     values = torch.tensor(list(entries.values()), dtype=torch.float64)
     shape = len(graph), len(graph)

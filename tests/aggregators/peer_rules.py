@@ -1,7 +1,7 @@
 """Rules over ``mix`` from the literature, written here to hold the contract to what they need, and what moves them."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import PositiveFloat
@@ -11,97 +11,10 @@ from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.mixing import Weights
 
 
-class Moved(NamedTuple):
-    """A model, and where it was one round and one gradient before."""
-
-    model_NP: Tensor
-    last_NP: Tensor
-    gradient_NP: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class D2(PeerRule):
-    """X₊ = W (2 X − X₋ − η (G − G₋)), at first X₊ = W (X − η G) (Tang et al. 2018, 1803.07068)."""
-
-    needs_gradient: ClassVar[bool] = True
-
-    def init(self, params_NP: Tensor) -> Moved:
-        return Moved(params_NP, params_NP, torch.zeros_like(params_NP))
-
-    def step(self, state: Moved, descend: Descend, mix: Mix) -> Moved:
-        x_NP = state.model_NP
-        gradient_NP = (x_NP - descend(x_NP)) / descend.lr
-        moved_NP = 2 * x_NP - state.last_NP - descend.lr * (gradient_NP - state.gradient_NP)
-        return Moved(mix(moved_NP), x_NP, gradient_NP)
-
-
-class Tracked(NamedTuple):
-    """A model, and what tracks the peers' mean gradient."""
-
-    model_NP: Tensor
-    tracker_NP: Tensor
-    gradient_NP: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class GradientTracking(PeerRule):
-    """X₊ = W (X − η Y); Y₊ = W Y + G₊ − G (Pu & Nedić 2018, 1805.11454)."""
-
-    needs_gradient: ClassVar[bool] = True
-
-    def init(self, params_NP: Tensor) -> Tracked:
-        return Tracked(params_NP, torch.zeros_like(params_NP), torch.zeros_like(params_NP))
-
-    def step(self, state: Tracked, descend: Descend, mix: Mix) -> Tracked:
-        moved_NP, tracked_NP = mix(state.model_NP - descend.lr * state.tracker_NP, state.tracker_NP)
-        gradient_NP = (moved_NP - descend(moved_NP)) / descend.lr
-        return Tracked(moved_NP, tracked_NP + gradient_NP - state.gradient_NP, gradient_NP)
-
-
-class Pushed(NamedTuple):
-    """A model z = x / w, its numerator and its weight."""
-
-    model_NP: Tensor
-    x_NP: Tensor
-    w_N1: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushSum(PeerRule):
-    """x ← P (x − η g(z)); w ← P w; z = x / w (Assran et al. 2019, 1811.10792)."""
-
-    def init(self, params_NP: Tensor) -> Pushed:
-        return Pushed(params_NP, params_NP, torch.ones_like(params_NP[:, :1]))
-
-    def step(self, state: Pushed, descend: Descend, mix: Mix) -> Pushed:
-        z_NP = state.model_NP
-        x_NP, w_N1 = mix(state.x_NP + (descend(z_NP) - z_NP), state.w_N1)
-        return Pushed(x_NP / w_N1, x_NP, w_N1)
-
-
 class Model(NamedTuple):
     """A model."""
 
     model_NP: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClippedGossip(PeerRule):
-    """x_i ← x_i + Σ_j W_ij clip(x_j − x_i, τ) (He et al. 2022, 2202.01545)."""
-
-    radius: PositiveFloat = 1.0
-
-    def init(self, params_NP: Tensor) -> Model:
-        return Model(params_NP)
-
-    def step(self, state: Model, descend: Descend, mix: Mix) -> Model:
-        x_NP = descend(state.model_NP)
-        mixed_NP = x_NP.clone()
-        for rows_K, weights_K1, theirs_KP in mix.neighbours(x_NP):
-            apart_KP = theirs_KP - x_NP[rows_K]
-            shrink_K1 = (self.radius / apart_KP.norm(dim=1, keepdim=True)).clamp(max=1.0)
-            mixed_NP[rows_K] += weights_K1 * shrink_K1 * apart_KP
-        return Model(mixed_NP)
 
 
 class Compressed(NamedTuple):

@@ -9,30 +9,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from fed.aggregators.clipped_gossip import ClippedGossip
+from fed.aggregators.d2 import D2
 from fed.aggregators.dpsgd import DPSGD
+from fed.aggregators.gradient_tracking import GradientTracking
+from fed.aggregators.gradient_tracking import State as Tracked
 from fed.aggregators.local import LocalOnly
 from fed.aggregators.peer_rule import PeerRule
+from fed.aggregators.sgp import SGP
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
 from fed.topology import mixing_matrix
 from fed.topology.graphs import complete, exponential, ring
-from tests.aggregators.peer_rules import (
-    D2,
-    Alone,
-    Choco,
-    ClippedGossip,
-    GradientTracking,
-    Model,
-    PushSum,
-    Quadratics,
-    Together,
-    Tracked,
-)
+from tests.aggregators.peer_rules import Alone, Choco, Model, Quadratics, Together
 
 PLAIN = [DPSGD(order="adapt_then_combine"), DPSGD(order="combine_then_adapt")]
-RULES = [*PLAIN, LocalOnly(), D2(), GradientTracking(), PushSum(), ClippedGossip(radius=0.5), Choco()]
+RULES = [*PLAIN, LocalOnly(), D2(), GradientTracking(), SGP(), ClippedGossip(radius=0.5), Choco()]
 PEERS, PARAMETERS = 8, 5
 NO_BUFFERS = torch.zeros(PEERS, 0, dtype=torch.float64)
 Graph = Callable[[int], "nx.Graph[int]"]
@@ -144,9 +138,9 @@ def test_push_sum_averages_on_a_directed_graph() -> None:
     for j in range(PEERS):
         to = {j, (j + 1) % PEERS, (j + j % 3 + 1) % PEERS}
         matrix_NN[list(to), j] = 1 / len(to)
-    weights, state = Weights.of(matrix_NN), first_state(PushSum(), start(1))
+    weights, state = Weights.of(matrix_NN), first_state(SGP(), start(1))
     for _ in range(200):
-        state = after(PushSum(), state, 1, STILL, weights)
+        state = after(SGP(), state, 1, STILL, weights)
         assert float(state.w_N1.sum()) == pytest.approx(PEERS, abs=1e-12)
     assert float((state.w_N1 - 1).abs().max()) > 0.1
     assert torch.allclose(state.model_NP, start(1).mean(0).expand(PEERS, -1), rtol=0, atol=1e-12)

@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 import fed
+from fed.config.registry import TOPOLOGIES
 from fed.randomness import Streams
 from fed.simulations.simulate import simulate
+from fed.topology import Topology
 
 from .conftest import Point, Quadratics, mean_output
 
@@ -167,6 +169,21 @@ def test_dpsgd_is_its_recursion_in_numpy(quadratics: Quadratics, order: str, top
         assert isinstance(module, Point)
         np.testing.assert_allclose(module.x_D.detach().numpy(), x_ND[int(client)], rtol=0, atol=1e-12)
     np.testing.assert_allclose(point(finished), x_ND.mean(0), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("topology", ["one_peer_exponential", "random_matching", "matcha", "directed_ring"])
+def test_dpsgd_mixes_over_each_rounds_graph(quadratics: Quadratics, topology: str) -> None:
+    """By its recursion, with the matrices of the rounds."""
+    given: dict[str, Any] = {"algorithm": {"kind": "dpsgd"}, "topology": {"kind": topology}, "rounds": {"count": 9}}
+    finished, section = run(quadratics, **given), TOPOLOGIES.make(topology)
+    of_rounds = Topology(section.make, section.target, 4, Streams(finished.experiment.seed))
+    x_ND = np.tile(quadratics.start_D, (4, 1))
+    for number in range(1, 10):
+        gradient_ND = np.einsum("nij,nj->ni", quadratics.curvature_NDD, x_ND - quadratics.centre_ND)
+        x_ND = of_rounds.matrix(number).to_dense().numpy() @ (x_ND - LR * gradient_ND)
+    for client, module in finished.models.items():
+        assert isinstance(module, Point)
+        np.testing.assert_allclose(module.x_D.detach().numpy(), x_ND[int(client)], rtol=0, atol=1e-12)
 
 
 def test_local_moves_each_client_to_its_own_optimum(quadratics: Quadratics) -> None:

@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed.errors import InvalidExperiment
+from fed.randomness import Streams
 from fed.topology import mixing_matrix
-from fed.topology.graphs import complete, exponential, ring
+from fed.topology.graphs import complete, directed_exponential, directed_ring, exponential, random_directed, ring
+from fed.topology.weights import is_doubly_stochastic
 
 Graph = Callable[[int], "nx.Graph[int]"]
 KINDS: list[Graph] = [ring, complete, exponential]
@@ -114,17 +116,58 @@ def test_mixing_keeps_the_mean_and_contracts_by_rho_at_least() -> None:
         assert mixed_spread <= rho(kind(20)) * spread + 1e-14
 
 
-def test_separate_parts_are_refused() -> None:
-    graph: nx.Graph[int] = nx.Graph([(0, 1), (2, 3)])
-    with pytest.raises(InvalidExperiment, match="must be connected, got 2 separate parts"):
-        mixing_matrix(graph)
-
-
-@pytest.mark.parametrize(
-    "graph",
-    [nx.DiGraph([(0, 1), (1, 0)]), nx.Graph([("a", "b")]), nx.Graph([(1, 2)])],
-    ids=["directed", "named", "from one"],
-)
+@pytest.mark.parametrize("graph", [nx.Graph([("a", "b")]), nx.Graph([(1, 2)])], ids=["named", "from one"])
 def test_a_graph_whose_nodes_are_no_peers_is_refused(graph: Any) -> None:
-    with pytest.raises(InvalidExperiment, match="undirected, with nodes 0 to 1"):
+    with pytest.raises(InvalidExperiment, match="must have the nodes 0 to 1"):
         mixing_matrix(graph)
+
+
+STAR = nx.star_graph(4)
+
+
+def test_uniform_weights_on_unequal_degrees_are_refused() -> None:
+    """They converge to a mean by degree: the hub of a star of five counts 5 of 13, each other peer 2."""
+    with pytest.raises(InvalidExperiment, match=r"equally many neighbours .* got 1 to 4: write metropolis"):
+        mixing_matrix(STAR, "uniform")
+    adjacent_NN = nx.to_numpy_array(STAR, nodelist=range(5)) + np.eye(5)
+    rows_NN = adjacent_NN / adjacent_NN.sum(1, keepdims=True)
+    np.testing.assert_allclose(np.linalg.matrix_power(rows_NN, 200)[0], np.array([5, 2, 2, 2, 2]) / 13, atol=1e-12)
+    metropolis_NN = mixing_matrix(STAR).to_dense().numpy()
+    np.testing.assert_allclose(np.linalg.matrix_power(metropolis_NN, 500)[0], np.full(5, 0.2), atol=1e-12)
+
+
+def test_laplacian_weights_follow_their_equation() -> None:
+    graph = nx.lollipop_graph(4, 3)
+    laplacian_NN = nx.laplacian_matrix(graph, nodelist=range(7)).toarray()
+    expected_NN = np.eye(7) - laplacian_NN / (1 + max(dict(graph.degree()).values()))
+    np.testing.assert_allclose(mixing_matrix(graph, "laplacian").to_dense().numpy(), expected_NN, atol=1e-15)
+
+
+@pytest.mark.parametrize("peers", [4, 6, 8, 10, 16])
+def test_directed_graphs_of_equal_degrees_have_uniform_weights(peers: int) -> None:
+    ring_NN, exponential_NN = (mixing_matrix(kind(peers)) for kind in (directed_ring, directed_exponential))
+    for matrix_NN in (ring_NN, exponential_NN):
+        assert is_doubly_stochastic(matrix_NN)
+    second = [float(torch.linalg.eigvals(one.to_dense()).abs().sort().values[-2]) for one in (ring_NN, exponential_NN)]
+    hops = math.ceil(math.log2(peers))
+    assert second == pytest.approx([math.cos(math.pi / peers), 1 - 2 / (1 + hops)], abs=1e-9)
+    # from the sender to the receiver: what peer 0 sends arrives at peer 1
+    assert ring_NN.to_dense()[1, 0] == 0.5
+    assert ring_NN.to_dense()[0, 1] == 0
+
+
+def test_columns_add_up_on_any_directed_graph() -> None:
+    graph = random_directed(9, Streams(1), degree=3)
+    matrix_NN = mixing_matrix(graph).to_dense()
+    torch.testing.assert_close(matrix_NN.sum(0), torch.ones(9, dtype=torch.float64), rtol=1e-15, atol=0)
+    assert not is_doubly_stochastic(mixing_matrix(graph))
+    assert float(matrix_NN[:, 2].max()) == 1 / 4
+    for kind in ("metropolis", "laplacian"):
+        with pytest.raises(InvalidExperiment, match=f"topology.weights {kind} needs an undirected graph"):
+            mixing_matrix(graph, kind)
+
+
+def test_lazy_weights_keep_half() -> None:
+    whole_NN, lazy_NN = (mixing_matrix(ring(6), lazy=lazy).to_dense() for lazy in (False, True))
+    torch.testing.assert_close(lazy_NN, (torch.eye(6) + whole_NN) / 2, rtol=0, atol=1e-16)
+    assert float(torch.linalg.eigvalsh(lazy_NN).min()) == pytest.approx((1 - 1 / 3) / 2, abs=ROUNDING)

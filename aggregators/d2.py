@@ -1,0 +1,61 @@
+"""D²: decentralised training over data that differ between peers.
+
+Tang et al., "D²: decentralized training over decentralized data", ICML 2018, arXiv 1803.07068.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.errors import InvalidExperiment
+
+__all__ = ["D2", "State"]
+
+_LEAST = -1 / 3
+_ROUNDING = 1e-9  # of an eigenvalue
+
+
+class State(NamedTuple):
+    """Every peer's model, and what it was one round and one gradient before."""
+
+    model_NP: Tensor
+    last_NP: Tensor
+    gradient_NP: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class D2(PeerRule):
+    r"""D-PSGD without the bias of unequal data, by the last round's gradient (Tang et al. 2018, 1803.07068).
+
+    .. math:: X_{t+1} = W (2 X_t - X_{t-1} - η (G_t - G_{t-1})), \qquad X_1 = W (X_0 - η G_0)
+
+    It converges to the optimum of the peers' mean loss where the smallest eigenvalue of W is above −1/3. An even ring
+    with Metropolis–Hastings weights is at −1/3: ``topology: {kind: ring, lazy: true}`` mixes by (I + W)/2.
+    """
+
+    needs_gradient: ClassVar[bool] = True
+
+    def init(self, params_NP: Tensor) -> State:
+        """All peers start from one model, at rest."""
+        return State(params_NP, params_NP, torch.zeros_like(params_NP))
+
+    def step(self, state: State, descend: Descend, mix: Mix) -> State:
+        """A gradient, and one exchange."""
+        x_NP = state.model_NP
+        gradient_NP = (x_NP - descend(x_NP)) / descend.lr
+        moved_NP = 2 * x_NP - state.last_NP - descend.lr * (gradient_NP - state.gradient_NP)
+        return State(mix(moved_NP), x_NP, gradient_NP)
+
+    def check_weights(self, matrix_NN: Tensor) -> None:
+        """Refuse weights with an eigenvalue of −1/3 or less."""
+        least = float(torch.linalg.eigvals(matrix_NN.to_dense()).real.min())
+        if least <= _LEAST + _ROUNDING:
+            raise InvalidExperiment(
+                f"algorithm d2 needs weights whose smallest eigenvalue is above −1/3, got {least:.4f}: write "
+                "topology.lazy: true, which mixes by (I + W)/2, or choose another topology"
+            )

@@ -1,0 +1,46 @@
+"""Stochastic gradient push: push-sum on graphs whose messages go one way.
+
+Assran et al., "Stochastic gradient push for distributed deep learning", ICML 2019, arXiv 1811.10792.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+
+__all__ = ["SGP", "State"]
+
+
+class State(NamedTuple):
+    """Every peer's model z = x / w, its numerator and its weight."""
+
+    model_NP: Tensor
+    x_NP: Tensor
+    w_N1: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGP(PeerRule):
+    r"""Push-sum: sums and weights travel together, and their ratio is the mean (Assran et al. 2019, 1811.10792).
+
+    .. math:: x ← P (x - η g(z)), \qquad w ← P w, \qquad z = x / w
+
+    The columns of P add up to 1, so that Σ w = n always, on directed graphs and on those that change.
+    """
+
+    corrects_weights: ClassVar[bool] = True
+
+    def init(self, params_NP: Tensor) -> State:
+        """All peers start from one model, with a weight of 1."""
+        return State(params_NP, params_NP, torch.ones_like(params_NP[:, :1]))
+
+    def step(self, state: State, descend: Descend, mix: Mix) -> State:
+        """Local steps from z, and one exchange."""
+        z_NP = state.model_NP
+        x_NP, w_N1 = mix(state.x_NP + (descend(z_NP) - z_NP), state.w_N1)
+        return State(x_NP / w_N1, x_NP, w_N1)
