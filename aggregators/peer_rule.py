@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fed.aggregators.base import Algorithm
 from fed.config.compatibility import Feature, Term
-from fed.config.experiment import Local
+from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 
 __all__ = ["Descend", "Mix", "PeerRule", "Received"]
@@ -131,15 +131,13 @@ class PeerRule(Algorithm):
             InvalidExperiment: for others, with the reason and the way out.
         """
 
-    def check_local(self, local: Local) -> None:
-        """Any local training.
-
-        Raises:
-            InvalidExperiment: for other steps than plain SGD's, where a rule needs the gradient.
-        """
+    def check_experiment(self, experiment: Experiment) -> None:
+        """Refuse other local steps than plain SGD's where a rule needs the gradient."""
+        super().check_experiment(experiment)
+        local, kind = experiment.local, experiment.algorithm.kind
         if self.needs_gradient and (local.optimizer != "sgd" or local.momentum):
             raise InvalidExperiment(
-                f"{type(self).__name__} takes a peer's change, divided by its step sizes, for the gradient: it needs "
-                f"local.optimizer sgd without momentum, got {local.optimizer} with momentum {local.momentum:g}: write "
-                "sgd and momentum 0, or choose an algorithm over mix such as dpsgd"
+                f"{kind} needs local.optimizer sgd without momentum, for it takes a peer's change, divided by its step "
+                f"sizes, for the gradient, got {local.optimizer} with momentum {local.momentum:g}: choose sgd and "
+                "momentum 0, or an algorithm over mix such as dpsgd"
             )

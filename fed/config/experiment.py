@@ -127,7 +127,11 @@ class Checkpointing(Section):
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     algorithm = values["algorithm"].make()
-    return None if lacks(algorithm, Feature.NEIGHBOURS) else registry.TOPOLOGIES.make(algorithm.topology)
+    return (
+        None
+        if lacks(algorithm, Feature.NEIGHBOURS)
+        else registry.TOPOLOGIES.make(getattr(algorithm, "topology", "ring"))
+    )
 
 
 def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Component, ...]:

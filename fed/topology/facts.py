@@ -1,4 +1,7 @@
-"""Facts of a topology: degrees, diameter, spectral gap, and the rounds to consensus that follow."""
+"""Facts of a topology: degrees, diameter, spectral gap, and the rounds to consensus that follow.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import math
 from collections.abc import Callable

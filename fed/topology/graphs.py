@@ -7,7 +7,7 @@ graph is undirected.
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -35,6 +35,8 @@ __all__ = [
     "tree",
 ]
 
+_Pair: TypeAlias = Annotated[tuple[int, int], Field(strict=False)]
+_Pairs: TypeAlias = Annotated[tuple[_Pair, ...], Field(strict=False)]
 _TRIES = 100  # draws of a random graph, of which one must be connected
 
 
@@ -237,7 +239,7 @@ def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "n
 
 def edges(
     peers: int,
-    pairs: Annotated[tuple[tuple[int, int], ...] | None, Field(strict=False)] = None,
+    pairs: _Pairs | None = None,
     file: str | None = None,
     directed: bool = False,
 ) -> "nx.Graph[int]":
@@ -254,12 +256,12 @@ def edges(
     """
     if (pairs is None) == (file is None):
         raise InvalidExperiment("topology edges needs pairs or file, and not both")
-    pairs = _pairs_of(Path(str(file))) if pairs is None else pairs
-    if wrong := [pair for pair in pairs if len(pair) != 2 or not all(0 <= end < peers for end in pair)]:
+    given = _pairs_of(Path(str(file))) if pairs is None else pairs
+    if wrong := [pair for pair in given if not all(0 <= end < peers for end in pair)]:
         raise InvalidExperiment(f"an edge must be two numbers from 0 to {peers - 1}, got {wrong[0]}: correct it")
     graph: nx.Graph[int] = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from(range(peers))
-    graph.add_edges_from(pairs)
+    graph.add_edges_from(given)
     return graph
 
 

@@ -1,4 +1,7 @@
-"""Topology of a run: each round's graph of peers, and its weights."""
+"""Topology of a run: each round's graph of peers, and its weights.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Mixing matrices: the weights with which a peer counts what its neighbours send."""
+"""Mixing matrices: the weights with which a peer counts what its neighbours send.
+
+Shapes: see :mod:`fed.layout`.
+"""
 
 import math
 from typing import TYPE_CHECKING, Literal, TypeAlias

@@ -17,7 +17,6 @@ from fed.aggregators.gradient_tracking import State as Tracked
 from fed.aggregators.local import LocalOnly
 from fed.aggregators.peer_rule import PeerRule
 from fed.aggregators.sgp import SGP
-from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
@@ -191,11 +190,3 @@ def test_a_state_that_is_none_is_refused(init: Callable[[Any, Tensor], Any], wor
     broken = type("Broken", (LocalOnly,), {"init": init})
     with pytest.raises(InvalidExperiment, match=f"Broken.init must give {words}"):
         first_state(broken(), start(1))
-
-
-@pytest.mark.parametrize("local", [{"momentum": 0.9}, {"optimizer": "adam"}])
-def test_a_rule_that_needs_the_gradient_refuses_other_steps(local: dict[str, Any]) -> None:
-    with pytest.raises(InvalidExperiment, match=r"D2 .* needs local\.optimizer sgd without momentum, got .*: write"):
-        D2().check_local(Local(**local))
-    D2().check_local(Local(lr=0.3, steps=4))
-    DPSGD().check_local(Local(**local))

@@ -12,6 +12,7 @@ from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.centralized import Centralized
 from fed.aggregators.fedavg import FedAvg
 from fed.aggregators.local_sgd import LocalSGD
+from fed.aggregators.peer_rule import PeerRule
 from fed.cli.main import main
 from fed.clients.node.plans import as_experiment
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
@@ -36,7 +37,9 @@ REFUSED = {
     "scaffold": {"adam", "adamw"},
     "mimelite": {"adam", "adamw", "momentum", "nesterov"},
     "qfedavg": {"adam", "adamw"},
+    **{kind: {"momentum", "nesterov", "adam", "adamw"} for kind in ("d2", "gradient_tracking")},
 }
+PEER_RULES = [kind for kind in ALGORITHMS.builtin if isinstance(ALGORITHMS.make(kind).make(), PeerRule)]
 
 
 def problem(**keys: Any) -> str:
@@ -186,7 +189,7 @@ def test_number_of_attackers_stays_open_without_number_of_clients() -> None:
 # Hierarchy, rounds and client states.
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALGORITHMS.builtin if kind not in ("dpsgd", "local", "centralized")])
+@pytest.mark.parametrize("kind", [kind for kind in ALGORITHMS.builtin if kind not in (*PEER_RULES, "centralized")])
 def test_edges_go_with_algorithms_that_need_sums_alone(kind: str) -> None:
     if ALGORITHMS.make(kind).make().linear:
         assert Experiment(algorithm=kind, hierarchy="edges").hierarchy is not None
@@ -240,7 +243,7 @@ BESIDE_UPDATES = {
 @pytest.mark.parametrize("kind", [*ALGORITHMS.builtin, *(kind for kind in BESIDE_UPDATES if ":" in kind)])
 def test_asynchronous_rounds_take_plain_updates_alone(kind: str) -> None:
     keys: dict[str, Any] = {"algorithm": kind, "rounds": "asynchronous"}
-    if kind in ("dpsgd", "local"):
+    if kind in PEER_RULES:
         assert problem(**keys).startswith("rounds asynchronous needs a coordinator that asks clients, got algorithm ")
     elif kind in BESIDE_UPDATES:
         line = problem(**keys)
@@ -286,7 +289,7 @@ class Silent(LocalSGD):
 @pytest.mark.parametrize("kind", ALGORITHMS.builtin)
 def test_a_deployment_takes_every_algorithm_whose_clients_report(kind: str) -> None:
     experiment = Experiment(algorithm=kind)
-    if kind not in ("dpsgd", "local", "centralized"):
+    if kind not in (*PEER_RULES, "centralized"):
         check_deployment(experiment)
         return
     with pytest.raises(

@@ -168,9 +168,9 @@ def test_matcha_sends_its_budget_on_average() -> None:
 
 def test_edges_come_from_a_list_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("# from to\n0 1\n\n1 2  # last\n2 0\n")
-    listed = graphs.edges(3, pairs=[(0, 1), (1, 2), (2, 0)])
+    listed = graphs.edges(3, pairs=((0, 1), (1, 2), (2, 0)))
     assert nx.utils.graphs_equal(graphs.edges(3, file=str(tmp_path / "edges.txt")), listed)
-    assert graphs.edges(3, pairs=[(0, 1), (1, 2), (2, 0)], directed=True).is_directed()
+    assert graphs.edges(3, pairs=((0, 1), (1, 2), (2, 0)), directed=True).is_directed()
 
 
 @pytest.mark.parametrize(
