@@ -14,8 +14,8 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.work_items import EvaluateByClients
 from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
+from fed.server.peer.peers import exchanged_bytes
 from fed.server.rounds.synchronous import Synchronous
-from fed.simulations.peers import exchanged_bytes
 from fed.simulations.simulation import Simulation, begin_scoring
 
 __all__ = ["Expectation", "expect"]

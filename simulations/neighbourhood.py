@@ -5,13 +5,14 @@ Shapes: see :mod:`fed.layout`.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fed.errors import RunFailed
+from fed.server.peer.neighbourhood import Attendance
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
@@ -20,21 +21,7 @@ from fed.topology import Topology
 if TYPE_CHECKING:
     from fed.mixing import Weights
 
-__all__ = ["Attendance", "SimulatedNeighbourhood"]
-
-
-class Attendance(NamedTuple):
-    """The peers of a round.
-
-    Args:
-        rows_S: the places of those that take part, ascending.
-        steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
-        failed: how many others broke down, or went away too soon.
-    """
-
-    rows_S: Tensor
-    steps_S: list[int | None]
-    failed: int
+__all__ = ["SimulatedNeighbourhood"]
 
 
 class SimulatedNeighbourhood:
@@ -53,7 +40,7 @@ class SimulatedNeighbourhood:
 
     def __init__(self, clients: SimulatedClients, topology: Topology | None, model_bytes: int) -> None:
         self.clock = 0.0
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_received = 0
         self._topology = topology
         self.weights = self._whole = topology.weights(1) if topology else None
         self.members: Sequence[int | str] = clients.data.clients
@@ -73,7 +60,7 @@ class SimulatedNeighbourhood:
         Raises:
             RunFailed: if no peer is available, and none ever will be.
         """
-        self.bytes_sent = 0
+        self.bytes_sent = self.bytes_received = 0
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
@@ -89,18 +76,21 @@ class SimulatedNeighbourhood:
         speeds_S = [self._devices[row].samples_per_s for row in self._rows_S]
         self._ready_s_N[self._rows_S] += np.divide(samples_seen_S, speeds_S)
 
-    def exchange(self, rows_SM: Tensor) -> Tensor:
+    def exchange(self, rows_SM: Tensor) -> tuple["Weights | None", Tensor]:
         """Send each row to its peer's neighbours, which then are where all simulated rows are."""
+        if self.weights is None:
+            return None, rows_SM
         receivers_X, senders_X, latency_s_X, s_per_byte_X = self._links_of_round()
         size_bytes = rows_SM.shape[1] * rows_SM.itemsize
         self.bytes_sent += len(senders_X) * size_bytes
+        self.bytes_received = self.bytes_sent
         ready_s_S = self._ready_s_N[self._rows_S]
         arrives_s_X = ready_s_S[senders_X] + latency_s_X + size_bytes * s_per_byte_X
         for ends_X in (receivers_X, senders_X):
             # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X, arrives_s_X)
         self._ready_s_N[self._rows_S] = ready_s_S
-        return rows_SM
+        return self.weights, rows_SM
 
     def end(self) -> None:
         """Move the run's clock to the slowest peer of the round, and the others' clocks to their neighbours'."""

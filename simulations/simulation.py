@@ -14,6 +14,7 @@ from fed.clients.evaluation import Metric
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
+from fed.clients.training.groups import Groups
 from fed.clients.training.losses import Loss
 from fed.clients.training.work_items import Train
 from fed.config.components import Component
@@ -23,14 +24,14 @@ from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
+from fed.server.peer.peers import Peers
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
-from fed.simulations.peers import SimulatedPeers
-from fed.simulations.simulated_clients import Groups, SimulatedClients
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.topology import Topology
 
 __all__ = ["Simulation", "begin_scoring"]
@@ -125,7 +126,8 @@ class Simulation:
             model_bytes = self.layout.size * self.layout.dtype.itemsize
             neighbourhood = SimulatedNeighbourhood(clients, self.topology, model_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
-            return SimulatedPeers(self.algorithm, neighbourhood, clients, self.layout, first, lr_in)
+            who = neighbourhood, clients.sizes, self.groups, executor
+            return Peers(self.algorithm, *who, self.layout, first, lr_in)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(

@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor
@@ -12,31 +12,70 @@ from torch import Tensor
 from fed.aggregators.peer_rule import PeerRule, Received
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
+from fed.storage.checkpoints import Tree
 
-__all__ = ["Exchanges", "Neighbourhood", "first_state", "next_state"]
+__all__ = ["Attendance", "Exchange", "Exchanges", "Neighbourhood", "first_state", "next_state"]
 
 
-class Neighbourhood(Protocol):
-    """Peers that exchange vectors with their neighbours, in their own time."""
+class Attendance(NamedTuple):
+    """The peers of a round, of those that are here.
+
+    Args:
+        rows_S: the places of those that take part, ascending.
+        steps_S: how many optimizer steps each takes where it is cut off in them; None: all.
+        failed: how many others broke down, or went away too soon.
+    """
+
+    rows_S: Tensor
+    steps_S: list[int | None]
+    failed: int
+
+
+class Exchange(Protocol):
+    """One exchange of vectors with a round's neighbours."""
+
+    def exchange(self, rows_NM: Tensor) -> tuple[Weights | None, Tensor]:
+        """Send each row to its peer's neighbours, and wait for theirs.
+
+        Returns:
+            W of those that took part, None where peers never meet; what was sent to the rows that are here, [S, M]:
+            ``senders_X`` are places in it.
+        """
+
+
+class Neighbourhood(Exchange, Protocol):
+    """Peers that exchange vectors with their neighbours, in their own time.
+
+    Attributes:
+        bytes_sent: in this round, by the peers that are here.
+        bytes_received: likewise.
+    """
+
+    bytes_sent: int
+    bytes_received: int
 
     @property
     def members(self) -> Sequence[int | str]:
-        """All peers, in the order of a topology's nodes."""
+        """Peers whose rows are here, in the order of a topology's nodes."""
 
     @property
     def clock(self) -> float:
         """Seconds since the run began: simulated ones, or real ones. It is never turned back."""
 
-    @property
-    def weights(self) -> Weights | None:
-        """W of this round for the rows that are here; None where peers never meet."""
+    def begin(self, number: int) -> Attendance:
+        """Find out who takes part in a round, numbered from 1."""
 
-    def exchange(self, rows_NM: Tensor) -> Tensor:
-        """Send each row to its peer's neighbours.
+    def train(self, samples_seen_S: Sequence[int]) -> None:
+        """Take note that those that take part have trained on this many samples."""
 
-        Returns:
-            What was sent to the rows that are here, [S, M]: ``weights.senders_X`` are places in it.
-        """
+    def end(self) -> None:
+        """End the round."""
+
+    def state(self) -> Tree:
+        """State for a checkpoint."""
+
+    def restore(self, state: Tree) -> None:
+        """Resume from what :meth:`state` wrote down."""
 
 
 class Exchanges:
@@ -46,11 +85,11 @@ class Exchanges:
         buffers_NR: float buffers as they are now: trained by local steps, and mixed with the first exchange.
 
     Args:
-        neighbourhood: whose weights are this round's.
+        neighbourhood: of this round.
         buffers_NR: in the model's own type, in which all vectors travel.
     """
 
-    def __init__(self, neighbourhood: Neighbourhood, buffers_NR: Tensor) -> None:
+    def __init__(self, neighbourhood: Exchange, buffers_NR: Tensor) -> None:
         self.buffers_NR = buffers_NR
         self._neighbourhood = neighbourhood
         self._buffers_travel = True
@@ -74,17 +113,18 @@ class Exchanges:
 
     def _exchanged(self, own_NM: Tensor) -> tuple[Weights, Tensor]:
         """Rows after transport, in the type in which they travel; a row's own vector stays as it is."""
-        weights, size = self._neighbourhood.weights, own_NM.shape[1]
+        size, sends_buffers = own_NM.shape[1], self._buffers_travel
+        sent_NM = own_NM.to(self.buffers_NR.dtype)
+        parts = torch.cat([sent_NM, self.buffers_NR], 1) if sends_buffers else sent_NM
+        weights, sent_SM = self._neighbourhood.exchange(parts)
         if weights is None:
             raise InvalidExperiment(
                 "a rule that mixes must have the primitive mix, so that its peers get a topology, got none: "
                 'give the class primitive = "mix"'
             )
-        sent_NM = own_NM.to(self.buffers_NR.dtype)
-        if not self._buffers_travel:
-            return weights, self._neighbourhood.exchange(sent_NM)
+        if not sends_buffers:
+            return weights, sent_SM
         self._buffers_travel = False
-        sent_SM = self._neighbourhood.exchange(torch.cat([sent_NM, self.buffers_NR], 1))
         # mixed in float64, kept in the type in which they travel
         self.buffers_NR = weights.mixed(self.buffers_NR, sent_SM[:, size:]).to(self.buffers_NR.dtype)
         return weights, sent_SM[:, :size]

@@ -91,15 +91,10 @@ class Together:
 
     weights: Weights
     sent: list[Tensor] = field(default_factory=list)
-    clock: float = 0.0
 
-    @property
-    def members(self) -> range:
-        return range(len(self.weights.own_N1))
-
-    def exchange(self, rows_NM: Tensor) -> Tensor:
+    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
         self.sent.append(rows_NM)
-        return rows_NM
+        return self.weights, rows_NM
 
 
 def row_alone(weights: Weights, row: int) -> tuple[Weights, Tensor]:
@@ -113,15 +108,12 @@ def row_alone(weights: Weights, row: int) -> tuple[Weights, Tensor]:
 class Alone:
     """One peer, that gets what its neighbours sent when all were together."""
 
-    clock = 0.0
-
     def __init__(self, row: int, together: Together) -> None:
-        self.members = together.members
         self.weights, self._neighbours = row_alone(together.weights, row)
         self._row, self._sent = row, iter(together.sent)
 
-    def exchange(self, rows_NM: Tensor) -> Tensor:
+    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
         """Hold what it sends to what it sent among the others."""
         sent_NM = next(self._sent)
         assert torch.equal(rows_NM[0], sent_NM[self._row])
-        return sent_NM[self._neighbours]
+        return self.weights, sent_NM[self._neighbours]

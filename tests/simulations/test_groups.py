@@ -12,12 +12,13 @@ import fed
 from fed.aggregators.base import Phase
 from fed.clients.training.batches import Batches
 from fed.clients.training.executor import InProcess
+from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train
 from fed.clients.training.worker import Work
 from fed.config.experiment import Local
 from fed.simulations.devices import UniformDevices
 from fed.simulations.fleet import SimulatedFleet
-from fed.simulations.simulated_clients import Groups, SimulatedClients
+from fed.simulations.simulated_clients import SimulatedClients
 from fed.simulations.simulation import Simulation
 from fed.wire.messages import GlobalModel, Task
 from tests.simulations.users_parts import double, small, unequal

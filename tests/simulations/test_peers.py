@@ -19,7 +19,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, RunFailed
 from fed.randomness import Streams
-from fed.simulations.peers import SimulatedPeers
+from fed.server.peer.peers import Peers
 from fed.simulations.simulation import Simulation
 from fed.topology import mixing_matrix
 from fed.topology.graphs import ring
@@ -68,7 +68,7 @@ def ready_s(one: fed.Experiment) -> tuple[list[float], list[float]]:
     """Every peer's clock after all rounds, and the run's after each."""
     simulation = Simulation(one, data(), model, mean_output)
     peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
-    assert isinstance(peers, SimulatedPeers)
+    assert isinstance(peers, Peers)
     clocks = []
     for number in range(1, ROUNDS + 1):
         peers.round(number)

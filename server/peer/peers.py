@@ -1,9 +1,9 @@
-"""Simulated peers: every peer's model at once, moved by a rule over ``mix``.
+"""Peers' rounds: the models that are here, all simulated ones or a single one, moved by a rule over ``mix``.
 
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,24 +13,23 @@ from torch import Tensor
 
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId
-from fed.clients.training.executor import Item
+from fed.clients.training.executor import Executor, Item
+from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, label_of
 from fed.errors import Diverged
 from fed.layout import Layout
 from fed.mixing import Weights
 from fed.server.accumulator import RoundStats, mean_loss
-from fed.server.peer.neighbourhood import Exchanges, first_state, next_state
-from fed.simulations.neighbourhood import Attendance, SimulatedNeighbourhood
-from fed.simulations.simulated_clients import SimulatedClients
+from fed.server.peer.neighbourhood import Attendance, Exchanges, Neighbourhood, first_state, next_state
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.topology import Topology
 
-__all__ = ["SimulatedPeers", "exchanged_bytes"]
+__all__ = ["Peers", "exchanged_bytes"]
 
 
 @dataclass
-class SimulatedPeers:
-    """Peers that all start from one model, train on their own data and mix with their neighbours.
+class Peers:
+    """Peers that start from one model, train on their own data and mix with their neighbours.
 
     The rule's state is float64, whatever the model's type: local steps start from the model rounded to that type, and
     what they add to it is added to the state. Integer buffers stay each peer's own. The mean over peers is the plain
@@ -39,7 +38,9 @@ class SimulatedPeers:
     Args:
         rule: what a peer does in a round.
         neighbourhood: its members in the order of the clients.
-        clients: who trains on what.
+        sizes: the number of samples of each.
+        groups: those that train together.
+        executor: trains.
         layout: the model's.
         first: every peer's first model: (vector [V], integers [I]).
         lr_in: (round, peers) → step size of local steps.
@@ -49,8 +50,10 @@ class SimulatedPeers:
     """
 
     rule: PeerRule
-    neighbourhood: SimulatedNeighbourhood
-    clients: SimulatedClients
+    neighbourhood: Neighbourhood
+    sizes: Sequence[int]
+    groups: Groups
+    executor: Executor
     layout: Layout
     first: InitVar[tuple[Tensor, Tensor]]
     lr_in: Callable[[int, int], float]
@@ -104,14 +107,13 @@ class SimulatedPeers:
         count = len(attendance.rows_S)
         train_loss = self._step(number, attendance) if count else None
         self.neighbourhood.end()
-        sent_bytes = self.neighbourhood.bytes_sent
         return RoundStats(
             selected=count + attendance.failed,
             replied=count,
             late=0,
             failed=attendance.failed,
-            bytes_up=sent_bytes,
-            bytes_down=sent_bytes,
+            bytes_up=self.neighbourhood.bytes_sent,
+            bytes_down=self.neighbourhood.bytes_received,
             train_loss=train_loss,
         )
 
@@ -144,7 +146,7 @@ class SimulatedPeers:
 class _LocalSteps:
     """One round's local steps of those that take part: a rule's ``descend``."""
 
-    peers: SimulatedPeers
+    peers: Peers
     number: int
     step_size: float
     attendance: Attendance
@@ -155,7 +157,7 @@ class _LocalSteps:
     @cached_property
     def lr(self) -> float | Tensor:
         """The sum of step sizes over the local steps; a column where peers take different numbers of them."""
-        steps_S = [*map(self.peers.clients.groups.steps, self._sizes_S, self.attendance.steps_S)]
+        steps_S = [*map(self.peers.groups.steps, self._sizes_S, self.attendance.steps_S)]
         if len(set(steps_S)) == 1:
             return self.step_size * steps_S[0]
         return self.step_size * torch.tensor(steps_S, dtype=torch.float64).unsqueeze(1)
@@ -178,10 +180,10 @@ class _LocalSteps:
         """
         trained_SV, integers_SI = torch.empty_like(start_SV), torch.empty_like(self.integers_SI)
         diverged: list[tuple[int, ClientId, str]] = []
-        groups = self.peers.clients.groups.of(self._sizes_S, self.attendance.steps_S)
+        groups = self.peers.groups.of(self._sizes_S, self.attendance.steps_S)
         rows_of = {self._submit(rows, start_SV): rows for rows in groups}
         for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
-            for _, trained, tensors in self.peers.clients.executor.results([ticket]):
+            for _, trained, tensors in self.peers.executor.results([ticket]):
                 if trained.diverged is not None:
                     client, reason = trained.diverged
                     diverged.append((self._members_S.index(client), client, reason))
@@ -197,13 +199,13 @@ class _LocalSteps:
         clients, cuts = tuple(self._members_S[row] for row in rows), tuple(self.attendance.steps_S[row] for row in rows)
         train = Train(clients, self.number, wants="models", lr=self.step_size, steps=cuts)
         cost = sum(map(self._seen, rows))
-        return self.peers.clients.executor.submit(
+        return self.peers.executor.submit(
             Item(train, (start_SV[rows], self.integers_SI[rows]), label_of(train), cost=cost)
         )
 
     def _seen(self, row: int) -> int:
         """Number of samples that a peer's steps see."""
-        return self.peers.clients.groups.seen(self._sizes_S[row], self.attendance.steps_S[row])
+        return self.peers.groups.seen(self._sizes_S[row], self.attendance.steps_S[row])
 
     @cached_property
     def _members_S(self) -> list[ClientId]:  # noqa: N802  # a shape suffix
@@ -211,7 +213,7 @@ class _LocalSteps:
 
     @cached_property
     def _sizes_S(self) -> list[int]:  # noqa: N802
-        return [self.peers.clients.sizes[row] for row in self.attendance.rows_S]
+        return [self.peers.sizes[row] for row in self.attendance.rows_S]
 
 
 def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, rounds: int) -> int:
@@ -238,15 +240,12 @@ def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, r
 class _Trial:
     """A neighbourhood of one, where local steps do nothing and what would be sent is counted."""
 
-    members = (0,)
-    clock = 0.0
     lr = 1.0
-    weights = Weights.of(torch.ones(1, 1))
     sent_bytes = 0
 
     def __call__(self, x_NP: Tensor) -> Tensor:
         return x_NP
 
-    def exchange(self, rows_NM: Tensor) -> Tensor:
+    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
         self.sent_bytes += rows_NM.shape[1] * rows_NM.itemsize
-        return rows_NM
+        return Weights.of(torch.ones(1, 1)), rows_NM

@@ -1,0 +1,83 @@
+"""Groups of clients that train together, and the number of steps that each takes."""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+
+from fed.aggregators.base import Phase
+from fed.clients.training.batches import Batches
+from fed.config.experiment import Local
+
+__all__ = ["Groups"]
+
+
+class Groups:
+    """Cuts tasks into groups of clients that take about as many steps as each other, the longest first.
+
+    Args:
+        local: the experiment's section of that name.
+        size: the most clients of a group.
+        never_single: no step has a single sample, as BatchNorm needs it.
+        phases: what a task consists of.
+
+    Example:
+        >>> groups = Groups(Local(batch_size=10), size=2)
+        >>> groups.of([10, 50, 20, 10, 30])
+        [[1], [4, 2], [0, 3]]
+    """
+
+    def __init__(
+        self, local: Local, size: int, never_single: bool = False, phases: Sequence[Phase] = (Phase(),)
+    ) -> None:
+        self.size = size
+        self._local = local
+        self._never_single = never_single
+        self._phases = phases
+        self._of_task = cache(self._counted)  # there are far fewer sizes than tasks
+
+    def steps(self, samples: int, steps: int | None = None) -> int:
+        """Number of optimizer steps for this many samples; with the task's own number of steps, in all phases."""
+        return self._of_task(samples, steps)[0]
+
+    def seen(self, samples: int, steps: int | None = None) -> int:
+        """Number of samples that those steps see, each as often as it is seen."""
+        return self._of_task(samples, steps)[1]
+
+    def steps_within(self, seen: float, samples: int, steps: int | None = None) -> int:
+        """Number of a task's steps that see at most ``seen`` samples; 0 with several phases, which go together.
+
+        Args:
+            seen: the limit.
+            samples: the client's.
+            steps: the task's own number, or None.
+        """
+        if len(self._phases) > 1:
+            return 0
+        (batches,) = self._batches_of(samples, steps)
+        epochs, rest = divmod(max(seen, 0.0), samples)
+        within = sum(end <= rest for end in accumulate(batches.sizes))
+        return min(int(epochs) * len(batches.sizes) + within, batches.steps)
+
+    def _counted(self, samples: int, steps: int | None) -> tuple[int, int]:
+        phases = self._batches_of(samples, steps)
+        return sum(phase.steps for phase in phases), sum(phase.seen for phase in phases)
+
+    def _batches_of(self, samples: int, steps: int | None) -> list[Batches]:
+        locals_ = [(phase.local(self._local), phase.steps(steps)) for phase in self._phases]
+        return [Batches(local, samples, self._never_single, its_steps) for local, its_steps in locals_]
+
+    def of(self, samples: Sequence[int], steps: Sequence[int | None] = ()) -> list[list[int]]:
+        """Groups of as many tasks, give or take one, as few as there can be.
+
+        Args:
+            samples: how many each task's client holds.
+            steps: how many each task says; as the section unless given.
+
+        Returns:
+            Places in ``samples``, group by group; of equal steps those in order.
+        """
+        said = steps or [None] * len(samples)
+        order = sorted(range(len(samples)), key=lambda place: -self.steps(samples[place], said[place]))
+        count = -(-len(order) // self.size)
+        # cut at equal shares: with full groups first the last one might be a single client
+        return [order[number * len(order) // count : (number + 1) * len(order) // count] for number in range(count)]
