@@ -1,0 +1,341 @@
+"""Membership of peers: heartbeats, passed on by gossip, say who is there, who is suspected and who is gone.
+
+Each member counts its own heartbeat up and exchanges its whole table with a few others (van Renesse, Minsky & Hayden,
+"A gossip-style failure detection service", Middleware 1998). A larger count is a sign of life, whoever passes it on.
+As in SWIM (Das, Gupta & Motivala 2002) a silent member is suspected first, and a living one refutes what is said of it.
+
+- First sight of a name in another member's table is no sign of life: its count may be old. The next, larger one is, and
+  so is the member's own table. What is gone is not passed on. Old tables therefore bring nobody back.
+- Time is this process's own while it is awake: a process that was frozen has heard nothing, and blames nobody for it
+  (Lifeguard, Dadgar, Phillips & Currey 2018).
+- Members that are gone are tried again now and then, and so are introducers, so that sides of a partition merge.
+
+Trust: names and addresses that are none, and counts beyond bounds, are refused. A hostile member, which has a
+certificate of the run, can keep a dead member's count rising, or say goodbye for a living one, which refutes it within
+some beats, or invent members, up to the bound. That costs others deadlines in a round, and changes no sum of theirs.
+"""
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from fed.clients.data.holdings import in_order
+from fed.errors import InvalidPayload, ValueRange
+from fed.wire.messages import MOST_SAMPLES, client_id_of
+from fed.wire.protocol import NODE_NAME
+
+__all__ = ["MOST_MEMBERS", "Member", "MembershipList", "Target", "Timing", "refusal_of_table"]
+
+MOST_MEMBERS = 10_000
+"""Members that a table may have, and that a peer remembers."""
+
+_T = TypeVar("_T")
+_MOST_START = 2**62
+_MOST_BEAT = 2**53
+_MOST_BEATS_ASLEEP = 3  # a longer pause between two beats counts as this many
+_RETURNS = 0.5  # the probability that a beat tries a member that is gone
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([1-9][0-9]{0,4})")
+
+
+class Member(NamedTuple):
+    """Record of a peer, as it is passed on.
+
+    Args:
+        name: of its certificate.
+        address: HOST:PORT where it listens; empty if it dials out only.
+        start: of its process, in nanoseconds; a larger one replaces an earlier life of that name.
+        beat: its count of heartbeats in this life.
+        left: it has said goodbye.
+        samples: that it trains on.
+    """
+
+    name: str
+    address: str
+    start: int
+    beat: int = 0
+    left: bool = False
+    samples: int = 0
+
+    @property
+    def client(self) -> int | str:
+        """The client that it stands for."""
+        return client_id_of(self.name)
+
+    @property
+    def age(self) -> tuple[int, int, bool]:
+        """Order of what is said of one name: the largest counts."""
+        return self.start, self.beat, self.left
+
+
+class Target(NamedTuple):
+    """Receiver of a table: a member, or an introducer whose name is not known.
+
+    Args:
+        address: HOST:PORT to dial.
+        name: of the member; empty: whoever listens there.
+    """
+
+    address: str
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Time limits of a membership.
+
+    Signs of life of a living member travel for up to about 3 beats, and 7 where 30 % of all messages are lost:
+    ``suspect_after_s`` should be ten beats or more.
+
+    Args:
+        beat_s: seconds between two heartbeats.
+        suspect_after_s: seconds without a sign of life after which a member is suspected.
+        gone_after_s: seconds without a sign of life after which it is gone, at least ``suspect_after_s``.
+        forget_after_s: seconds after which a member that is gone is tried no more.
+        fan_out: members that a beat sends the table to.
+
+    Raises:
+        ValueRange: if they contradict each other.
+    """
+
+    beat_s: float = 0.2
+    suspect_after_s: float = 2.5
+    gone_after_s: float = 5.0
+    forget_after_s: float = 86_400.0
+    fan_out: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_s <= self.suspect_after_s <= self.gone_after_s <= self.forget_after_s or self.fan_out < 1:
+            raise ValueRange(
+                "membership needs 0 < beat_s <= suspect_after_s <= gone_after_s <= forget_after_s and fan_out >= 1, "
+                f"got {self.beat_s:g}, {self.suspect_after_s:g}, {self.gone_after_s:g}, {self.forget_after_s:g} and "
+                f"{self.fan_out}: lengthen the later one"
+            )
+
+
+@dataclass
+class _Record:
+    """Knowledge of another member.
+
+    Args:
+        member: the latest record.
+        since_s: when its life or its goodbye became known.
+        alive_s: its last sign of life; minus infinity: none yet.
+    """
+
+    member: Member
+    since_s: float
+    alive_s: float = -math.inf
+
+
+class MembershipList:
+    """Members that one peer knows of; it makes no calls and reads no clock.
+
+    The transport calls :meth:`beat` every ``beat_s``, sends :meth:`table` to the targets, and merges what it receives;
+    whoever receives a table answers with its own. A member that dials out only is no target: it comes by itself and is
+    answered. All times are of one monotonic clock.
+
+    Attributes:
+        own: this peer's record.
+        contested: how often another spoke for this peer with a later record than its own. Once is a clock that was set
+            back between two starts; more are a second process under this name, or a hostile member.
+
+    Args:
+        own: this peer's first record.
+        introducers: addresses that are tried until a present member listens there, its own among them or not.
+        timing: of beats and suspicion.
+        draws: random numbers that choose targets.
+    """
+
+    def __init__(self, own: Member, introducers: Sequence[str], timing: Timing, draws: random.Random) -> None:
+        self.own = own
+        self.contested = 0
+        self._timing = timing
+        self._draws = draws
+        self._records: dict[str, _Record] = {}
+        self._introducers = {address: "" for address in introducers if address != own.address}
+        self._awake_s = 0.0
+        self._last_beat_s = math.inf
+
+    def beat(self, now_s: float) -> tuple[Target, ...]:
+        """Count the own heartbeat up; returns whom to send the table to now."""
+        self._awake_s, self._last_beat_s = self._time_s(now_s), now_s
+        if not self.own.left:
+            self.own = self.own._replace(beat=self.own.beat + 1)
+        self._forget()
+        return self._targets()
+
+    def table(self, receiver: str = "") -> tuple[Member, ...]:
+        """Records to send: all present members, those that left lately, and what is known of the receiver."""
+        # a receiver whose clock was set back between two starts must learn of its earlier life
+        records = self._records.items()
+        told = [one.member for name, one in records if name == receiver or self._is_told(one)]
+        return self.own, *told[: MOST_MEMBERS - 1]
+
+    def merge(self, table: Sequence[Member], now_s: float, sender: str = "") -> bool:
+        """Take the later records of another member's table; true if the view has changed.
+
+        Args:
+            table: as it was received.
+            now_s: of the monotonic clock.
+            sender: the name in its certificate, of which its own record is a sign of life; empty: unknown.
+
+        Raises:
+            InvalidPayload: if it is not a table that a member may send; then none of it is taken.
+        """
+        if reason := refusal_of_table(table):
+            raise InvalidPayload(reason)
+        time_s = self._time_s(now_s)
+        changes = [self._take(member, time_s, is_direct=member.name == sender) for member in table]
+        return any(changes)
+
+    def heard(self, name: str, start: int, now_s: float, address: str = "") -> None:
+        """Take note of a direct sign of life.
+
+        Args:
+            name: in the certificate of the other side.
+            start: of its process, as it says.
+            now_s: of the monotonic clock.
+            address: that was dialled, if it was: an introducer may have another address than it gives itself.
+        """
+        if address in self._introducers:
+            self._introducers[address] = name
+        if name == self.own.name:
+            self.contested += start != self.own.start
+        elif (known := self._records.get(name)) is not None and start >= known.member.start:
+            life = (
+                known.member if start == known.member.start else known.member._replace(start=start, beat=0, left=False)
+            )
+            self._take(life, self._time_s(now_s), is_direct=True)
+
+    def leave(self) -> None:
+        """Say goodbye: from now on the table says that this peer has left."""
+        self.own = self.own._replace(beat=self.own.beat + 1, left=True)
+
+    def present(self, now_s: float) -> tuple[Member, ...]:
+        """Members that are there, suspected ones and this peer among them, in the order of their clients."""
+        time_s = self._time_s(now_s)
+        own = () if self.own.left else (self.own,)
+        return _sorted((*own, *[one.member for one in self._records.values() if self._is_present(one, time_s)]))
+
+    def suspected(self, now_s: float) -> tuple[Member, ...]:
+        """Present members that are silent for ``suspect_after_s``."""
+        time_s = self._time_s(now_s)
+        silent = [one for one in self._records.values() if time_s - one.alive_s > self._timing.suspect_after_s]
+        return _sorted([one.member for one in silent if self._is_present(one, time_s)])
+
+    def gone(self, now_s: float) -> tuple[Member, ...]:
+        """Members that were there and are silent for ``gone_after_s``: dead, frozen or on another side of a cut."""
+        time_s = self._time_s(now_s)
+        away = [one for one in self._records.values() if not one.member.left and not self._is_present(one, time_s)]
+        return _sorted([one.member for one in away if one.alive_s > -math.inf])
+
+    def version(self, now_s: float) -> str:
+        """Hash of the present members' names, equal at peers of one view."""
+        names = "\n".join([member.name for member in self.present(now_s)])
+        return hashlib.sha256(names.encode()).hexdigest()[:16]
+
+    def _time_s(self, now_s: float) -> float:
+        """Seconds that this process has been awake: its beats are late while it is frozen."""
+        return self._awake_s + min(max(now_s - self._last_beat_s, 0.0), _MOST_BEATS_ASLEEP * self._timing.beat_s)
+
+    def _is_present(self, record: _Record, time_s: float) -> bool:
+        return not record.member.left and time_s - record.alive_s <= self._timing.gone_after_s
+
+    def _is_told(self, record: _Record) -> bool:
+        if record.member.left:
+            return self._awake_s - record.since_s <= self._timing.gone_after_s
+        return self._is_present(record, self._awake_s)
+
+    def _take(self, member: Member, time_s: float, *, is_direct: bool) -> bool:
+        """Take a record if it is later than what is known; true if it changes the view."""
+        if member.name == self.own.name:
+            return self._refute(member)
+        known = self._records.get(member.name)
+        if known is None:
+            if member.left or len(self._records) >= MOST_MEMBERS - 1:
+                return False
+            known = self._records[member.name] = _Record(member, time_s)
+            known.alive_s = time_s if is_direct else -math.inf
+            return is_direct
+        before, was_present = known.member, self._is_present(known, time_s)
+        if member.age > before.age:
+            known.member = member
+            if member.start == before.start or is_direct:
+                known.alive_s = time_s
+            if (member.start, member.left) != (before.start, before.left):
+                known.since_s = time_s
+        elif is_direct and member.start == before.start and not before.left:
+            known.alive_s = time_s
+        is_same = known.member._replace(beat=0) == before._replace(beat=0)
+        return was_present != self._is_present(known, time_s) or (was_present and not is_same)
+
+    def _refute(self, said: Member) -> bool:
+        """Go beyond what is said of this peer, if that is later than what it says itself."""
+        if said.age <= self.own.age or self.own.left:
+            return False
+        self.contested += 1
+        if said.start == self.own.start and said.beat < _MOST_BEAT:
+            self.own = self.own._replace(beat=said.beat + 1)
+        else:
+            self.own = self.own._replace(start=min(said.start + 1, _MOST_START), beat=0)
+        return True
+
+    def _targets(self) -> tuple[Target, ...]:
+        members = [one for one in self._records.values() if one.member.address]
+        present = [one.member for one in members if self._is_present(one, self._awake_s)]
+        away = [one.member for one in members if not one.member.left and not self._is_present(one, self._awake_s)]
+        chosen = self._some(present)
+        if away and self._draws.random() < _RETURNS:
+            chosen.append(self._draws.choice(away))
+        targets = {member.address: Target(member.address, member.name) for member in chosen}
+        for address in self._some(self._unmet({member.address for member in present})):
+            targets.setdefault(address, Target(address))
+        return tuple(targets.values())
+
+    def _unmet(self, met: set[str]) -> list[str]:
+        """Introducers' addresses at which no present member is known."""
+        there = {self.own.name} | {name for name, one in self._records.items() if self._is_present(one, self._awake_s)}
+        return [address for address, name in self._introducers.items() if address not in met and name not in there]
+
+    def _some(self, of: list[_T]) -> list[_T]:
+        return self._draws.sample(of, min(self._timing.fan_out, len(of)))
+
+    def _forget(self) -> None:
+        timing, is_full = self._timing, len(self._records) >= MOST_MEMBERS - 1
+        for name, one in list(self._records.items()):
+            is_hearsay = one.alive_s == -math.inf
+            limit_s = timing.gone_after_s if is_hearsay or is_full else timing.forget_after_s
+            if self._awake_s - max(one.since_s, one.alive_s) > limit_s:
+                del self._records[name]
+
+
+def refusal_of_table(table: Sequence[Member]) -> str | None:
+    """Reason why no member may send this table; None if it is in order."""
+    if len(table) > MOST_MEMBERS:
+        return f"a table may have {MOST_MEMBERS} members at most, got {len(table)}"
+    for member in table:
+        if not NODE_NAME.fullmatch(member.name):
+            return f"a member's name must be a node's name, got {member.name[:80]!r}"
+        if member.address and not _is_address(member.address):
+            return f"member {member.name!r} must have HOST:PORT as its address, got {member.address[:80]!r}"
+        counts = (member.start, _MOST_START), (member.beat, _MOST_BEAT), (member.samples, MOST_SAMPLES)
+        if not all(0 <= count <= most for count, most in counts):
+            return (
+                f"member {member.name!r} must have a start up to 2^62, and a beat and samples up to 2^53, got "
+                f"{member.start}, {member.beat} and {member.samples}"
+            )
+    return None
+
+
+def _is_address(text: str) -> bool:
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and int(found[2]) < 1 << 16
+
+
+def _sorted(members: Iterable[Member]) -> tuple[Member, ...]:
+    by_client = {member.client: member for member in members}
+    return tuple([by_client[client] for client in in_order(by_client)])
