@@ -44,6 +44,10 @@ class D2(PeerRule):
         """All peers start from one model, at rest."""
         return State(params_NP, params_NP, torch.zeros_like(params_NP))
 
+    def joined(self, state: State) -> State:
+        """Another's model, at rest: its last step and gradient are not this peer's."""
+        return self.init(state.model_NP)
+
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """A gradient, and one exchange."""
         x_NP = state.model_NP

@@ -40,6 +40,10 @@ class GradientTracking(PeerRule):
         """All peers start from one model, with trackers of 0."""
         return State(params_NP, torch.zeros_like(params_NP), torch.zeros_like(params_NP))
 
+    def joined(self, state: State) -> State:
+        """Another's model, with trackers of 0: the sum of all trackers stays that of all gradients."""
+        return self.init(state.model_NP)
+
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """One exchange, and the gradient at what comes of it."""
         moved_NP, tracked_NP = mix(state.model_NP - descend.lr * state.tracker_NP, state.tracker_NP)

@@ -121,6 +121,14 @@ class PeerRule(Algorithm):
             mix: the exchanges.
         """
 
+    def joined(self, state: Any) -> Any:
+        """The state of a peer that joins a run that goes on: a copy of another's, as it is unless a rule says more.
+
+        Args:
+            state: of the other peer after its last round.
+        """
+        return state
+
     def check_weights(self, matrix_NN: Tensor) -> None:
         """Any weights that keep the peers' mean.
 

@@ -39,6 +39,10 @@ class SGP(PeerRule):
         """All peers start from one model, with a weight of 1."""
         return State(params_NP, params_NP, torch.ones_like(params_NP[:, :1]))
 
+    def joined(self, state: State) -> State:
+        """Another's model with a weight of 1."""
+        return self.init(state.model_NP)
+
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """Local steps from z, and one exchange."""
         z_NP = state.model_NP

@@ -45,11 +45,17 @@ def _init(folder: _Folder, hosts: _Hosts = None, days: _Days = 3650) -> None:
 
 
 @app.command("issue")
-def _issue(folder: _Folder, name: _Node, days: _Days = 365) -> None:
-    """Give a node a key and a certificate, and a place on the roster."""
+def _issue(
+    folder: _Folder,
+    name: _Node,
+    days: _Days = 365,
+    peer: Annotated[bool, typer.Option("--peer", help="For fed peer: others may dial it, too.")] = False,
+) -> None:
+    """Give a node, or a peer, a key and a certificate, and a place on the roster."""
     authority = _load(folder)
-    place = authority.issue(name, days=days)
-    typer.echo(f"{place}: for the node {name} alone, valid until {authority.roster.entries()[name].expires:%Y-%m-%d}")
+    place = authority.issue(name, days=days, is_peer=peer)
+    kind, expires = "peer" if peer else "node", authority.roster.entries()[name].expires
+    typer.echo(f"{place}: for the {kind} {name} alone, valid until {expires:%Y-%m-%d}")
 
 
 @app.command("server")

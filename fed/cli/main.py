@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import fed
-from fed.cli import algorithms, codecs, documents, keys, nodes, runs, tables
+from fed.cli import algorithms, codecs, documents, keys, nodes, peers, runs, tables
 from fed.cli import list as kept_runs
 from fed.config.docstrings import summary
 from fed.errors import FedError
@@ -57,6 +57,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "simulate": runs.simulate,
     "server": nodes.server,
     "client": nodes.client,
+    "peer": peers.peer,
     "compare": runs.compare,
     "show": documents.show,
     "data": tables.data,

@@ -16,18 +16,18 @@ from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
-__all__ = ["client", "server"]
+__all__ = ["Credentials", "Insecure", "client", "hold_to_certificates", "server"]
 
 _LAST_PORT = 65535
-_Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
-_Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
+Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
 
 
 def server(
     file: FileUnlessResumed = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where nodes dial in.")] = "127.0.0.1:8443",
-    credentials: _Credentials = None,
-    insecure: _Insecure = False,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
     min_nodes: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round.")
     ] = 1,
@@ -58,7 +58,7 @@ def server(
     from fed.identity.credentials import ServerCredentials
     from fed.server.deploy import serve
 
-    _hold_to_certificates(listen, credentials, insecure, "--listen")
+    hold_to_certificates(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     shown = display()
     say_all(shown)
@@ -95,8 +95,8 @@ def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
 def client(
     data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this node trains on; it stays here.")],
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
-    credentials: _Credentials = None,
-    insecure: _Insecure = False,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The node's, where it has no certificate.")] = None,
     allow: Annotated[
         list[str] | None,
@@ -131,7 +131,7 @@ def client(
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
     if server is not None:
-        _hold_to_certificates(server, credentials, insecure, "--server")
+        hold_to_certificates(server, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
     if loaded and name not in {None, loaded.name}:
         raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
@@ -179,7 +179,7 @@ def _say_what_would_leave(training: Any, name: str) -> None:
     )
 
 
-def _hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
+def hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
     """Refuse a connection without certificates, unless it was asked for and stays on this machine."""
     from fed.identity.credentials import hold_to_loopback
 

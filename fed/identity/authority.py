@@ -1,14 +1,14 @@
-"""Private certificate authority in a folder: issues the server's and the nodes' certificates.
+"""Private certificate authority in a folder: issues the server's, the nodes' and the peers' certificates.
 
 ::
 
     DIR/
     ├── authority/       certificate.pem and key.pem, by which all else is signed
     ├── server/          authority.pem, certificate.pem, key.pem and roster.json: all that a server needs
-    └── nodes/NAME/      authority.pem, certificate.pem and key.pem: all that a node needs
+    └── nodes/NAME/      authority.pem, certificate.pem and key.pem: all that a node, or a peer, needs
 
-An authority certifies and a roster admits; what they issued is loaded and used through ``ServerCredentials`` and
-``NodeCredentials``. Folders are for their owner alone (0700), and so are files (0600).
+An authority certifies and a roster admits; what they issued is loaded and used through ``ServerCredentials``,
+``NodeCredentials`` and ``PeerCredentials``. Folders are for their owner alone (0700), and so are files (0600).
 """
 
 import fcntl
@@ -136,14 +136,15 @@ class Authority:
         """
         return Roster(self._roster_file, clock=self.clock)
 
-    def issue(self, name: str, *, days: int = 365) -> Path:
-        """Issue a new key and certificate for a node, and enter it on the roster.
+    def issue(self, name: str, *, days: int = 365, is_peer: bool = False) -> Path:
+        """Issue a new key and certificate for a node or a peer, and enter it on the roster.
 
         A node that was revoked or has expired gets another; its former certificate is not admitted any more.
 
         Args:
             name: the node's: up to 64 letters, digits, dots, hyphens and underscores, the first a letter or a digit.
             days: how long it is valid; never longer than the authority's certificate.
+            is_peer: whether other peers may dial it, too.
 
         Returns:
             The folder that belongs on the node, and nowhere else.
@@ -165,7 +166,10 @@ class Authority:
             with ExitStack() as undo:  # a folder without its entry on the roster would block the name
                 if not (self.folder / place).exists():
                     undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
-                keep(self._roster_file, {**entries, name: self._issue(place, Role.NODE, name, days)})
+                keep(
+                    self._roster_file,
+                    {**entries, name: self._issue(place, Role.PEER if is_peer else Role.NODE, name, days)},
+                )
                 undo.pop_all()
         return self.folder / place
 

@@ -1,7 +1,9 @@
-"""X.509 certificates with ECDSA P-256 keys: an authority's, its server's and its nodes'.
+"""X.509 certificates with ECDSA P-256 keys: an authority's, its server's, its nodes' and its peers'.
 
 A certificate states its permitted use (RFC 5280, 4.2.1.12): a node's cannot serve, and the server's cannot
-report as a node, because both ends of TLS check its extended key usage. All are PEM.
+report as a node, because both ends of TLS check its extended key usage. A peer's may do both, and names no host but
+the peer itself: whoever dials checks who answers, at whatever address, and no node takes a peer for its server. All are
+PEM.
 """
 
 import hashlib
@@ -25,17 +27,23 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fed.errors import InvalidCredentials, located, os_errors_as
 
 __all__ = [
+    "PEER_HOST",
     "CertificateFacts",
     "Pair",
     "Role",
+    "facts_of",
     "fingerprint",
     "is_issued_by",
     "issue",
     "now",
+    "peer_host",
     "read_facts",
     "read_pair",
     "read_pem",
 ]
+
+PEER_HOST = "peer.fed.invalid"
+"""Host that every peer's certificate names, for those who do not know yet which peer they dial."""
 
 _CLOCKS_DIFFER = timedelta(days=1)
 """A certificate is valid from that long before it is issued: the clock of a node may be behind."""
@@ -47,6 +55,15 @@ class Role(StrEnum):
     AUTHORITY = "authority"
     SERVER = "server"
     NODE = "node"
+    PEER = "peer"
+
+
+_SERVES, _DIALS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+_PURPOSES = {
+    Role.SERVER: frozenset([_SERVES]),
+    Role.NODE: frozenset([_DIALS]),
+    Role.PEER: frozenset([_SERVES, _DIALS]),
+}
 
 
 class Pair(NamedTuple):
@@ -71,6 +88,16 @@ class CertificateFacts:
     name: str
     hosts: tuple[str, ...]
     expires: datetime
+
+
+def peer_host(name: str) -> str:
+    """Host that the certificate of one peer names, and no other: a name may have letters that no host has.
+
+    Example:
+        >>> peer_host("ann")
+        '49915e0d7d4b402e3017d010bc1c0e83.peer.fed.invalid'
+    """
+    return f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.{PEER_HOST}"
 
 
 def now() -> datetime:
@@ -140,19 +167,27 @@ def read_facts(path: Path) -> CertificateFacts:
     """
     certificate_pem = read_pem(path)
     with located(path):
-        certificate = _certificate(certificate_pem)
+        return facts_of(certificate_pem)
+
+
+def facts_of(certificate_pem: bytes) -> CertificateFacts:
+    """Parse a certificate.
+
+    Raises:
+        InvalidCredentials: if it is none that fed issues.
+    """
+    certificate = _certificate(certificate_pem)
     role, hosts = Role.AUTHORITY, tuple[str, ...]()
     try:
         if not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca:
-            (purpose,) = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-            role = {ExtendedKeyUsageOID.SERVER_AUTH: Role.SERVER, ExtendedKeyUsageOID.CLIENT_AUTH: Role.NODE}[purpose]
+            purposes = frozenset(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+            role = {purposes_of: role for role, purposes_of in _PURPOSES.items()}[purposes]
         (name,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         if role is Role.SERVER:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = tuple(str(entry.value) for entry in names)
     except (x509.ExtensionNotFound, ValueError, KeyError):
-        problem = f"{path}: must be a certificate that fed keys issued, got another one: restore it"
-        raise InvalidCredentials(problem) from None
+        raise InvalidCredentials("must be a certificate that fed keys issued, got another one: restore it") from None
     expires = certificate.not_valid_after_utc
     return CertificateFacts(role=role, name=str(name.value), hosts=hosts, expires=expires)
 
@@ -205,10 +240,11 @@ def _uses(role: Role, name: str, hosts: Sequence[str]) -> list[tuple[x509.Extens
     if role is Role.NODE:
         # No host: whatever a node is called, no client that looks for a server takes it for one.
         names = [x509.UniformResourceIdentifier(f"urn:fed:node:{name}")]
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH if role is Role.SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
+    elif role is Role.PEER:
+        names = [x509.DNSName(peer_host(name)), x509.DNSName(PEER_HOST)]
     return [
         *common,
-        (x509.ExtendedKeyUsage([purpose]), True),
+        (x509.ExtendedKeyUsage(sorted(_PURPOSES[role], key=str)), True),
         (x509.SubjectAlternativeName(names), False),
     ]
 

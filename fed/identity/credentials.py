@@ -1,24 +1,35 @@
-"""Credentials of a server and of a node: certificate, key, and the authority's certificate that checks the other side.
+"""Credentials of a server, a node and a peer: certificate, key, and the authority's, which checks the other side.
 
-A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them.
+A folder has ``authority.pem``, ``certificate.pem`` and ``key.pem``; a server's has ``roster.json`` beside them, and a
+peer's may have a copy of it.
 """
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Self, cast
 
 import grpc
 
 from fed.errors import InvalidCredentials, InvalidInput
-from fed.identity.certificates import CertificateFacts, Role, is_issued_by, now, read_facts, read_pair, read_pem
+from fed.identity.certificates import (
+    CertificateFacts,
+    Role,
+    facts_of,
+    is_issued_by,
+    now,
+    read_facts,
+    read_pair,
+    read_pem,
+)
 from fed.identity.roster import Roster
 
-__all__ = ["NodeCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
+__all__ = ["NodeCredentials", "PeerCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
 
-_WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.AUTHORITY: "an authority's"}
+_WHOSE = {Role.SERVER: "the server's", Role.NODE: "a node's", Role.PEER: "a peer's", Role.AUTHORITY: "an authority's"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +112,66 @@ class NodeCredentials(_Credentials):
         return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PeerCredentials(_Credentials):
+    """Credentials of a peer.
+
+    Args:
+        roster: a copy of the authority's; None: every peer is admitted that has a certificate.
+    """
+
+    roster: Roster | None
+
+    @classmethod
+    def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
+        """Load a peer's credentials from its folder.
+
+        Args:
+            folder: the peer's.
+            clock: tells the time, in UTC.
+
+        Raises:
+            InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
+                or the folder is the server's, the authority's or a node's.
+        """
+        own, roster = _load(folder, Role.PEER, clock), folder / "roster.json"
+        return cls(**vars(own), roster=Roster(roster, clock=clock) if roster.exists() else None)
+
+    @property
+    def name(self) -> str:
+        """Name of the peer."""
+        return self.facts.name
+
+    def for_listening(self) -> grpc.ServerCredentials:
+        """Credentials for ``server.add_secure_port``: who dials needs a certificate of this authority."""
+        pair = (self.key_pem, self.certificate_pem)
+        return grpc.ssl_server_credentials([pair], self.authority_pem, require_client_auth=True)
+
+    def for_dialling(self) -> grpc.ChannelCredentials:
+        """Credentials for ``grpc.secure_channel``, which checks the host as :func:`peer_host` names it."""
+        return grpc.ssl_channel_credentials(self.authority_pem, self.key_pem, self.certificate_pem)
+
+    def admits(self, name: str, certificate_pem: bytes) -> str | None:
+        """Check that a peer is admitted with this certificate, which TLS has verified: None, or the reason."""
+        if self.roster is not None and (reason := self.roster.admits(name, certificate_pem)) is not None:
+            return reason
+        try:
+            role = _role_of(certificate_pem)
+        except InvalidCredentials as error:
+            return f"its certificate {error}"
+        return None if role is Role.PEER else f"{name!r} has {_WHOSE[role]} certificate, and is no peer"
+
+    def may_dial(self, name: str) -> bool:
+        """Tell whether a peer of this name is admitted, whose certificate is not known before it answers."""
+        entry = None if self.roster is None else self.roster.entries().get(name)
+        return self.roster is None or (entry is not None and entry.status(now()) == "valid")
+
+
+@lru_cache(10_000)
+def _role_of(certificate_pem: bytes) -> Role:
+    return facts_of(certificate_pem).role
+
+
 def peer_of(context: grpc.ServicerContext) -> tuple[str, bytes] | None:
     """Name and certificate (PEM) of the caller, taken from its certificate alone, for ``Roster.admits``.
 
@@ -163,4 +234,6 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
 def _remedy(role: Role) -> str:
     if role is Role.NODE:
         return "give the node's own, which fed keys issue writes into nodes/NAME"
+    if role is Role.PEER:
+        return "give the peer's own, which fed keys issue --peer writes into nodes/NAME"
     return "give the server's own, which fed keys init writes into server"

@@ -305,3 +305,111 @@ class Response(_message.Message):
     failed: Failed
     scores: Scores
     def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ...) -> None: ...
+
+class Greeting(_message.Message):
+    __slots__ = ("protocol", "software", "name", "start", "address", "experiment", "is_introduction")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    IS_INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    software: str
+    name: str
+    start: int
+    address: str
+    experiment: str
+    is_introduction: bool
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., start: _Optional[int] = ..., address: _Optional[str] = ..., experiment: _Optional[str] = ..., is_introduction: bool = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("name", "address", "start", "beat", "left", "samples")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    start: int
+    beat: int
+    left: bool
+    samples: int
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., beat: _Optional[int] = ..., left: bool = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Members(_message.Message):
+    __slots__ = ("members", "is_answer")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    IS_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    is_answer: bool
+    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., is_answer: bool = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("round", "durable")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    durable: int
+    def __init__(self, round: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
+
+class Vectors(_message.Message):
+    __slots__ = ("round", "exchange", "view", "payload")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    exchange: int
+    view: str
+    payload: Payload
+    def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., view: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("round", "exchange", "taken", "reason")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    exchange: int
+    taken: bool
+    reason: str
+    def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., taken: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Copy(_message.Message):
+    __slots__ = ("round", "payload")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    payload: Payload
+    def __init__(self, round: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
+class CopyWanted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PeerMessage(_message.Message):
+    __slots__ = ("greeting", "members", "progress", "vectors", "chunk", "verdict", "copy_wanted", "copy", "farewell")
+    GREETING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    COPY_WANTED_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    greeting: Greeting
+    members: Members
+    progress: Progress
+    vectors: Vectors
+    chunk: Chunk
+    verdict: Verdict
+    copy_wanted: CopyWanted
+    copy: Copy
+    farewell: Farewell
+    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., vectors: _Optional[_Union[Vectors, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., copy_wanted: _Optional[_Union[CopyWanted, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...

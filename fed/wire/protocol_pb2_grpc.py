@@ -184,3 +184,79 @@ class Coordination(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class NeighboursStub(object):
+    """What peers say to each other. The two sides are alike, whichever of them dialled.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Meet = channel.stream_stream(
+                '/fed.v1.Neighbours/Meet',
+                request_serializer=fed_dot_wire_dot_protocol__pb2.PeerMessage.SerializeToString,
+                response_deserializer=fed_dot_wire_dot_protocol__pb2.PeerMessage.FromString,
+                _registered_method=True)
+
+
+class NeighboursServicer(object):
+    """What peers say to each other. The two sides are alike, whichever of them dialled.
+    """
+
+    def Meet(self, request_iterator, context):
+        """A stream that two peers keep open: first each side's Greeting, then both as things happen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_NeighboursServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Meet': grpc.stream_stream_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=fed_dot_wire_dot_protocol__pb2.PeerMessage.FromString,
+                    response_serializer=fed_dot_wire_dot_protocol__pb2.PeerMessage.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'fed.v1.Neighbours', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('fed.v1.Neighbours', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Neighbours(object):
+    """What peers say to each other. The two sides are alike, whichever of them dialled.
+    """
+
+    @staticmethod
+    def Meet(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/fed.v1.Neighbours/Meet',
+            fed_dot_wire_dot_protocol__pb2.PeerMessage.SerializeToString,
+            fed_dot_wire_dot_protocol__pb2.PeerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

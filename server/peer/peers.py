@@ -23,8 +23,9 @@ from fed.server.accumulator import RoundStats, mean_loss
 from fed.server.peer.neighbourhood import Attendance, Exchanges, Neighbourhood, first_state, next_state
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.topology import Topology
+from fed.wire.payloads import TensorSpec
 
-__all__ = ["Peers", "exchanged_bytes"]
+__all__ = ["Peers", "exchange_specs", "exchanged_bytes"]
 
 
 @dataclass
@@ -94,6 +95,19 @@ class Peers:
         self._vectors_NV = self._joined(self._state, state["buffers"])
         self._integers_NI = state["integers"]
         self.neighbourhood.restore(state["neighbourhood"])
+
+    def copy(self) -> tuple[Tensor, ...]:
+        """A single peer's state as flat tensors, for one that joins: the rule's, then buffers and integers."""
+        buffers_NR = self._vectors_NV[:, self.layout.parameters :]
+        return tuple(part.flatten() for part in (*self._state, buffers_NR, self._integers_NI))
+
+    def adopt(self, copied: Sequence[Tensor]) -> None:
+        """Begin from another peer's :meth:`copy`."""
+        *parts, buffers_NR, integers_NI = copied
+        state = type(self._state)(*(new.view_as(old) for new, old in zip(parts, self._state, strict=True)))
+        self._state = self.rule.joined(state)
+        self._vectors_NV = self._joined(self._state, buffers_NR.unsqueeze(0))
+        self._integers_NI = integers_NI.unsqueeze(0)
 
     def round(self, number: int) -> RoundStats:
         """Peers that are there train, and mix where the rule says so; the others keep what they had.
@@ -219,8 +233,6 @@ class _LocalSteps:
 def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, rounds: int) -> int:
     """Bytes that peers send in rounds in which all take part: each receives what its neighbours send.
 
-    They are measured on a peer without neighbours and a model of zeros.
-
     Args:
         rule: makes the exchanges.
         layout: of a peer's model.
@@ -229,23 +241,36 @@ def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, r
     """
     if topology is None:
         return 0
+    sent_bytes = sum(spec.size_bytes for spec in exchange_specs(rule, layout))
+    of_rounds = [topology.weights(number) for number in range(1, 1 + (rounds if topology.changes else 1))]
+    return sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds) * sent_bytes
+
+
+def exchange_specs(rule: PeerRule, layout: Layout) -> tuple[TensorSpec, ...]:
+    """The vector that a peer sends each neighbour in each exchange of a round.
+
+    Args:
+        rule: makes the exchanges, on a peer without neighbours and a model of zeros.
+        layout: of a peer's model.
+    """
     trial = _Trial()
     buffers_NR = torch.zeros(1, layout.size - layout.parameters, dtype=layout.dtype)
     first = first_state(rule, torch.zeros(1, layout.parameters, dtype=torch.float64))
     next_state(rule, first, trial, Exchanges(trial, buffers_NR))
-    of_rounds = [topology.weights(number) for number in range(1, 1 + (rounds if topology.changes else 1))]
-    return sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds) * trial.sent_bytes
+    return tuple(trial.sent)
 
 
 class _Trial:
     """A neighbourhood of one, where local steps do nothing and what would be sent is counted."""
 
     lr = 1.0
-    sent_bytes = 0
+
+    def __init__(self) -> None:
+        self.sent: list[TensorSpec] = []
 
     def __call__(self, x_NP: Tensor) -> Tensor:
         return x_NP
 
     def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
-        self.sent_bytes += rows_NM.shape[1] * rows_NM.itemsize
+        self.sent.append(TensorSpec(rows_NM.dtype, rows_NM.shape[1]))
         return Weights.of(torch.ones(1, 1)), rows_NM

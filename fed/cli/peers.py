@@ -1,0 +1,122 @@
+"""``fed peer``: an experiment without a coordinator, at one of the real peers that mix with each other."""
+
+import signal
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fed.cli.nodes import Credentials, Insecure, hold_to_certificates
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
+from fed.cli.progress import Lines, display, say_all
+from fed.cli.runs import folder, tell, to_run
+from fed.errors import InvalidInput
+from fed.machine import pool_freed_memory
+from fed.quantities import bytes_text
+
+__all__ = ["peer"]
+
+
+def peer(
+    data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this peer trains on; it stays here.")],
+    file: FileUnlessResumed = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where other peers dial in; without it this one only dials.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where others reach it, if that is not where it listens.")
+    ] = None,
+    join: Annotated[
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="Another peer, which knows more. Repeatable.")
+    ] = None,
+    credentials: Credentials = None,
+    insecure: Insecure = False,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="The peer's, where it has no certificate.")] = None,
+    min_peers: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many peers must be there before the first round.")
+    ] = 2,
+    settings: Settings = None,
+    output: Output = None,
+    overwrite: Overwrite = False,
+    resume: Resume = None,
+    json: Json = False,
+) -> int:
+    """Train with other peers, each of which runs the same experiment on data of its own, without a coordinator.
+
+    Args:
+        data: the file that describes this peer's own data.
+        file: of the experiment, the same at all peers; None: that of the run to resume.
+        listen: HOST:PORT to listen at; None: only dial.
+        advertise: HOST:PORT at which others reach it; as it listens unless given.
+        join: addresses of other peers; one that is there will do.
+        credentials: the peer's folder of keys; None only with ``insecure``.
+        insecure: go without certificates, on this machine alone.
+        name: the peer's name where there is no certificate to give it.
+        min_peers: peers to wait for before the first round, this one among them.
+        settings: values in place of the file's.
+        output: the run's folder; None: a new one below ``runs``.
+        overwrite: replace a run that is there.
+        resume: the folder of a run to resume; the outcome of a finished one is printed.
+        json: print the summary as JSON.
+    """
+    experiment = to_run("peer", file, settings, output, overwrite, resume, json)
+    if experiment is None:
+        return 0
+    pool_freed_memory()  # before threads start, which it concerns
+    from fed.config.node_data import NodeData
+    from fed.identity.credentials import PeerCredentials
+    from fed.server.peer.deploy import Place, take_part
+
+    addresses = [(address, "--join") for address in join or ()]
+    addresses += [
+        (address, option) for address, option in ((listen, "--listen"), (advertise, "--advertise")) if address
+    ]
+    if not addresses:
+        raise InvalidInput(
+            "a peer must listen or join others, got neither: give --listen HOST:PORT or --join HOST:PORT"
+        )
+    for address, option in addresses:
+        hold_to_certificates(address, credentials, insecure, option)
+    loaded = PeerCredentials.load(credentials) if credentials is not None else None
+    if loaded and name not in {None, loaded.name}:
+        raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
+    name = loaded.name if loaded else name
+    if name is None:
+        raise InvalidInput("without credentials a peer needs a name, got none: give --name NAME")
+    place = Place(name, listen, join or (), loaded, advertise, min_peers)
+    shown = display()
+    say_all(shown)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
+    with folder(experiment.name, resume or output, overwrite) as directory, shown.running():
+        try:
+            run = take_part(
+                experiment,
+                NodeData.load(data),
+                place,
+                output=directory,
+                overwrite=overwrite,
+                resume=resume is not None,
+                on_listen=partial(_say_port, shown, listen),
+                after_round=partial(_say_round, shown, experiment.rounds.make().count),
+            )
+        except KeyboardInterrupt:
+            shown.say(f"stopped; fed peer --resume {directory} goes on")
+            raise typer.Abort from None
+    tell(directory, run.summary, json)
+    return 0
+
+
+def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
+    if listen is not None:
+        shown.say(f"listening on {listen.rpartition(':')[0]}:{port}")
+
+
+def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
+    accuracy = line.get("test_accuracy")
+    parts = [f"round {line['round']}/{rounds}"]
+    parts += [] if line["replied"] else ["not taken part in"]
+    parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
+    parts += [f"{bytes_text(line['bytes_up'])} sent, {bytes_text(line['bytes_down'])} received"]
+    shown.say(", ".join(parts))

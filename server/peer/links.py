@@ -1,0 +1,456 @@
+"""Streams between peers, by whichever side dialled: greetings, messages and files, each within limits of size and time.
+
+All of it runs in one event loop.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from fed.errors import DamagedPayload, InvalidInput, InvalidPayload
+from fed.identity.certificates import PEER_HOST, peer_host
+from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
+from fed.wire import protocol_pb2 as pb
+from fed.wire.calls import TurnedAway, converse
+from fed.wire.messages import one_line
+from fed.wire.payloads import Incoming, chunks
+from fed.wire.protocol import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
+from fed.wire.rate_limits import Allowance, Refusals, Unnamed
+
+__all__ = ["Link", "Links", "Listener", "Refused", "StreamPatience"]
+
+_log = logging.getLogger(__name__)
+
+_METHOD = "/fed.v1.Neighbours/Meet"
+_MOST_BYTES = 2 << 20  # of a message: a chunk, or the table of many members
+_MESSAGES_AT_ONCE, _MESSAGES_PER_S = 2000, 500
+_MOST_LINKS = 10_000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 10_000),
+    # what arrives waits in memory until it is read
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 18),
+)
+_DIAL_OPTIONS = (
+    *_OPTIONS,
+    # a channel of its own for each attempt, so that no backoff of gRPC's delays the next one
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+_Read: TypeAlias = Callable[[], Awaitable[Any]]
+_Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+
+class Refused(Exception):
+    """A message that is not taken; the stream goes on."""
+
+
+@dataclass(frozen=True)
+class StreamPatience:
+    """Time limits of streams between peers.
+
+    Args:
+        silence_s: without a message, after which a stream counts as lost.
+        stall_s: for the other side to take a message.
+        pause_s: before the same peer is dialled again, doubled up to ``most_pause_s``.
+        most_pause_s: the longest pause.
+    """
+
+    silence_s: float = 20.0
+    stall_s: float = 30.0
+    pause_s: float = 0.1
+    most_pause_s: float = 2.0
+
+
+class Link:
+    """One stream with another peer.
+
+    Attributes:
+        greeting: what the other side has said of itself.
+        is_introduction: members are exchanged over it, and no more.
+        progress: of the other side, as it says.
+    """
+
+    def __init__(self, greeting: pb.Greeting, *, is_introduction: bool) -> None:
+        self.greeting = greeting
+        self.is_introduction = is_introduction
+        self.progress = pb.Progress()
+        self._messages: deque[pb.PeerMessage] = deque()
+        self._files: deque[tuple[pb.PeerMessage, Path]] = deque()
+        self._wakes = asyncio.Event()
+        self._ends = False
+
+    @property
+    def name(self) -> str:
+        """Name of the other side."""
+        return self.greeting.name
+
+    def tell(self, message: pb.PeerMessage) -> None:
+        """Send a message as soon as there is room for it."""
+        self._messages.append(message)
+        self._wakes.set()
+
+    def send(self, header: pb.PeerMessage, path: Path) -> None:
+        """Send a message and after it a file, between whose chunks other messages may go."""
+        self._files.append((header, path))
+        self._wakes.set()
+
+    def end(self, reason: str) -> None:
+        """End the stream after what is to be told."""
+        self._ends = True
+        self.tell(pb.PeerMessage(farewell=pb.Farewell(reason=reason)))
+
+    async def speak(self, write: _Write) -> None:
+        """Send all that is to be sent, until the stream ends."""
+        file: Iterator[pb.Chunk] | None = None
+        while True:
+            while self._messages:
+                await write(self._messages.popleft().SerializeToString())
+            if self._ends:
+                return
+            if file is None and self._files:
+                header, path = self._files.popleft()
+                with suppress(FileNotFoundError):  # it is not wanted any more
+                    first = path.open("rb")
+                    first.close()
+                    file = chunks(path)
+                    await write(header.SerializeToString())
+            if file is not None:
+                chunk = next(file, None)
+                if chunk is None:
+                    file = None
+                else:
+                    await write(pb.PeerMessage(chunk=chunk).SerializeToString())
+                continue
+            self._wakes.clear()
+            if not self._messages and not self._files:
+                await self._wakes.wait()
+
+
+class Listener(Protocol):
+    """What hears the other peers."""
+
+    def refusal_of(self, greeting: pb.Greeting) -> str | None:
+        """The reason for which a peer is refused, or None."""
+
+    def met_itself(self, address: str) -> None:
+        """Take note that an address that was dialled is this peer's own."""
+
+    def came(self, link: Link) -> None:
+        """A stream has begun."""
+
+    def heard(self, link: Link, message: pb.PeerMessage) -> None:
+        """Take a message.
+
+        Raises:
+            Refused: if it is not in order.
+        """
+
+    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
+        """Where the file after a header is put; None: nowhere.
+
+        Raises:
+            Refused: if it is not in order.
+            InvalidPayload: if it holds something else than it should.
+        """
+
+    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
+        """Take a file that is whole.
+
+        Raises:
+            Refused: if it is not in order.
+            InvalidPayload: if it holds something else than it should.
+        """
+
+    def went(self, link: Link) -> None:
+        """A stream has ended."""
+
+
+class Links:
+    """Streams with all peers that this one speaks with.
+
+    Args:
+        greeting: what this peer says of itself.
+        listener: hears the others.
+        credentials: of this peer; None: no encryption, and names are believed, on loopback alone.
+        patience: how long to wait.
+        refusals: takes down what is refused.
+    """
+
+    def __init__(
+        self,
+        greeting: pb.Greeting,
+        listener: Listener,
+        credentials: PeerCredentials | None,
+        patience: StreamPatience,
+        refusals: Refusals,
+    ) -> None:
+        self.greeting = greeting
+        self._listener, self._credentials = listener, credentials
+        self._patience, self._refusals = patience, refusals
+        self._open: dict[str, list[Link]] = {}
+        self._dialling: dict[str, asyncio.Task[None]] = {}
+        self._pauses: dict[str, tuple[float, float]] = {}
+        self._server: grpc.aio.Server | None = None
+
+    async def listen(self, address: str) -> int:
+        """Listen for other peers; returns the port.
+
+        Raises:
+            InvalidInput: if nothing can listen there.
+        """
+        server = self._server = grpc.aio.server(options=_OPTIONS)
+        handlers: Any = {"Meet": grpc.stream_stream_rpc_method_handler(self._meet)}
+        service, _, _ = _METHOD[1:].partition("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        try:
+            if self._credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._credentials.for_listening())
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"this peer cannot listen on {address}: is another program there, and is the address this machine's?"
+            ) from error
+        await server.start()
+        return int(port)
+
+    def link(self, name: str) -> Link | None:
+        """The newest stream with a peer."""
+        links = [link for link in self._open.get(name, ()) if not link.is_introduction]
+        return links[-1] if links else None
+
+    def all(self) -> list[Link]:
+        """The newest stream with each peer."""
+        return [link for name in self._open if (link := self.link(name)) is not None]
+
+    def dial(self, address: str, name: str | None = None) -> None:
+        """Begin a stream, unless there is one, one is begun, or a pause is not over.
+
+        Args:
+            address: HOST:PORT.
+            name: of the peer there; None: of any, which is asked for the members it knows.
+        """
+        key = name or address
+        if key in self._dialling or (name is not None and self.link(name) is not None):
+            return
+        if time.monotonic() < self._pauses.get(key, (0.0, 0.0))[0]:
+            return
+        if name is not None and self._credentials is not None and not self._credentials.may_dial(name):
+            return
+        self._dialling[key] = asyncio.create_task(self._dial(address, name, key))
+
+    async def close(self, reason: str, grace_s: float = 1.0) -> None:
+        """End all streams."""
+        for links in self._open.values():
+            for link in links:
+                link.end(reason)
+        dialled = list(self._dialling.values())
+        if dialled:
+            await asyncio.wait(dialled, timeout=grace_s)
+        for task in dialled:
+            task.cancel()
+        await asyncio.gather(*dialled, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    async def _dial(self, address: str, name: str | None, key: str) -> None:
+        began_s = time.monotonic()
+        try:
+            await self._talk_to(address, name)
+        except grpc.aio.AioRpcError as error:
+            self._note_failure(address, error)
+        except (TurnedAway, grpc.RpcError) as error:
+            self._refusals.note(name or Unnamed(address), str(error))
+        finally:
+            del self._dialling[key]
+            patience, now_s = self._patience, time.monotonic()
+            lasted = now_s - began_s > patience.silence_s
+            pause_s = patience.pause_s if lasted else self._pauses.get(key, (0.0, patience.pause_s))[1]
+            then_s = min(2 * pause_s, patience.most_pause_s)
+            self._pauses[key] = now_s + pause_s * (0.5 + random.random()), then_s
+
+    async def _talk_to(self, address: str, name: str | None) -> None:
+        if self._credentials is None:
+            hold_to_loopback(address)
+            channel = grpc.aio.insecure_channel(address, _DIAL_OPTIONS)
+        else:
+            host = ("grpc.ssl_target_name_override", PEER_HOST if name is None else peer_host(name))
+            channel = grpc.aio.secure_channel(address, self._credentials.for_dialling(), (*_DIAL_OPTIONS, host))
+        async with channel:
+            call: Any = channel.stream_stream(_METHOD)()
+            try:
+                await self._converse(call.read, call.write, name, address)
+            finally:
+                call.cancel()
+
+    async def _meet(self, _: Any, context: Any) -> None:
+        name: str | None = None
+        try:
+            if self._credentials is not None:
+                known = peer_of(context)
+                if known is None:
+                    raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, "a peer must show its certificate")
+                name = known[0]
+
+                def hold_to_roster() -> None:
+                    assert self._credentials is not None
+                    if (reason := self._credentials.admits(*known)) is not None:
+                        raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+                hold_to_roster()
+
+                async def read() -> Any:
+                    data = await context.read()
+                    hold_to_roster()  # which may have changed since
+                    return data
+
+            else:
+                read = context.read
+            await self._converse(read, context.write, name)
+        except TurnedAway as turned:
+            self._refusals.note(name or Unnamed(context.peer()), turned.reason)
+            await context.abort(turned.code, turned.reason)
+
+    async def _converse(self, read: _Read, write: _Write, name: str | None, address: str = "") -> None:
+        """One stream, from the greetings to its end.
+
+        Args:
+            read: gives the next message, as bytes.
+            write: sends one.
+            name: of the other side, where it is known.
+            address: that was dialled; empty: the other side has dialled.
+        """
+        patience, is_introduction = self._patience, bool(address) and name is None
+
+        async def send(data: bytes) -> None:
+            await _in_time(write(data), patience.stall_s)
+
+        own = pb.Greeting(is_introduction=is_introduction)
+        own.MergeFrom(self.greeting)
+        await send(pb.PeerMessage(greeting=own).SerializeToString())
+        first = await _next(read, patience.silence_s)
+        if first is None or not first.HasField("greeting"):
+            raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "a stream must begin with the peer's greeting")
+        greeting = first.greeting
+        if (greeting.name, greeting.start) == (own.name, own.start):
+            self._listener.met_itself(address)
+            return
+        if (reason := self._refusal_of(greeting, name)) is not None:
+            raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
+        link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
+        self._open.setdefault(link.name, []).append(link)
+        self._listener.came(link)
+        try:
+            problems = await converse(link.speak(send), self._listen(link, read))
+        finally:
+            self._open[link.name].remove(link)
+            if not self._open[link.name]:
+                del self._open[link.name]
+            self._listener.went(link)
+        for problem in problems:
+            if isinstance(problem, TurnedAway) and problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                _log.debug("the stream with %r has ended: %s", link.name, problem.reason)
+            elif isinstance(problem, TurnedAway):
+                raise problem
+            elif not isinstance(problem, grpc.RpcError):
+                _log.warning("the stream with %r has failed: %s: %s", link.name, type(problem).__name__, problem)
+
+    async def _listen(self, link: Link, read: _Read) -> None:
+        allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S)
+        header, incoming, left_bytes = pb.PeerMessage(), None, 0
+        while (message := await _next(read, self._patience.silence_s)) is not None:
+            try:
+                if message.HasField("chunk"):
+                    left_bytes -= len(message.chunk.data)
+                    if incoming is not None:
+                        file, incoming = incoming, None  # what is damaged is not added to any more
+                        file.add(message.chunk)
+                        if file.is_complete:
+                            file.check()
+                            self._listener.arrived(link, header, file)
+                        else:
+                            incoming = file
+                    elif left_bytes < 0:
+                        raise Refused("it sent a chunk of no file")
+                    continue
+                if not allowance.spend():
+                    raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
+                if message.HasField("farewell"):
+                    return
+                if message.HasField("vectors") or message.HasField("copy"):
+                    header = message
+                    payload = message.vectors.payload if message.HasField("vectors") else message.copy.payload
+                    left_bytes = payload.size_bytes
+                    if link.is_introduction:
+                        raise Refused("an introduction has no vectors")
+                    incoming = self._listener.incoming(link, message)
+                    continue
+                self._listener.heard(link, message)
+                if link.is_introduction and message.HasField("members"):
+                    return
+            except (Refused, InvalidPayload, DamagedPayload) as refused:
+                self._refusals.note(link.name, one_line(str(refused)))
+
+    def _refusal_of(self, greeting: pb.Greeting, name: str | None) -> str | None:
+        if greeting.protocol != PROTOCOL:
+            return f"peers must speak protocol {PROTOCOL}, got {greeting.protocol}: install the same version of fed"
+        if not NODE_NAME.fullmatch(greeting.name):
+            return "a peer's name must be up to 64 letters, digits, dots, hyphens and underscores"
+        if name is not None and greeting.name != name:
+            return f"it must greet as {name!r}, got {greeting.name!r}"
+        if greeting.name == self.greeting.name:
+            return "it has our own name: give each peer its own"
+        if len(self._open) >= _MOST_LINKS:
+            return f"this peer has streams with {_MOST_LINKS} others, and begins no more"
+        return self._listener.refusal_of(greeting)
+
+    def _note_failure(self, address: str, error: grpc.aio.AioRpcError) -> None:
+        words = one_line(error.details() or "")
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            self._refusals.note(Unnamed(address), f"it refuses this peer: {words}")
+        elif "CERTIFICATE_VERIFY_FAILED" in words or "not match" in words or "Hostname Verification" in words:
+            self._refusals.note(
+                Unnamed(address), f"it is not the peer that was dialled, or of another authority: {words}"
+            )
+        else:
+            _log.debug("%s cannot be reached: %s", address, words)
+
+
+async def _next(read: _Read, limit_s: float) -> pb.PeerMessage | None:
+    """The next message of a stream, None at its end.
+
+    Raises:
+        TurnedAway: if it may not be taken, or does not come in time.
+    """
+    data = await _in_time(read(), limit_s)
+    if not isinstance(data, bytes):
+        return None
+    if len(data) > _MOST_BYTES:
+        reason = f"a message must have at most {_MOST_BYTES} bytes, got {len(data)}"
+        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, reason)
+    try:
+        return pb.PeerMessage.FromString(data)
+    except DecodeError:
+        raise TurnedAway(grpc.StatusCode.INVALID_ARGUMENT, "it sent bytes that are no message") from None
+
+
+async def _in_time(step: Awaitable[Any], limit_s: float) -> Any:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await step
+    except TimeoutError:
+        raise TurnedAway(grpc.StatusCode.DEADLINE_EXCEEDED, f"nothing moved for {limit_s:g} s") from None

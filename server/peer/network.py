@@ -1,0 +1,292 @@
+"""Neighbourhood of a real peer: whom it mixes with in a round, over the streams of its service.
+
+Neighbours are found from the members that are there, by the experiment's topology. Two members of different views do
+not mix until they agree. A neighbour that is gone, late or refused is left out of the exchange at both ends; what this
+peer would give it, it keeps.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fed.errors import InvalidExperiment
+from fed.mixing import Weights
+from fed.server.peer.membership import Member
+from fed.server.peer.neighbourhood import Attendance
+from fed.server.peer.service import Key, Outcome, PeerService, Standing
+from fed.storage.checkpoints import Tree
+from fed.topology import Topology
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["PeerNetwork", "meeting"]
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+_LOOKS_EVERY_S = 0.05
+_LETTERS_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
+_COPY_WITHIN_S = 60.0
+_ENDING_S = 2.0
+
+
+class PeerNetwork:
+    """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of one peer, whose neighbours are other processes.
+
+    Attributes:
+        left_out: neighbours that were left out of this round's exchanges.
+        neighbours: of this round.
+
+    Args:
+        service: this peer among others; it must not have been started.
+        topology: members → the run's topology of them.
+        pushes: True where rules correct weights that do not keep the mean, as push-sum does.
+        deadline_s: for an exchange.
+    """
+
+    def __init__(
+        self, service: PeerService, topology: Callable[[Sequence[Member]], Topology], *, pushes: bool, deadline_s: float
+    ) -> None:
+        self.service = service
+        self.bytes_sent = self.bytes_received = 0
+        self.left_out: set[str] = set()
+        self.neighbours: frozenset[str] = frozenset()
+        self.skips_to = 0
+        self._topology = lru_cache(2)(topology)
+        self._pushes, self._deadline_s = pushes, deadline_s
+        self._began_s = time.monotonic()
+        self._earlier_s = 0.0
+        self._written = 0  # the last round whose state was asked for, for a checkpoint
+        self._last_names: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
+        self._thread.start()
+
+    def listen(self, address: str | None, advertise: str | None) -> int | None:
+        """Begin to speak with others; returns the port.
+
+        Raises:
+            InvalidInput: if nothing can listen there.
+        """
+        return self._within_loop(self.service.start(address, advertise))
+
+    def close(self, reason: str, *, lingers: bool) -> None:
+        """Leave the others, once they need no message of this peer any more."""
+        if lingers:
+            number = self.service.round
+            self._call(self.service.begin, number + 1, number)
+        until_s = time.monotonic() + (self._deadline_s if lingers else 0.0)
+        while self._call(self.service.owes) and time.monotonic() < until_s:
+            time.sleep(_LOOKS_EVERY_S)
+        self._within_loop(self.service.stop(reason))
+        self._within_loop(_ended())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def await_members(self, count: int) -> Standing:
+        """Wait until so many members are there, or their run has begun; after a resumption, for those of before.
+
+        Args:
+            count: with this peer.
+        """
+        until_s, said = time.monotonic() + self._deadline_s, False
+        while True:
+            standing = self._call(self.service.standing)
+            names = {member.name for member in standing.present}
+            if self._last_names:
+                if names >= {*self._last_names}:
+                    return standing
+                if time.monotonic() > until_s:
+                    missing = ", ".join(sorted({*self._last_names} - names))
+                    _log.warning("the run goes on without %s", missing)
+                    return standing
+            elif len(names) >= count or standing.furthest > 1:
+                return standing
+            if not said and time.monotonic() > until_s - self._deadline_s + 1.0:
+                said = True
+                _log.info("%d of %d peers are there", len(names), len(self._last_names) or count)
+            time.sleep(_LOOKS_EVERY_S)
+
+    def copy(self) -> tuple[int, list[Tensor]] | None:
+        """Another member's state after a round, for a peer that joins a run that goes on."""
+        return self._within_loop(self.service.copy(_COPY_WITHIN_S))
+
+    @property
+    def members(self) -> Sequence[int | str]:
+        """This peer alone: its row is here."""
+        return (self.service.members.own.client,)
+
+    @property
+    def clock(self) -> float:
+        """Seconds since the run began, without those in which it was not running."""
+        return self._earlier_s + time.monotonic() - self._began_s
+
+    def begin(self, number: int) -> Attendance:
+        """Find a round's neighbours; a peer that others have left behind takes no part until it is with them."""
+        self._moved = self._call(lambda: (self.service.bytes_sent, self.service.bytes_received))
+        self.bytes_sent = self.bytes_received = 0
+        self.left_out = set()
+        durable = self._written if self._keeps_checkpoints else number - 1
+        standing = self._call(self.service.begin, number, durable)
+        if number >= self.skips_to:
+            self._find_neighbours(number, standing)
+            self._catch_up(number, standing)
+        if number < self.skips_to:
+            return Attendance(torch.empty(0, dtype=torch.int64), [], 0)
+        return Attendance(torch.zeros(1, dtype=torch.int64), [None], 0)
+
+    def train(self, samples_seen_S: Sequence[int]) -> None:
+        """Nothing: real time passes by itself."""
+
+    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
+        """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
+        key = Key(self.service.round, self._exchange)
+        self._exchange += 1
+        outcome: Outcome = self._within_loop(
+            self.service.exchange(
+                key,
+                [rows_NM[0]],
+                self._standing.view,
+                frozenset(self._from),
+                frozenset(self._to),
+                self._deadline_s,
+            )
+        )
+        own = self._own
+        if missing := self._from.keys() - outcome.vectors.keys():
+            self.left_out |= missing
+            own += sum(self._from[name] for name in sorted(missing)) if not self._pushes else 0.0
+        if self._pushes:  # what does not arrive stays here
+            own += sum(weight for name, weight in self._to.items() if name not in outcome.reached)
+        here = [name for name in self._from if name in outcome.vectors]  # in the order of the members
+        weights = Weights(
+            torch.full((1, 1), own, dtype=torch.float64),
+            torch.tensor([len(here)]),
+            torch.arange(len(here)),
+            torch.tensor([self._from[name] for name in here], dtype=torch.float64),
+        )
+        received = [outcome.vectors[name][0] for name in here]
+        return weights, torch.stack(received) if received else rows_NM[:0]
+
+    def end(self) -> None:
+        """Say who was left out, and count what has travelled."""
+        moved = self._call(lambda: (self.service.bytes_sent, self.service.bytes_received))
+        self.bytes_sent, self.bytes_received = (now - then for now, then in zip(moved, self._moved, strict=True))
+        if self.left_out:
+            named = ", ".join(sorted(self.left_out))
+            _log.warning("round %d: mixed without %s", self.service.round, named)
+
+    def state(self) -> Tree:
+        """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
+        self._written = self.service.round
+        included = self._call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
+        return {"clock": self.clock, "members": self._last_names, "included": included}
+
+    def restore(self, state: Tree) -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self._earlier_s, self._began_s = state["clock"], time.monotonic()
+        self._last_names = state["members"]
+
+    def resume(self, number: int, state: Mapping[str, Any] | None, *, keeps_checkpoints: bool) -> None:
+        """Make the service ready, before it listens.
+
+        Args:
+            number: the last round of which the state is here; 0: none.
+            state: as :meth:`state` gave it after that round; None: the run begins.
+            keeps_checkpoints: True if the run writes some.
+        """
+        self._keeps_checkpoints, self._written = keeps_checkpoints, number
+        said = [] if state is None else state["included"]
+        included = {Key(one, exchange): frozenset(names) for one, exchange, *names in said}
+        self._call(self.service.restore, number, included)
+        if state is not None:
+            self.restore(state)
+
+    def _find_neighbours(self, number: int, standing: Standing) -> None:
+        self._exchange, self._standing = 0, standing
+        self._last_names = [member.name for member in standing.present]
+        place = self._last_names.index(self.service.members.own.name)
+        alike = tuple(Member(member.name, member.address, 0) for member in standing.present)
+        matrix_NN = self._topology(alike).matrix(number).coalesce()
+        (rows_X, senders_X), weights_X = matrix_NN.indices(), matrix_NN.values()
+        row, column = rows_X == place, senders_X == place
+        self._own = float(weights_X[row & column].sum())
+        self._from = _by_name(self._last_names, senders_X[row & ~column], weights_X[row & ~column])
+        self._to = _by_name(self._last_names, rows_X[column & ~row], weights_X[column & ~row])
+
+    def _catch_up(self, number: int, standing: Standing) -> None:
+        """Skip rounds that a neighbour has left behind without this peer.
+
+        A neighbour of this round waits in it for this peer, unless it has left it out. One that is further and was
+        sent this peer's vectors, before this one was killed, has kept its own for it.
+        """
+        ahead = {name: its for name, its in standing.rounds.items() if name in self._from and its > number + 1}
+        until_s = time.monotonic() + _LETTERS_WITHIN_S
+        while ahead and time.monotonic() < until_s:
+            ahead = {name: its for name, its in ahead.items() if not self._call(self.service.has_letter, number, name)}
+            time.sleep(_LOOKS_EVERY_S)
+        if ahead:
+            self.skips_to = max(ahead.values())
+            _log.warning(
+                "this peer is in round %d and its neighbours in round %d: it goes on there", number, self.skips_to
+            )
+
+    def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        async def call() -> _Result:
+            return function(*arguments)
+
+        return self._within_loop(call())
+
+    def _within_loop(self, step: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result()
+
+
+def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":
+    """A graph without edges between two members that only dial; parts that fall off are joined at a listening member.
+
+    Args:
+        members: in the order of the graph's nodes.
+        graph: as the topology has it.
+
+    Raises:
+        InvalidExperiment: if no member listens.
+    """
+    import networkx as nx
+
+    cannot = [(one, other) for one, other in graph.edges if not members[one].address and not members[other].address]
+    if not cannot:
+        return graph
+    listening = [place for place, member in enumerate(members) if member.address]
+    if not listening:
+        raise InvalidExperiment("one peer at least must listen, got none: start it with --listen HOST:PORT")
+    met = graph.copy()
+    met.remove_edges_from(cannot)
+    parts = sorted(map(sorted, nx.connected_components(met.to_undirected())))
+    for part in parts:
+        if not any(members[place].address for place in part):
+            met.add_edge(part[0], listening[0])
+            if met.is_directed():
+                met.add_edge(listening[0], part[0])
+    named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
+    _log.info("these only dial and cannot be neighbours: %s", named)
+    return met
+
+
+def _by_name(names: Sequence[str], places_X: Tensor, weights_X: Tensor) -> dict[str, float]:
+    return {names[place]: weight for place, weight in zip(places_X.tolist(), weights_X.tolist(), strict=True)}
+
+
+async def _ended() -> None:
+    """Give gRPC's calls some turns of the loop to end in."""
+    if ending := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(ending, timeout=_ENDING_S)
