@@ -180,7 +180,17 @@ def _say_what_would_leave(training: Any, name: str) -> None:
 
 
 def hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
-    """Refuse a connection without certificates, unless it was asked for and stays on this machine."""
+    """Refuse a connection without certificates, unless it was asked for and stays on this machine.
+
+    Args:
+        address: HOST:PORT to listen at or to dial.
+        credentials: the folder of keys.
+        insecure: True to go without.
+        option: the option that gave the address.
+
+    Raises:
+        InvalidInput: if the address is none, or must not be used so.
+    """
     from fed.identity.credentials import hold_to_loopback
 
     host, _, port = address.rpartition(":")
@@ -190,7 +200,7 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:
         raise InvalidInput(
-            "servers and nodes know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+            "servers, nodes and peers know each other by certificates, got none: give --credentials DIR, of fed keys"
         )
     if insecure:
         hold_to_loopback(address)

@@ -67,7 +67,7 @@ def peer(
     pool_freed_memory()  # before threads start, which it concerns
     from fed.config.node_data import NodeData
     from fed.identity.credentials import PeerCredentials
-    from fed.server.peer.deploy import Place, take_part
+    from fed.server.peer.deploy import PeerSetup, take_part
 
     addresses = [(address, "--join") for address in join or ()]
     addresses += [
@@ -85,7 +85,9 @@ def peer(
     name = loaded.name if loaded else name
     if name is None:
         raise InvalidInput("without credentials a peer needs a name, got none: give --name NAME")
-    place = Place(name, listen, join or (), loaded, advertise, min_peers)
+    setup = PeerSetup(
+        name=name, listen=listen, join=join or (), credentials=loaded, advertise=advertise, min_peers=min_peers
+    )
     shown = display()
     say_all(shown)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
@@ -94,7 +96,7 @@ def peer(
             run = take_part(
                 experiment,
                 NodeData.load(data),
-                place,
+                setup,
                 output=directory,
                 overwrite=overwrite,
                 resume=resume is not None,

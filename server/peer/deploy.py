@@ -5,11 +5,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import torch
 from torch import nn
 
@@ -43,7 +43,10 @@ from fed.wire.messages import client_id_of
 from fed.wire.payloads import TensorSpec
 from fed.wire.rate_limits import Refusals
 
-__all__ = ["Place", "take_part"]
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["PeerSetup", "take_part"]
 
 _log = logging.getLogger(__name__)
 _DEADLINE_S = 60.0  # where rounds have none
@@ -51,8 +54,9 @@ _AHEAD = 2  # rounds, beside those between two checkpoints
 _AGREED = ("seed", "model", "local", "algorithm", "topology", "rounds", "uplink", "error_feedback", "checkpoints")
 
 
-class Place:
-    """Place of a peer among the others.
+@dataclass(frozen=True, kw_only=True)
+class PeerSetup:
+    """Setup of a peer among others.
 
     Args:
         name: of its certificate, or where there is none what it is to be called.
@@ -63,23 +67,18 @@ class Place:
         min_peers: the number of peers to wait for before the first round.
     """
 
-    def __init__(
-        self,
-        name: str,
-        listen: str | None,
-        join: Sequence[str] = (),
-        credentials: PeerCredentials | None = None,
-        advertise: str | None = None,
-        min_peers: int = 2,
-    ) -> None:
-        self.name, self.listen, self.join = name, listen, join
-        self.credentials, self.advertise, self.min_peers = credentials, advertise, min_peers
+    name: str
+    listen: str | None
+    join: Sequence[str] = ()
+    credentials: PeerCredentials | None = None
+    advertise: str | None = None
+    min_peers: int = 2
 
 
 def take_part(
     experiment: Experiment,
     own: NodeData,
-    place: Place,
+    setup: PeerSetup,
     *,
     output: Path,
     overwrite: bool = False,
@@ -92,7 +91,7 @@ def take_part(
     Args:
         experiment: to run, the same at all peers.
         own: what this peer trains on.
-        place: among the others.
+        setup: how it meets the others.
         output: the run's folder.
         overwrite: replace a run that the folder holds.
         resume: continue the run that the folder holds, from its newest whole checkpoint.
@@ -107,7 +106,7 @@ def take_part(
         RunFailed: if the run cannot go on.
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
-    client = client_id_of(place.name)
+    client = client_id_of(setup.name)
     prepared = Preparation(experiment, _data(experiment, own, client))
     rule = prepared.algorithm
     if not isinstance(rule, PeerRule) or experiment.topology is None:
@@ -120,17 +119,17 @@ def take_part(
         kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if resume else None
         if kept is None:
             folder.begin(experiment)
-        peer = _Peer(experiment, prepared, rule, client, place, output)
+        peer = _Peer(experiment, prepared, rule, client, setup, output)
         state = None if kept is None else kept[1]["federation"]["neighbourhood"]
         network, every = peer.network, experiment.checkpoints.every
         network.resume(0 if kept is None else kept[0], state, keeps_checkpoints=every is not None)
         is_over = False
         try:
-            port = network.listen(place.listen, place.advertise)
+            port = network.listen(setup.listen, setup.advertise)
             if on_listen is not None:
                 on_listen(port)
             loop = peer.loop(fingerprint, folder, after_round)
-            standing = network.await_members(place.min_peers)
+            standing = network.await_members(setup.min_peers)
             if kept is not None:
                 loop.restore(*kept)
             elif standing.furthest > 1:
@@ -152,7 +151,7 @@ class _Peer:
         prepared: Preparation,
         rule: PeerRule,
         client: ClientId,
-        place: Place,
+        setup: PeerSetup,
         output: Path,
     ) -> None:
         self._experiment, self._prepared, self._rule = experiment, prepared, rule
@@ -163,14 +162,14 @@ class _Peer:
         phases, batch_norm = prepared.phases, normalises_batches(prepared.module)
         self._executor = InProcess(partial(Work, prepared.recipe))
         service = PeerService(
-            own=Member(place.name, "", time.time_ns(), samples=size),
+            own=Member(setup.name, "", time.time_ns(), samples=size),
             experiment=_hash(run_fingerprint(experiment, prepared.layout, None)),
-            introducers=tuple(place.join),
+            introducers=tuple(setup.join),
             folder=output.with_name(f".{output.name}.messages"),
             specs=[(spec,) for spec in exchange_specs(rule, prepared.layout)],
             copied=(),
             ahead=_AHEAD + (experiment.checkpoints.every or 0),
-            credentials=place.credentials,
+            credentials=setup.credentials,
             timing=Timing(suspect_after_s=min(2.5, deadline_s), gone_after_s=deadline_s),
             patience=StreamPatience(silence_s=max(2.5, min(10.0, deadline_s / 2))),
             refusals=Refusals(),
@@ -182,7 +181,7 @@ class _Peer:
         self.peers = Peers(rule, self.network, [size], groups, self._executor, prepared.layout, first, lr_in)
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self.peers.copy())
         self._copied: tuple[int, Sequence[torch.Tensor]] | None = None
-        self._topology((Member(place.name, "-", 0),) * place.min_peers)  # what cannot be made is said at once
+        self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # what cannot be made is said at once
 
     def join(self) -> None:
         """Begin from a copy of another peer's state, where one gives it."""
@@ -252,13 +251,13 @@ class _Peer:
         if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
             return topology
         raise InvalidExperiment(
-            f"algorithm {self._experiment.algorithm.kind} needs an undirected topology among real peers, which may come "
-            f"and go, got {section.kind}: choose algorithm sgp, or an undirected topology"
+            f"algorithm {self._experiment.algorithm.kind} needs an undirected topology, for real peers come and go, "
+            f"got {section.kind}: choose algorithm sgp, or another topology"
         )
 
 
 def _data(experiment: Experiment, own: NodeData, client: ClientId) -> FederatedData:
-    """This peer's samples, beside the experiment's test set."""
+    """Samples of this peer, beside the experiment's test set."""
     pair, _ = samples_of(own)
     data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
     if data is None:

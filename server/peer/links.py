@@ -141,7 +141,7 @@ class Link:
 
 
 class Listener(Protocol):
-    """What hears the other peers."""
+    """Receiver of what other peers say."""
 
     def refusal_of(self, greeting: pb.Greeting) -> str | None:
         """The reason for which a peer is refused, or None."""
@@ -160,7 +160,7 @@ class Listener(Protocol):
         """
 
     def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
-        """Where the file after a header is put; None: nowhere.
+        """Make what takes the file after a header; None: it is not wanted.
 
         Raises:
             Refused: if it is not in order.
@@ -169,6 +169,11 @@ class Listener(Protocol):
 
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
         """Take a file that is whole.
+
+        Args:
+            link: over which it came.
+            header: that came before it.
+            incoming: the file.
 
         Raises:
             Refused: if it is not in order.

@@ -123,7 +123,7 @@ class PeerNetwork:
 
     @property
     def members(self) -> Sequence[int | str]:
-        """This peer alone: its row is here."""
+        """Members whose rows are here: this peer alone."""
         return (self.service.members.own.client,)
 
     @property
@@ -146,7 +146,7 @@ class PeerNetwork:
         return Attendance(torch.zeros(1, dtype=torch.int64), [None], 0)
 
     def train(self, samples_seen_S: Sequence[int]) -> None:
-        """Nothing: real time passes by itself."""
+        """Do nothing: real time passes by itself."""
 
     def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""

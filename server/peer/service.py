@@ -1,4 +1,4 @@
-"""The side of a peer that others see: its members, its streams, and the vectors that come and go with each exchange.
+"""Service of a peer to others: its members, its streams, and the vectors that come and go with each exchange.
 
 A message stays on disk until its receivers have the outcome of its round on disk, or have not taken it. So a peer that
 was killed finds, when it is back, all that its neighbours have sent it since its last checkpoint.
@@ -40,14 +40,14 @@ _OVER = "this exchange is over"
 
 
 class Key(NamedTuple):
-    """One exchange: the round, from 1, and its place in the round, from 0."""
+    """Key of an exchange: the round, from 1, and its place in the round, from 0."""
 
     round: int
     exchange: int
 
 
 class Outcome(NamedTuple):
-    """What came of an exchange.
+    """Outcome of an exchange.
 
     Args:
         vectors: of the neighbours whose vectors count, by name.
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """What a peer sees of the others.
+    """Members and their rounds, as one peer sees them.
 
     Args:
         present: the members that are there, itself among them, in their order.
@@ -94,7 +94,7 @@ class _Letter:
 
 @dataclass
 class _Open:
-    """The exchange that goes on."""
+    """Exchange that goes on."""
 
     key: Key
     view: str
@@ -109,7 +109,7 @@ class _Arrival(NamedTuple):
 
 @dataclass
 class PeerService:
-    """A peer among others.
+    """Peer among others.
 
     Attributes:
         round: that this peer is in.
@@ -190,7 +190,7 @@ class PeerService:
         await self.links.close(reason)
 
     def standing(self) -> Standing:
-        """What this peer sees of the others now."""
+        """See who is there, and how far they are."""
         now_s = time.monotonic()
         present = self.members.present(now_s)
         names = {member.name for member in present}
@@ -340,7 +340,7 @@ class PeerService:
         self._changed.set()
 
     def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
-        """Where a file is put."""
+        """Make the file that a message is put into."""
         self._hear(link)
         if header.HasField("copy"):
             return Incoming(self._new_file(), header.copy.payload, self.copied)
@@ -367,7 +367,13 @@ class PeerService:
         raise Refused(f"its vectors of round {key.round}: {reason}")
 
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
-        """Take a file that is whole."""
+        """Take a file that is whole.
+
+        Args:
+            link: over which it came.
+            header: that came before it.
+            incoming: the file.
+        """
         tensors = read(incoming.path, incoming.payload)
         incoming.path.unlink(missing_ok=True)
         is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
