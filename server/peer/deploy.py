@@ -132,7 +132,7 @@ def take_part(
             standing = network.await_members(setup.min_peers)
             if kept is not None:
                 loop.restore(*kept)
-            elif standing.furthest > 1:
+            elif network.is_late():
                 peer.join()
             _log.info("%d peers are there: round %d begins", len(standing.present), 1 + (kept[0] if kept else 0))
             run = loop.run()

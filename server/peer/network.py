@@ -94,7 +94,7 @@ class PeerNetwork:
         self._loop.close()
 
     def await_members(self, count: int) -> Standing:
-        """Wait until so many members are there, or their run has begun; after a resumption, for those of before.
+        """Wait until so many members are there; after a resumption, for those of before, until the deadline.
 
         Args:
             count: with this peer.
@@ -110,11 +110,30 @@ class PeerNetwork:
                     missing = ", ".join(sorted({*self._last_names} - names))
                     _log.warning("the run goes on without %s", missing)
                     return standing
-            elif len(names) >= count or standing.furthest > 1:
+            elif len(names) >= count:
+                return standing
+            elif standing.furthest > 1 and time.monotonic() > until_s:
+                _log.info("%d of %d peers are there, and their run has begun", len(names), count)
                 return standing
             if not said and time.monotonic() > until_s - self._deadline_s + 1.0:
                 said = True
                 _log.info("%d of %d peers are there", len(names), len(self._last_names) or count)
+            time.sleep(_LOOKS_EVERY_S)
+
+    def is_late(self) -> bool:
+        """Tell whether the first round's neighbours are in later ones, so that this peer joins a run that goes on."""
+        until_s = time.monotonic() + _LETTERS_WITHIN_S
+        self._find_neighbours(1, self._call(self.service.standing))
+        while True:
+            self._call(self.service.reach, frozenset(self._from))
+            rounds = self._call(self.service.standing).rounds
+            ahead = [
+                name
+                for name in self._from
+                if rounds.get(name, 0) > 2 and not self._call(self.service.has_letter, 1, name)
+            ]
+            if (not ahead and rounds.keys() >= self._from.keys()) or time.monotonic() > until_s:
+                return bool(ahead)
             time.sleep(_LOOKS_EVERY_S)
 
     def copy(self) -> tuple[int, list[Tensor]] | None:

@@ -194,7 +194,7 @@ class PeerService:
         now_s = time.monotonic()
         present = self.members.present(now_s)
         names = {member.name for member in present}
-        rounds = {link.name: link.progress.round for link in self.links.all() if link.name in names}
+        rounds = {link.name: link.progress.round for link in self.links.all() if link.name in names and link.progress}
         return Standing(present, self.members.version(now_s), rounds)
 
     def begin(self, number: int, durable: int) -> Standing:
@@ -237,7 +237,7 @@ class PeerService:
             self._tell_verdict(arrived, key, "it is not a neighbour in this round")
         for name in sorted(receivers):
             self._send(letter, name)
-        self._reach(senders | receivers)
+        self.reach(senders | receivers)
         until_s = time.monotonic() + limit_s
         while not self._is_settled() and (left_s := until_s - time.monotonic()) > 0:
             self._changed.clear()
@@ -245,7 +245,7 @@ class PeerService:
                 async with asyncio.timeout(min(left_s, _LOOKS_EVERY_S)):
                     await self._changed.wait()
             except TimeoutError:
-                self._reach(senders | receivers)
+                self.reach(senders | receivers)
         return self._close(letter)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
@@ -254,7 +254,7 @@ class PeerService:
         asked: set[str] = set()
         while self._copy is None and time.monotonic() < until_s:
             for link in self.links.all():
-                if link.progress.round > 1 and link.name not in asked:
+                if link.progress and link.progress.round > 1 and link.name not in asked:
                     asked.add(link.name)
                     link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
                     break
@@ -329,7 +329,7 @@ class PeerService:
         elif link.is_introduction:
             raise Refused("an introduction has members alone")
         elif message.HasField("progress"):
-            link.progress.CopyFrom(message.progress)
+            link.progress = message.progress
             self._take_progress(link.name, message.progress.durable)
         elif message.HasField("verdict"):
             self._take_verdict(link.name, message.verdict)
@@ -495,7 +495,7 @@ class PeerService:
         link.send(letter.header(), letter.path)
         self.bytes_sent += letter.payload.size_bytes
 
-    def _reach(self, names: frozenset[str]) -> None:
+    def reach(self, names: frozenset[str]) -> None:
         """Dial neighbours with which there is no stream."""
         for member in self.members.present(time.monotonic()):
             if member.name in names and member.address and self.links.link(member.name) is None:

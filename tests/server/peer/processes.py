@@ -1,0 +1,108 @@
+"""Real peers, each a process of its own that can be killed, frozen and started again."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fed.config.experiment import Experiment
+from fed.config.node_data import NodeData
+from fed.server.peer.deploy import PeerSetup, take_part
+from fed.storage.run_reader import metrics_lines
+
+__all__ = ["Processes", "processes"]
+
+_FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
+_FORKS.set_forkserver_preload(["fed.server.peer.deploy", "fed.clients.data.sources.digits", __name__])
+PATIENCE_S = 120.0
+
+
+class Processes:
+    """Peers of one experiment, named by the clients of its data."""
+
+    def __init__(self, folder: Path, keys: Mapping[str, Any], peers: int, min_peers: int | None = None) -> None:
+        self.folder, self.keys, self.min_peers = folder, dict(keys), min_peers or peers
+        self.ports = [_free_port() for _ in range(peers)]
+        self.running: dict[int, Any] = {}
+
+    def start(self, *peers: int, resume: bool = False, listens: bool = True) -> None:
+        for peer in peers:
+            arguments = self.folder, self.keys, peer, self.ports, self.min_peers, resume, listens
+            self.running[peer] = _FORKS.Process(target=_take_part, args=arguments, daemon=True)
+            self.running[peer].start()
+
+    def kill(self, *peers: int) -> None:
+        for peer in peers:
+            self.running[peer].kill()
+        for peer in peers:
+            self.running.pop(peer).join()
+
+    def signal(self, peer: int, number: signal.Signals) -> None:
+        os.kill(self.running[peer].pid, number)
+
+    def lines(self, peer: int) -> list[dict[str, Any]]:
+        return [line for line, _ in metrics_lines(self.output(peer))]
+
+    def await_round(self, number: int, *peers: int) -> None:
+        self.await_that(lambda: all(len(self.lines(peer)) >= number for peer in peers or self.running))
+
+    def await_that(self, condition: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < until_s, self.said()
+            time.sleep(0.02)
+
+    def await_end(self) -> None:
+        for process in self.running.values():
+            process.join(PATIENCE_S)
+        assert {peer: process.exitcode for peer, process in self.running.items()} == dict.fromkeys(self.running, 0), (
+            self.said()
+        )
+
+    def said(self) -> str:
+        return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.folder.glob("log-*")))
+
+    def output(self, peer: int) -> Path:
+        return self.folder / f"peer-{peer}"
+
+
+@contextmanager
+def processes(folder: Path, keys: Mapping[str, Any], peers: int, min_peers: int | None = None) -> Iterator[Processes]:
+    """Peers that are killed at the end, whatever happens."""
+    made = Processes(folder, keys, peers, min_peers)
+    try:
+        yield made
+    finally:
+        made.kill(*made.running)
+
+
+def _take_part(
+    folder: Path, keys: Mapping[str, Any], peer: int, ports: list[int], min_peers: int, resume: bool, listens: bool
+) -> None:
+    import logging
+
+    logging.basicConfig(filename=folder / f"log-{peer}", level=logging.INFO, format="%(relativeCreated)d %(message)s")
+    torch.set_num_threads(1)
+    experiment = Experiment(**keys)
+    assert experiment.data is not None
+    own = NodeData.model_validate({"data": experiment.data.model_dump(exclude_unset=True), "client": peer})
+    setup = PeerSetup(
+        name=str(peer),
+        listen=f"127.0.0.1:{ports[peer]}" if listens else None,
+        join=[f"127.0.0.1:{port}" for port in ports],
+        min_peers=min_peers,
+    )
+    take_part(experiment, own, setup, output=folder / f"peer-{peer}", resume=resume)
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
