@@ -200,7 +200,7 @@ def hold_to_certificates(address: str, credentials: Path | None, insecure: bool,
         raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
     if credentials is None and not insecure:
         raise InvalidInput(
-            "all know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+            "both sides know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
         )
     if insecure:
         hold_to_loopback(address)

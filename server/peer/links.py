@@ -115,25 +115,22 @@ class Link:
 
     async def speak(self, write: _Write) -> None:
         """Send all that is to be sent, until the stream ends."""
-        file: Iterator[pb.Chunk] | None = None
+        file: Iterator[pb.Chunk] = iter(())
+        chunk: pb.Chunk | None = None
         while True:
             while self._messages:
                 await write(self._messages.popleft().SerializeToString())
             if self._ends:
                 return
-            if file is None and self._files:
+            if chunk is None and self._files:
                 header, path = self._files.popleft()
                 with suppress(FileNotFoundError):  # it is not wanted any more
-                    first = path.open("rb")
-                    first.close()
                     file = chunks(path)
+                    chunk = next(file, None)  # which opens it: it may be removed while it is sent
                     await write(header.SerializeToString())
-            if file is not None:
+            if chunk is not None:
+                await write(pb.PeerMessage(chunk=chunk).SerializeToString())
                 chunk = next(file, None)
-                if chunk is None:
-                    file = None
-                else:
-                    await write(pb.PeerMessage(chunk=chunk).SerializeToString())
                 continue
             self._wakes.clear()
             if not self._messages and not self._files:

@@ -1,0 +1,123 @@
+"""Services of several peers in one event loop, each with a server of its own."""
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+import torch
+from torch import Tensor
+
+from fed.identity.credentials import PeerCredentials
+from fed.server.peer.links import StreamPatience
+from fed.server.peer.membership import Member, Timing
+from fed.server.peer.service import PeerService
+from fed.wire import protocol_pb2 as pb
+from fed.wire.payloads import TensorSpec, joined
+from fed.wire.protocol import PROTOCOL
+from fed.wire.rate_limits import Refusals
+
+__all__ = ["SPEC", "Stranger", "await_that", "hello", "listening", "made", "port_of"]
+
+SPEC = TensorSpec(torch.float32, 3)
+
+
+def made(
+    folder: Path,
+    name: str,
+    introducers: Sequence[str] = (),
+    *,
+    experiment: str = "one",
+    credentials: PeerCredentials | None = None,
+    gone_after_s: float = 3.0,
+    snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
+) -> PeerService:
+    return PeerService(
+        own=Member(name, "", time.time_ns(), samples=5),
+        experiment=experiment,
+        introducers=introducers,
+        folder=folder / name,
+        specs=[(SPEC,), (SPEC,)],
+        copied=(SPEC,),
+        ahead=3,
+        credentials=credentials,
+        timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
+        patience=StreamPatience(silence_s=5.0),
+        refusals=Refusals(),
+        snapshot=snapshot,
+    )
+
+
+@asynccontextmanager
+async def listening(*services: PeerService, ports: Sequence[int] = ()) -> AsyncIterator[None]:
+    """Services that listen, one after the other, until the end."""
+    begun = []
+    try:
+        for service, port in zip(services, ports or [0] * len(services), strict=True):
+            await service.start(f"127.0.0.1:{port}", None)
+            begun.append(service)
+        yield
+    finally:
+        await asyncio.gather(*(service.stop("the test is over") for service in begun))
+
+
+async def await_that(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    until_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < until_s, "the condition has not come true"
+        await asyncio.sleep(0.01)
+
+
+class Stranger:
+    """Peer that says what it likes, over a stream of its own."""
+
+    def __init__(self, port: int, greeting: pb.PeerMessage | None = None) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.call: Any = self._channel.stream_stream("/fed.v1.Neighbours/Meet")()
+        self.greeting = greeting or pb.PeerMessage(greeting=hello())
+        self.heard: list[pb.PeerMessage] = []
+
+    async def __aenter__(self) -> Self:
+        await self.call.write(self.greeting.SerializeToString())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def say(self, *messages: pb.PeerMessage | bytes) -> None:
+        for message in messages:
+            await self.call.write(message if isinstance(message, bytes) else message.SerializeToString())
+
+    async def hear(self, what: str) -> Any:
+        """The next message of a kind."""
+        async with asyncio.timeout(10.0):
+            while isinstance(data := await self.call.read(), bytes):
+                message = pb.PeerMessage.FromString(data)
+                if message.HasField(what):
+                    return getattr(message, what)
+        raise AssertionError(f"the stream ended without {what}")
+
+    async def send(self, round_: int, tensor: Tensor, view: str, exchange: int = 0, **said: Any) -> pb.Verdict:
+        """Send vectors; returns the verdict."""
+        payload, data = joined([tensor])
+        payload.MergeFrom(pb.Payload(**said))
+        vectors = pb.Vectors(round=round_, exchange=exchange, view=view, payload=payload)
+        await self.say(pb.PeerMessage(vectors=vectors))
+        await self.say(pb.PeerMessage(chunk=pb.Chunk(data=data, crc32=zlib.crc32(data))))
+        verdict: pb.Verdict = await self.hear("verdict")
+        return verdict
+
+
+def hello(name: str = "stranger", **said: Any) -> pb.Greeting:
+    greeting = pb.Greeting(protocol=PROTOCOL, software="fed", name=name, start=1, experiment="one")
+    greeting.MergeFrom(pb.Greeting(**said))
+    return greeting
+
+
+def port_of(service: PeerService) -> int:
+    return int(service.members.own.address.rpartition(":")[2])

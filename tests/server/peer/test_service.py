@@ -1,0 +1,222 @@
+"""Services of peers over real connections: groups that form, exchanges, and what others may not do."""
+
+import asyncio
+import random
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from fed.server.peer.service import Key, Outcome, PeerService
+from fed.wire import protocol_pb2 as pb
+from tests.server.peer.services import Stranger, await_that, hello, listening, made, port_of
+
+WITHIN_S = 2.0  # after the last peer listens
+
+
+async def form(folder: Path, seed: int) -> float:
+    """Start eight peers in random order; returns the seconds from the last start until all see all."""
+    draws = random.Random(seed)
+    with closing(socket.socket()) as one, closing(socket.socket()) as other:
+        for found in (one, other):
+            found.bind(("127.0.0.1", 0))
+        ports = [one.getsockname()[1], other.getsockname()[1], *[0] * 6]
+    # all know the first two, or each knows one of them alone
+    introducers = [f"127.0.0.1:{port}" for port in ports[:2]]
+    services = [
+        made(folder, str(number), introducers if seed % 2 else [introducers[0 if number < 2 else draws.randrange(2)]])
+        for number in range(8)
+    ]
+    order = draws.sample(range(8), 8)
+    async with listening(*[services[number] for number in order], ports=[ports[number] for number in order]):
+        began_s = time.monotonic()
+
+        def are_one() -> bool:
+            standings = [service.standing() for service in services]
+            return (
+                all(len(standing.present) == 8 for standing in standings) and len({one.view for one in standings}) == 1
+            )
+
+        await await_that(are_one)
+        return time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_peers_form_one_group_whatever_the_order(seed: int, tmp_path: Path) -> None:
+    assert asyncio.run(form(tmp_path, seed)) < WITHIN_S
+
+
+@pytest.mark.long
+def test_two_hundred_starts_form_one_group_each(tmp_path: Path) -> None:
+    took_s = [asyncio.run(form(tmp_path / str(seed), seed)) for seed in range(200)]
+    assert max(took_s) < WITHIN_S
+
+
+# Exchanges.
+
+ONE, OTHER, STRANGER = frozenset(["0"]), frozenset(["1"]), frozenset(["stranger"])
+X, Y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+
+
+async def pair(folder: Path) -> tuple[PeerService, PeerService]:
+    """Two peers that are to know each other."""
+    with closing(socket.socket()) as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{found.getsockname()[1]}"
+    services = made(folder, "0", [address]), made(folder, "1", [address])
+    for service, port in zip(services, (int(address.rpartition(":")[2]), 0), strict=True):
+        await service.start(f"127.0.0.1:{port}", None)
+    await await_that(lambda: all(len(service.standing().present) == 2 for service in services))
+    await await_that(lambda: all(service.links.all() for service in services))
+    return services
+
+
+async def stop(*services: PeerService) -> None:
+    await asyncio.gather(*(service.stop("the test is over") for service in services))
+
+
+def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
+    async def run() -> None:
+        one, other = await pair(tmp_path)
+        view = one.standing().view
+        for service in (one, other):
+            service.begin(1, 0)
+        first, second = await asyncio.gather(
+            one.exchange(Key(1, 0), [X], view, OTHER, OTHER, 5.0), other.exchange(Key(1, 0), [Y], view, ONE, ONE, 5.0)
+        )
+        assert torch.equal(first.vectors["1"][0], Y)
+        assert torch.equal(second.vectors["0"][0], X)
+        assert (first.reached, second.reached) == (OTHER, ONE)
+        # of two views, neither counts the other
+        first, second = await asyncio.gather(
+            one.exchange(Key(1, 1), [X], view, OTHER, OTHER, 5.0),
+            other.exchange(Key(1, 1), [Y], "other", ONE, ONE, 5.0),
+        )
+        assert first == second == Outcome({}, frozenset())
+        # a late one is told, and counts nobody
+        for service in (one, other):
+            service.begin(2, 1)
+        alone = await one.exchange(Key(2, 0), [X], view, OTHER, OTHER, 0.3)
+        late = await other.exchange(Key(2, 0), [Y], view, ONE, ONE, 5.0)
+        assert alone == late == Outcome({}, frozenset())
+        await stop(one, other)
+
+    asyncio.run(run())
+
+
+def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
+    async def run() -> None:
+        one, other = await pair(tmp_path)
+        view = one.standing().view
+        for number in (1, 2):
+            for service in (one, other):
+                service.begin(number, 0)
+            await asyncio.gather(
+                one.exchange(Key(number, 0), [X * number], view, OTHER, OTHER, 5.0),
+                other.exchange(Key(number, 0), [Y], view, ONE, ONE, 5.0),
+            )
+        await stop(other)  # as if it had been killed after round 1 was on disk
+        await await_that(lambda: one.links.link("1") is None)
+        again = made(tmp_path, "1", [one.members.own.address])
+        again.restore(1, {Key(1, 0): ONE})
+        await again.start("127.0.0.1:0", None)
+        await await_that(lambda: len(again.standing().present) == 2)
+        again.begin(2, 1)
+        outcome = await again.exchange(Key(2, 0), [Y], view, ONE, ONE, 5.0)
+        assert torch.equal(outcome.vectors["0"][0], 2 * X)
+        assert outcome.reached == ONE
+        assert one.owes()
+        again.begin(3, 2)
+        await await_that(lambda: not one.owes())
+        assert not [*(tmp_path / "0").glob("*.out")]
+        await stop(one, again)
+
+    asyncio.run(run())
+
+
+# What others may not do.
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (pb.PeerMessage(progress=pb.Progress()), "must begin with the peer's greeting"),
+        (pb.PeerMessage(greeting=hello(protocol=99)), "peers must speak protocol"),
+        (pb.PeerMessage(greeting=hello("a name!")), "a peer's name must be"),
+        (pb.PeerMessage(greeting=hello("0")), "it has our own name"),
+        (pb.PeerMessage(greeting=hello(experiment="another")), "it runs another experiment"),
+    ],
+)
+def test_a_stranger_is_turned_away(greeting: pb.PeerMessage, words: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service), Stranger(port_of(service), greeting) as stranger:
+            with pytest.raises((AssertionError, grpc.aio.AioRpcError)):
+                await stranger.hear("verdict")
+            assert words in (await stranger.call.details() or "")
+            assert service.refusals.count == 1
+            assert not service.links.all()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ({"round_": 1, "tensor": X[:2]}, "the tensors must be"),
+        ({"round_": 1, "tensor": X.double()}, "the tensors must be"),
+        ({"round_": 1, "tensor": X / 0}, "must be finite"),
+        ({"round_": 1, "tensor": X * torch.nan}, "must be finite"),
+        ({"round_": 1, "tensor": X, "size_bytes": 1 << 60}, "the tensors take 12 bytes"),
+        ({"round_": 1, "tensor": X, "exchange": 2}, "a round has 2 exchanges"),
+        ({"round_": 9, "tensor": X}, "this peer is in round 1"),
+        ({"round_": 0, "tensor": X}, "this exchange is over"),
+        ({"round_": 1, "tensor": X, "view": "same"}, "not a neighbour in this round"),
+    ],
+)
+def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service), Stranger(port_of(service)) as stranger:
+            itself = pb.Members(members=[pb.Member(name="stranger", start=1, beat=1)])
+            await stranger.say(pb.PeerMessage(members=itself))
+            await await_that(lambda: len(service.standing().present) == 2)
+            service.begin(1, 0)
+            senders = frozenset[str]() if "view" in sent else frozenset(["stranger"])
+            # it waits for the stranger's verdict where it has no vectors of it to wait for
+            mixing = asyncio.create_task(service.exchange(Key(1, 0), [X], "same", senders, STRANGER, 1.0))
+            verdict = await stranger.send(**{"view": "same", **sent})
+            assert not verdict.taken
+            assert words in verdict.reason
+            assert (await mixing).vectors == {}
+
+    asyncio.run(run())
+
+
+def test_noise_ends_a_stream_and_no_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service):
+            for noise in (b"\xff\xff", b"x" * (3 << 20)):
+                async with Stranger(port_of(service)) as stranger:
+                    await stranger.say(noise)
+                    with pytest.raises((AssertionError, grpc.aio.AioRpcError)):
+                        await stranger.hear("verdict")
+            async with Stranger(port_of(service)) as stranger:
+                table = pb.Members(members=[pb.Member(name="no name!")])
+                await stranger.say(
+                    pb.PeerMessage(chunk=pb.Chunk(data=b"x")),
+                    pb.PeerMessage(),
+                    pb.PeerMessage(copy_wanted=pb.CopyWanted()),
+                    pb.PeerMessage(members=table),
+                )
+                await await_that(lambda: service.refusals.count >= 5)
+                assert service.links.link("stranger") is not None
+            assert [member.name for member in service.standing().present] == ["0"]
+
+    asyncio.run(run())
