@@ -41,7 +41,7 @@ def assert_simulated(peers: Processes) -> None:
             assert torch.equal(tensor, found[name]), (peer, name, peers.said())
 
 
-@pytest.mark.parametrize("kind", ["gradient_tracking", "sgp"])
+@pytest.mark.parametrize("kind", ["gradient_tracking", pytest.param("sgp", marks=pytest.mark.long)])
 def test_real_peers_end_with_the_simulations_bits(kind: str, tmp_path: Path) -> None:
     with processes(tmp_path, keys(6, 60.0, algorithm=kind), 8) as peers:
         peers.start(*range(8))
@@ -63,7 +63,7 @@ def test_killed_peers_resume_with_the_same_bits(tmp_path: Path) -> None:
         assert_simulated(peers)
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path) -> None:
     with processes(tmp_path, keys(30, 2.0), 6) as peers:
         peers.keys["data"] = {**KEYS["data"], "clients": 6}
