@@ -1,0 +1,58 @@
+"""Proposal: one attempt of a member to decide a round, from its first message to a majority's votes."""
+
+from dataclasses import dataclass, field
+
+from fed.server.peer.ballots import Ballot, Kind, Message, Value, Vote
+
+__all__ = ["Proposal"]
+
+
+@dataclass
+class Proposal:
+    """Attempt to decide a round; it ends with the process, and its ballot is never used again.
+
+    Args:
+        ballot: of its own.
+        since_s: when its present stage began: promises, ring or votes.
+        sent_s: when its members were told last.
+        promises: of members, as they sent them.
+        ring: members that reduce their updates; empty until they are told to.
+        value: the one that it proposes; None until it is known.
+        accepted: members that have voted for it.
+        holders: members that hold its sum, in the order in which they said so.
+    """
+
+    ballot: Ballot
+    since_s: float
+    sent_s: float
+    promises: dict[str, Message] = field(default_factory=dict)
+    ring: tuple[str, ...] = ()
+    value: Value | None = None
+    accepted: set[str] = field(default_factory=set)
+    holders: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def gathers(self) -> bool:
+        """True while it waits for promises."""
+        return not self.ring and self.value is None
+
+    def message(self, round_number: int) -> Message:
+        """Message of its present stage, for all members: those who have answered hear that the proposer is alive."""
+        if self.value is not None:
+            vote = Vote(self.ballot, self.value)
+            return Message(Kind.PROPOSE, round_number, self.ballot, vote, tuple(self.holders))
+        if self.ring:
+            return Message(Kind.RING, round_number, self.ballot, names=self.ring)
+        return Message(Kind.PREPARE, round_number, self.ballot)
+
+    def taken_over(self) -> tuple[Value, list[str]] | None:
+        """Value of the latest vote among the promises, which must be proposed again, and who holds its sum."""
+        votes = {name: message.vote for name, message in self.promises.items() if message.vote is not None}
+        if not votes:
+            return None
+        value = max(votes.values(), key=lambda vote: vote.ballot).value
+        return value, [name for name, vote in votes.items() if vote.value == value]
+
+    def ready(self, names: list[str]) -> tuple[str, ...]:
+        """Members among these that have promised, and have their update."""
+        return tuple([name for name in names if name in self.promises and self.promises[name].is_ready])
