@@ -156,7 +156,7 @@ class MembershipList:
         self._timing = timing
         self._draws = draws
         self._records: dict[str, _Record] = {}
-        self._introducers = {address: "" for address in introducers if address != own.address}
+        self._introducers = dict.fromkeys(introducers, "")
         self._awake_s = 0.0
         self._last_beat_s = math.inf
 
@@ -292,7 +292,7 @@ class MembershipList:
         if away and self._draws.random() < _RETURNS:
             chosen.append(self._draws.choice(away))
         targets = {member.address: Target(member.address, member.name) for member in chosen}
-        for address in self._some(self._unmet({member.address for member in present})):
+        for address in self._some(self._unmet({self.own.address, *[member.address for member in present]})):
             targets.setdefault(address, Target(address))
         return tuple(targets.values())
 

@@ -1,0 +1,112 @@
+"""Proposer: the part of an agreement's member that leads the others to a decision."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from fed.server.peer.ballots import Ballot, Kind, Message, Value
+from fed.server.peer.proposal import Proposal
+from fed.server.peer.voter import Voter
+from fed.wire.messages import client_id_of
+
+__all__ = ["Proposer"]
+
+
+class Proposer(Voter, ABC):
+    """Voter that also proposes, when it is its turn."""
+
+    @abstractmethod
+    def _learn(self, value: Value, holders: list[str]) -> None:
+        """Take what was decided."""
+
+    def _is_own_turn(self) -> bool:
+        """True at the first present member, at the next after a proposer's silence, and so on."""
+        place = self._here().index(self.own)
+        is_led = self.record.promised.proposer not in ("", self.own)
+        return self._now_s >= max(
+            self._round.quiet_since_s + (place + is_led) * self._timing.takeover_s, self._round.not_before_s
+        )
+
+    def _prepare(self) -> None:
+        ballot = Ballot(max(self.record.promised.attempt, self._round.seen.attempt) + 1, self.own)
+        self._promise_no_less(ballot)  # on disk before anyone hears of it: a ballot is not used again after a restart
+        self._round.proposal = Proposal(ballot, self._now_s, self._now_s)
+        self._say_again(self._round.proposal)
+
+    def _yield_to(self, ballot: Ballot) -> None:
+        self._round.seen = max(self._round.seen, ballot)
+        if self._round.proposal is not None and self._round.proposal.ballot < ballot:
+            self._give_up(self._timing.takeover_s)
+
+    def _give_up(self, pause_s: float) -> None:
+        """End the attempt; the pause is random, so that two proposers do not go on overtaking each other."""
+        self._round.proposal = None
+        self._round.not_before_s = self._now_s + pause_s * (1 + self._draws.random())
+
+    def _pursue(self, proposal: Proposal) -> None:
+        if proposal.gathers:
+            self._choose(proposal)
+        elif self._now_s - proposal.since_s > self._timing.ballot_s or (
+            proposal.value is None and not self._present.issuperset(proposal.ring)
+        ):
+            self._give_up(0.0)
+            return
+        if self._now_s - proposal.sent_s >= self._timing.resend_s:
+            self._say_again(proposal)
+
+    def _say_again(self, proposal: Proposal) -> None:
+        proposal.sent_s = self._now_s
+        for name in self.record.members:
+            self._send(name, proposal.message(self.record.round))
+
+    def _count(self, proposal: Proposal, sender: str, message: Message) -> None:
+        """Take an answer to this member's own ballot."""
+        if message.kind is Kind.PROMISE:
+            proposal.promises[sender] = message
+            if proposal.gathers:
+                self._choose(proposal)
+        elif message.kind is Kind.SUMMED and sender in proposal.ring:
+            if proposal.value is None:
+                value = Value(message.sum_sha256, proposal.ring, self._next_members(proposal))
+                self._propose(proposal, value, [sender])
+            elif proposal.value.sum_sha256 == message.sum_sha256:
+                proposal.holders[sender] = None
+        elif message.kind is Kind.BROKEN and sender in proposal.ring:
+            if proposal.value is None:
+                self._round.excluded.update(message.names)
+                self._give_up(self._timing.resend_s)
+        elif message.kind is Kind.ACCEPTED and proposal.value is not None:
+            proposal.accepted.add(sender)
+            proposal.holders[sender] = None
+            if len(proposal.accepted) >= self._quorum:
+                self._learn(proposal.value, list(proposal.holders))
+
+    def _choose(self, proposal: Proposal) -> None:
+        """Take over the latest vote of those that promised, a majority; without one let a ring run."""
+        if len(proposal.promises) < self._quorum:
+            return
+        if (taken_over := proposal.taken_over()) is not None:
+            self._propose(proposal, *taken_over)
+            return
+        here = [name for name in self._here() if name not in self._round.excluded] or self._here()
+        ready = proposal.ready(here)
+        deadline_s = math.inf if self._timing.deadline_s is None else self._timing.deadline_s
+        # late or not, all who are there are given the time to answer
+        is_late = self._now_s >= max(self._round.began_s + deadline_s, proposal.since_s + self._timing.resend_s)
+        if ready and (is_late or len(ready) == len(here)):
+            proposal.ring, proposal.since_s = ready, self._now_s
+            self._say_again(proposal)
+
+    def _next_members(self, proposal: Proposal) -> tuple[str, ...]:
+        stay = {name for name in self.record.members if name in proposal.promises or name in self._present}
+        return tuple(sorted(stay.union(self._candidates), key=_place))
+
+    def _propose(self, proposal: Proposal, value: Value, holders: Iterable[str]) -> None:
+        """Propose the one value of this ballot."""
+        proposal.value, proposal.holders, proposal.since_s = value, dict.fromkeys(holders), self._now_s
+        self._say_again(proposal)
+
+
+def _place(name: str) -> tuple[bool, int | str]:
+    client = client_id_of(name)
+    return isinstance(client, str), client
