@@ -311,7 +311,8 @@ class Aggregator(Algorithm):
         terms = [*super().lacks(), Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd")]
         if self.pools_data:
             way_out = "choose a federated algorithm over mean such as fedavg"
-            terms.append(Term(Feature.REPORTS, way_out, "whose one client holds all data"))
+            why = "whose one client holds all data"
+            terms += [Term(feature, way_out, why) for feature in (Feature.REPORTS, Feature.ENCODED)]
         if why := self._beside_updates():
             terms.append(Term(Feature.PLAIN_UPDATES, "choose an algorithm such as fedavg", why))
         return terms

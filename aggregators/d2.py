@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.errors import InvalidExperiment
+from fed.topology import Topology
 
 __all__ = ["D2", "State"]
 
@@ -55,9 +56,10 @@ class D2(PeerRule):
         moved_NP = 2 * x_NP - state.last_NP - descend.lr * (gradient_NP - state.gradient_NP)
         return State(mix(moved_NP), x_NP, gradient_NP)
 
-    def check_weights(self, matrix_NN: Tensor) -> None:
+    def check_topology(self, topology: Topology) -> None:
         """Refuse weights with an eigenvalue of −1/3 or less."""
-        least = float(torch.linalg.eigvals(matrix_NN.to_dense()).real.min())
+        super().check_topology(topology)
+        least = float(torch.linalg.eigvals(topology.matrix(1).to_dense()).real.min())
         if least <= _LEAST + _ROUNDING:
             raise InvalidExperiment(
                 f"algorithm d2 needs weights whose smallest eigenvalue is above −1/3, got {least:.4f}: write "

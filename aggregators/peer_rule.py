@@ -4,16 +4,21 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
 
 from torch import Tensor
 
 from fed.aggregators.base import Algorithm
+from fed.compression.feedback import error_unknown
 from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
+from fed.topology import Topology
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["Descend", "Mix", "PeerRule", "Received"]
 
@@ -56,7 +61,10 @@ class Mix(Protocol):
     @overload
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> tuple[Tensor, ...]: ...
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """W x, the weighted average with one's neighbours; of several vectors, which go in one message, of each."""
+        """W x, the weighted average with one's neighbours; of several vectors, which go in one message, of each.
+
+        Single numbers [N, 1] travel in float64, so that their sums stay exact; vectors travel in the model's type.
+        """
         ...
 
     def neighbours(self, x_NM: Tensor, /) -> Iterator[Received]:
@@ -70,6 +78,21 @@ class Mix(Protocol):
         """
         ...
 
+    def encoded(self, v_NP: Tensor, /) -> tuple[Tensor, Tensor]:
+        """C(v) and W C(v): each row is encoded by the experiment's ``uplink``, travels so, and is decoded.
+
+        A rule that calls this or :meth:`differences` says so by :attr:`PeerRule.compresses`, and does so once a round.
+        """
+        ...
+
+    def differences(self, x_NP: Tensor, hat_NP: Tensor, /) -> tuple[Tensor, Tensor]:
+        """x̂' = x̂ + C(x − x̂) and W x̂': the encoded difference alone travels.
+
+        Neighbours keep copies of x̂, which they move by what they decode: a rule passes the x̂' of its last round. In the
+        first, x̂ is the same at all peers. They stay neighbours: see :attr:`PeerRule.needs_fixed_graph`.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRule(Algorithm):
@@ -80,8 +103,8 @@ class PeerRule(Algorithm):
     evaluate. In simulation a rule sees the rows of all peers that take part in a round, at a real peer one row: what it
     computes for a row must depend on that row alone, and on what ``descend`` and ``mix`` give it.
 
-    Vectors travel in the model's own type. Float buffers travel with a round's first exchange and are mixed as the
-    parameters are; a rule does not see them.
+    Vectors travel in the model's own type, or encoded. Float buffers travel with a round's first exchange and are mixed
+    as the parameters are; a rule does not see them.
     """
 
     primitive: ClassVar[Literal["mix"] | None] = "mix"
@@ -92,6 +115,10 @@ class PeerRule(Algorithm):
     """Kind of topology where the experiment names none."""
     corrects_weights: ClassVar[bool] = False
     """Whether it finds the peers' mean under weights that do not keep it, such as those of a directed graph."""
+    compresses: ClassVar[bool] = False
+    """Whether the experiment's ``uplink`` encodes what it sends: it calls ``mix.encoded`` or ``mix.differences``."""
+    needs_fixed_graph: ClassVar[bool] = False
+    """Whether a peer's neighbours must stay the same, both ways: it calls ``mix.differences``."""
 
     def needs(self) -> Sequence[Term]:
         """The same peers always."""
@@ -104,8 +131,22 @@ class PeerRule(Algorithm):
         way_out = "choose an algorithm over mean such as fedavg"
         terms = [Term(feature, way_out, why) for feature in (Feature.COORDINATOR, Feature.REPORTS)]
         if self.primitive is None:
+            terms.append(Term(Feature.ENCODED, way_out, why))
             terms.append(Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd", why))
+        elif not self.compresses:
+            way_out = "choose an algorithm over mix that sends later what codecs leave out, such as choco"
+            terms.append(Term(Feature.ENCODED, way_out, "whose vectors travel as they are"))
+        if self.partners() is not None:
+            why = "whose peers choose their own partners in each round"
+            terms.append(Term(Feature.GIVEN_NEIGHBOURS, "choose an algorithm over mix such as dpsgd", why))
         return [*super().lacks(), *terms]
+
+    def partners(self) -> "Callable[..., nx.Graph[int]] | None":
+        """A function of (peers, number, streams) that gives each round's graph, as a changing topology's does.
+
+        None, unless a rule chooses the peers' partners itself: then it takes no ``topology``.
+        """
+        return None
 
     @abstractmethod
     def init(self, params_NP: Tensor) -> Any:
@@ -129,19 +170,29 @@ class PeerRule(Algorithm):
         """
         return state
 
-    def check_weights(self, matrix_NN: Tensor) -> None:
-        """Any weights that keep the peers' mean.
-
-        Args:
-            matrix_NN: W of the first round.
+    def check_topology(self, topology: Topology) -> None:
+        """Any topology whose weights keep the peers' mean, but where neighbours keep copies a fixed, undirected one.
 
         Raises:
             InvalidExperiment: for others, with the reason and the way out.
         """
+        if self.needs_fixed_graph and (topology.changes or topology.is_directed):
+            got = "one that changes with the round" if topology.changes else "a directed one"
+            raise InvalidExperiment(
+                f"{type(self).__name__} needs a fixed graph whose messages go both ways, because neighbours keep "
+                f"copies of what they have sent each other, got {got}: choose a topology such as ring, or an algorithm "
+                "such as deepsqueeze, which keeps none"
+            )
 
     def check_experiment(self, experiment: Experiment) -> None:
-        """Refuse other local steps than plain SGD's where a rule needs the gradient."""
+        """Refuse codecs that cannot be used, and other local steps than plain SGD's where a rule needs the gradient."""
         super().check_experiment(experiment)
+        for section in experiment.uplink if self.compresses else ():
+            if reason := error_unknown(section.make()):
+                raise InvalidExperiment(
+                    f"algorithm {experiment.algorithm.kind} cannot send through uplink {section.kind}, {reason}: "
+                    "choose another codec such as topk"
+                )
         local, kind = experiment.local, experiment.algorithm.kind
         if self.needs_gradient and (local.optimizer != "sgd" or local.momentum):
             raise InvalidExperiment(

@@ -29,7 +29,7 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
-from fed.compression.feedback import ErrorFeedback
+from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
 from fed.compression.lossless import Zstd
 from fed.config.evaluation import ByClients, ByCoordinator
 from fed.config.experiment import Experiment
@@ -124,6 +124,20 @@ class Preparation:
         )
         message.check_codecs()
         return message
+
+    def peer_encoder(self) -> Encoder:
+        """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.
+
+        Raises:
+            InvalidExperiment: if a codec breaks its contract.
+        """
+        numbers, layers = self.layout.parameters, tuple(part.shape for part in self.layout.trained)
+        codecs, kept = self.codecs, ScaleAlone()
+        message = Format(
+            self.layout.dtype, (numbers,), parameters=numbers, codecs=codecs, layers=layers, error_feedback=kept
+        )
+        message.check_codecs()
+        return Encoder(message.chain(codecs), kept)
 
     def first_context(self) -> LocalContext:
         """Context of a client's first task beside the model, and the algorithm's first client state."""

@@ -67,7 +67,8 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
     """The bytes from clients and to clients of so many tasks."""
     message, algorithm = simulation.message, simulation.algorithm
     if message is None:
-        moved = exchanged_bytes(algorithm, simulation.layout, simulation.topology, simulation.policy.count)
+        rounds, codec = simulation.policy.count, simulation.peer_codec
+        moved = exchanged_bytes(algorithm, simulation.layout, simulation.topology, rounds, codec)
         return moved, moved
     if algorithm.pools_data:
         return 0, 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fed.errors import RunFailed
-from fed.server.peer.neighbourhood import Attendance
+from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
@@ -29,28 +29,30 @@ class SimulatedNeighbourhood:
 
     A peer that takes part in an exchange goes on when it has sent and received all its messages: it waits for its
     neighbours, and for no other. A peer that is away when its round begins, leaves before it could have trained and
-    sent a model, or breaks down by then takes no part in the round. Its neighbours do not wait for it. It begins the
-    next round together with the latest of its neighbours, and not before the first of all peers has ended this one.
+    sent its messages, or breaks down by then takes no part in the round. Its neighbours do not wait for it. It begins
+    the next round together with the latest of its neighbours, and not before the first of all peers has ended this one.
+    Where neighbours keep copies of each other, it gets what it missed with their next messages.
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.
         topology: each round's neighbours; None where peers never meet.
-        model_bytes: of a model as it travels.
+        message_bytes: that a peer sends each neighbour in a round.
     """
 
-    def __init__(self, clients: SimulatedClients, topology: Topology | None, model_bytes: int) -> None:
+    def __init__(self, clients: SimulatedClients, topology: Topology | None, message_bytes: int) -> None:
         self.clock = 0.0
         self.bytes_sent = self.bytes_received = 0
         self._topology = topology
         self.weights = self._whole = topology.weights(1) if topology else None
         self.members: Sequence[int | str] = clients.data.clients
         self._clients = clients
-        self._model_bytes = model_bytes
+        self._message_bytes = message_bytes
         self._devices = [clients.device_of(member) for member in self.members]
         self._spells = [clients.spells.get(member) for member in self.members]
         sources = clients.devices
         self._all_take_part = sources.are_always_there and not sources.failure and not sources.interruption
         self._ready_s_N = np.zeros(len(self.members))
+        self._missed_bytes_X = np.zeros(len(self._whole.senders_X) if self._whole else 0, np.int64)
         self._rows_S = np.arange(len(self.members))
         self._links: tuple[Weights, tuple[np.ndarray, ...]] | None = None
 
@@ -76,21 +78,46 @@ class SimulatedNeighbourhood:
         speeds_S = [self._devices[row].samples_per_s for row in self._rows_S]
         self._ready_s_N[self._rows_S] += np.divide(samples_seen_S, speeds_S)
 
-    def exchange(self, rows_SM: Tensor) -> tuple["Weights | None", Tensor]:
-        """Send each row to its peer's neighbours, which then are where all simulated rows are."""
+    def exchange(
+        self, *parts_SM: Tensor, encoded: EncodedRows | None = None
+    ) -> tuple["Weights | None", tuple[Tensor, ...]]:
+        """Send each row's message to its peer's neighbours, which then are where all simulated rows are."""
+        received = parts_SM if encoded is None else (*parts_SM, encoded.vectors_NM)
         if self.weights is None:
-            return None, rows_SM
+            return None, received
         receivers_X, senders_X, latency_s_X, s_per_byte_X = self._links_of_round()
-        size_bytes = rows_SM.shape[1] * rows_SM.itemsize
-        self.bytes_sent += len(senders_X) * size_bytes
+        size_bytes_X = np.full(len(senders_X), sum(part_SM.shape[1] * part_SM.itemsize for part_SM in parts_SM))
+        if encoded is not None:
+            size_bytes_X += self._encoded_bytes(encoded, senders_X)
+        self.bytes_sent += int(size_bytes_X.sum())
         self.bytes_received = self.bytes_sent
         ready_s_S = self._ready_s_N[self._rows_S]
-        arrives_s_X = ready_s_S[senders_X] + latency_s_X + size_bytes * s_per_byte_X
+        arrives_s_X = ready_s_S[senders_X] + latency_s_X + size_bytes_X * s_per_byte_X
         for ends_X in (receivers_X, senders_X):
             # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X, arrives_s_X)
         self._ready_s_N[self._rows_S] = ready_s_S
-        return self.weights, rows_SM
+        return self.weights, received
+
+    def _encoded_bytes(self, encoded: EncodedRows, senders_X: np.ndarray) -> np.ndarray:
+        """Bytes of the message between each pair that takes part, those that its receiver missed among them.
+
+        A receiver that missed messages gets them with the next, or the sender's sum where that is shorter.
+        """
+        size_bytes_S: np.ndarray = np.array([len(message) for message in encoded.messages])
+        if encoded.before_NM is None or self._all_take_part:
+            return np.take(size_bytes_S, senders_X)
+        assert self._whole is not None
+        all_receivers_X, all_senders_X = self._whole.rows_X.numpy(), self._whole.senders_X.numpy()
+        size_bytes_N = np.zeros(len(self.members), np.int64)
+        size_bytes_N[self._rows_S] = size_bytes_S
+        is_sent_X, is_received_X = self._takes_part_N[all_senders_X], self._takes_part_N[all_receivers_X]
+        size_bytes_X, sum_bytes = size_bytes_N[all_senders_X], encoded.vectors_NM[0].nbytes
+        due_bytes_X = np.minimum(self._missed_bytes_X + size_bytes_X, np.maximum(sum_bytes, size_bytes_X))
+        missed_bytes_X = np.where(is_sent_X, due_bytes_X, self._missed_bytes_X)
+        arrives_X = is_sent_X & is_received_X
+        self._missed_bytes_X = np.where(arrives_X, 0, missed_bytes_X)
+        return np.compress(arrives_X, due_bytes_X)
 
     def end(self) -> None:
         """Move the run's clock to the slowest peer of the round, and the others' clocks to their neighbours'."""
@@ -107,12 +134,14 @@ class SimulatedNeighbourhood:
                 np.maximum.at(ready_s_N, rows_X[follows_X], ready_s_N[senders_X[follows_X]])
 
     def state(self) -> Tree:
-        """All clocks, for a checkpoint."""
-        return {"clock": self.clock, "ready_s": self._ready_s_N.tolist()}
+        """All clocks and the bytes that peers missed, for a checkpoint."""
+        missed_bytes = self._missed_bytes_X.tolist()
+        return {"clock": self.clock, "ready_s": self._ready_s_N.tolist(), "missed_bytes": missed_bytes}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self.clock, self._ready_s_N = state["clock"], np.array(state["ready_s"])
+        self._missed_bytes_X = np.array(state["missed_bytes"], np.int64)
 
     @property
     def _takes_part_N(self) -> np.ndarray:  # noqa: N802  # a shape suffix
@@ -147,7 +176,7 @@ class SimulatedNeighbourhood:
                 continue
             samples, groups = self._clients.sizes[row], self._clients.groups
             steps, breaks_at = self._clients.fate(samples, None, self.members[row], number)
-            sent_bytes = degree * self._model_bytes
+            sent_bytes = degree * self._message_bytes
             takes_s = self._devices[row].gossip_s(samples=groups.seen(samples, steps), bytes_each_way=sent_bytes)
             ends_s = self._ready_s_N[row] + takes_s * (1.0 if breaks_at is None else breaks_at)
             if breaks_at is not None or ends_s > until_s:

@@ -24,7 +24,8 @@ from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
-from fed.server.peer.peers import Peers
+from fed.server.peer.neighbourhood import PeerCodec
+from fed.server.peer.peers import Peers, sent_bytes
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
@@ -84,7 +85,10 @@ class Simulation:
         self.experiment = _resolved(experiment, data, model, self.batching)
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.prepared.phases)
-        self.topology = self._topology(experiment.topology) if self.has_peers and experiment.topology else None
+        self.topology = self._topology(experiment.topology) if self.has_peers else None
+        self.peer_codec: PeerCodec | None = None
+        if self.has_peers and self.algorithm.compresses:
+            self.peer_codec = PeerCodec(self.prepared.peer_encoder(), self.streams)
 
     @property
     def has_peers(self) -> bool:
@@ -123,11 +127,11 @@ class Simulation:
         clients = SimulatedClients(self.data, self.groups, executor, devices, self.streams)
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
-            model_bytes = self.layout.size * self.layout.dtype.itemsize
-            neighbourhood = SimulatedNeighbourhood(clients, self.topology, model_bytes)
+            message_bytes = sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0
+            neighbourhood = SimulatedNeighbourhood(clients, self.topology, message_bytes)
             lr_in = step_sizes(self.experiment, self.policy)
             who = neighbourhood, clients.sizes, self.groups, executor
-            return Peers(self.algorithm, *who, self.layout, first, lr_in)
+            return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(
@@ -149,10 +153,15 @@ class Simulation:
         self.layout.unpack(*state, module)
         return module
 
-    def _topology(self, section: Component) -> Topology:
+    def _topology(self, section: Component | None) -> Topology | None:
+        """The section's topology, or the partners that the rule chooses; None: peers never meet."""
+        if partners := self.algorithm.partners():
+            return Topology(partners, partners, self.population, self.streams)
+        if section is None:
+            return None
         rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
         topology = Topology(section.make, section.target, self.population, self.streams, **rules)
-        self.algorithm.check_weights(topology.matrix(1))
+        self.algorithm.check_topology(topology)
         devices = self.experiment.devices.make()
         is_whole = devices.are_always_there and not devices.failure and not devices.interruption
         if self.algorithm.corrects_weights or (topology.keeps_mean and (is_whole or not topology.is_directed)):

@@ -140,8 +140,8 @@ class Codec(Hyperparameters, ABC):
     reads_sums: ClassVar[bool] = False
 
     def needs(self) -> Sequence[Term]:
-        """Clients that report."""
-        return (Term(Feature.REPORTS, "set {section} to []"),)
+        """Vectors that travel encoded."""
+        return (Term(Feature.ENCODED, "set {section} to []"),)
 
     def init(self, values: Values) -> CodecState:
         """A client's state before its first task, [·] each; none unless a codec overrides this."""

@@ -23,7 +23,7 @@ from fed.errors import InvalidExperiment, InvalidPayload
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
 
-__all__ = ["EF", "EF21", "Encoder", "ErrorFeedback", "NoFeedback", "Sent"]
+__all__ = ["EF", "EF21", "Encoder", "ErrorFeedback", "NoFeedback", "ScaleAlone", "Sent", "error_unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class ErrorFeedback(Hyperparameters):
         for key, sections in (("uplink", experiment.uplink), ("downlink", experiment.downlink)):
             check_order(key, [section.make() for section in sections])
         for section in experiment.downlink:
-            if reason := _error_unknown(section.make()):
+            if reason := error_unknown(section.make()):
                 raise InvalidExperiment(
                     f"downlink cannot hold {section.kind}, {reason}: the next difference holds what one lacks; choose "
                     "another codec"
@@ -84,8 +84,19 @@ class NoFeedback(ErrorFeedback):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScaleAlone(NoFeedback):
+    """No feedback, but chains become contractions: for rules of peers that keep the errors themselves."""
+
+    scales: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Feedback(ErrorFeedback):
     """Base of the kinds that keep errors."""
+
+    def needs(self) -> Sequence[Term]:
+        """Clients that report."""
+        return (Term(Feature.REPORTS, "set error_feedback to none"),)
 
     def check_experiment(self, experiment: "Experiment") -> None:
         """Refuse a chain that has a residual of its own, or whose error no client knows."""
@@ -96,7 +107,7 @@ class _Feedback(ErrorFeedback):
                 "error_feedback to none"
             )
         for section in experiment.uplink:
-            if reason := _error_unknown(section.make()):
+            if reason := error_unknown(section.make()):
                 raise InvalidExperiment(
                     f"error_feedback cannot go around {section.kind}, {reason}: set error_feedback to none, or choose "
                     "another codec"
@@ -152,6 +163,7 @@ class EF21(_Feedback):
         """Rounds with a cohort, and plain updates."""
         why = "because it counts a client's last update again where a message is lost"
         return (
+            *super().needs(),
             Term(Feature.COHORTS, "set error_feedback to ef"),
             Term(Feature.PLAIN_UPDATES, "set error_feedback to ef", why),
         )
@@ -269,8 +281,14 @@ class Encoder:
         return self.chain.values.dtype.itemsize if self._is_scaled else 0
 
 
-def _error_unknown(codec: object) -> str:
-    """Clause on a codec whose error nobody outside it can feed back; empty for the others."""
+def error_unknown(codec: object) -> str:
+    """Clause on a codec whose error nobody outside it can feed back; empty for the others.
+
+    Example:
+        >>> from fed.compression.sparsifiers import DGC, TopK
+        >>> error_unknown(DGC()), error_unknown(TopK())
+        ('which keeps a residual of its own', '')
+    """
     if not isinstance(codec, Codec):
         return ""
     if codec.keeps_residual:

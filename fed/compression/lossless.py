@@ -26,8 +26,8 @@ class Zstd(Hyperparameters):
     level: Annotated[int, Field(ge=1, le=22)] = 3
 
     def needs(self) -> Sequence[Term]:
-        """Clients that report."""
-        return (Term(Feature.REPORTS, "set uplink to []"),)
+        """Vectors that travel encoded."""
+        return (Term(Feature.ENCODED, "set {section} to []"),)
 
     def compress(self, content: "memoryview[int]") -> bytes:
         """One frame, which says how long the content is."""

@@ -22,7 +22,9 @@ class Feature(Enum):
 
     COORDINATOR = "a coordinator that asks clients"
     REPORTS = "clients that report to a coordinator"
+    ENCODED = "messages that codecs encode"
     NEIGHBOURS = "clients that exchange models with neighbours"
+    GIVEN_NEIGHBOURS = "neighbours that a topology gives"
     GLOBAL_MODEL = "a global model that clients use"
     SINGLE_ANSWERS = "each client's own message"
     PLAIN_UPDATES = "clients that report nothing but their update, and keep no state"
@@ -121,13 +123,18 @@ def _terms(experiment: "Experiment") -> _Terms:
         for name, part in _parts(experiment)
     }
     if experiment.topology is not None:  # its kinds are functions that make graphs, and declare nothing
-        terms[f"topology {experiment.topology.kind}"] = ([Term(Feature.NEIGHBOURS, "set topology to null")], [])
+        features = Feature.NEIGHBOURS, Feature.GIVEN_NEIGHBOURS
+        needed = [Term(feature, "set topology to null") for feature in features]
+        terms[f"topology {experiment.topology.kind}"] = (needed, [])
     return terms
 
 
 def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
     section, _, _ = name.partition(" ")
-    return (term._replace(way_out=term.way_out.replace("{section}", section)) for term in terms)
+    for term in terms:
+        # what goes out is encoded by a coordinator, whatever the algorithm
+        feature = Feature.REPORTS if section == "downlink" and term.feature is Feature.ENCODED else term.feature
+        yield Term(feature, term.way_out.replace("{section}", section), term.why, term.subject)
 
 
 def _refuse(terms: _Terms) -> None:

@@ -127,11 +127,9 @@ class Checkpointing(Section):
 
 def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     algorithm = values["algorithm"].make()
-    return (
-        None
-        if lacks(algorithm, Feature.NEIGHBOURS)
-        else registry.TOPOLOGIES.make(getattr(algorithm, "topology", "ring"))
-    )
+    if lacks(algorithm, Feature.NEIGHBOURS) or lacks(algorithm, Feature.GIVEN_NEIGHBOURS):
+        return None
+    return registry.TOPOLOGIES.make(getattr(algorithm, "topology", "ring"))
 
 
 def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Component, ...]:
@@ -179,7 +177,7 @@ class Experiment(Document):
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "uplink")
     )
-    """The chain of codecs that encodes clients' updates, first to last; none unless given or the algorithm has some."""
+    """The chain of codecs that encodes what clients send, first to last; none unless given or of the algorithm."""
     error_feedback: Annotated[Component, registry.ERROR_FEEDBACKS] = Field(
         default_factory=registry.ERROR_FEEDBACKS.make
     )

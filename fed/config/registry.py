@@ -124,7 +124,7 @@ ALGORITHMS = Family(
         **_in("aggregators.easgd", easgd="EASGD", eamsgd="EAMSGD"),
         **_in("aggregators.fedopt", fedadagrad="FedAdagrad", fedadam="FedAdam", fedyogi="FedYogi"),
         **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
-        **_pages("D2", "SGP", "MATCHA"),
+        **_pages("D2", "SGP", "MATCHA", "CHOCO", "DeepSqueeze", "ADPSGD", "NoLoCo", "Moshpit"),
         **_in("aggregators.gradient_tracking", "GradientTracking"),
         **_in("aggregators.clipped_gossip", "ClippedGossip"),
         **_in("aggregators.local", local="LocalOnly"),

@@ -1,6 +1,7 @@
 """Graphs of peers that change with the round: functions of (peers, round, streams)."""
 
 from functools import cache
+from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import networkx as nx
@@ -13,7 +14,7 @@ from fed.topology import graphs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["matcha", "one_peer_exponential", "random_matching"]
+__all__ = ["grid_groups", "matcha", "one_peer_exponential", "random_matching"]
 
 _CLOSE = 1e-4  # of the largest algebraic connectivity, by which it may be missed
 _CUTS, _AT_ONCE = 100, 6
@@ -49,6 +50,29 @@ def random_matching(peers: int, number: int, streams: Streams) -> "nx.Graph[int]
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(range(peers))
     graph.add_edges_from(zip(order[::2], order[1::2], strict=False))
+    return graph
+
+
+def grid_groups(peers: int, number: int, streams: Streams, axes: int) -> "nx.Graph[int]":
+    """Cliques of peers along one axis of a grid, another in each round, for rules that choose partners by it.
+
+    Args:
+        peers: n ≥ 1.
+        number: the round, from 1.
+        streams: the run's; not used.
+        axes: d ≥ 1, each with as few places as hold all peers.
+    """
+    places = 1
+    while places**axes < peers:
+        places += 1
+    stride = places ** ((number - 1) % axes)
+    groups: dict[int, list[int]] = {}
+    for peer in range(peers):
+        groups.setdefault(peer - peer // stride % places * stride, []).append(peer)
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(range(peers))
+    for group in groups.values():
+        graph.add_edges_from(combinations(group, 2))
     return graph
 
 

@@ -157,7 +157,7 @@ class Format:
         """The codecs with what keeps their errors, for a part as long as the parameters; None where none is encoded."""
         if not self.codecs or self.parameters not in self.parts:
             return None
-        return Encoder(self._chain(self.codecs), self.error_feedback)
+        return Encoder(self.chain(self.codecs), self.error_feedback)
 
     @cached_property
     def downlink_encoder(self) -> Encoder | None:
@@ -165,9 +165,10 @@ class Format:
 
         What a difference lacks is part of the next one, so that a chain is scaled as under error feedback.
         """
-        return Encoder(self._chain(self.downlink_codecs), EF21()) if self.downlink_codecs else None
+        return Encoder(self.chain(self.downlink_codecs), EF21()) if self.downlink_codecs else None
 
-    def _chain(self, codecs: tuple[Codec | Zstd, ...]) -> CodecChain:
+    def chain(self, codecs: tuple[Codec | Zstd, ...]) -> CodecChain:
+        """A chain of codecs for vectors as long as the parameters, in float32 unless the model is wider."""
         wide = self.dtype if self.dtype in (torch.float32, torch.float64) else torch.float32
         return CodecChain(codecs, Values(self.parameters, wide, self.layers))
 

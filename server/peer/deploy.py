@@ -31,6 +31,7 @@ from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import State, step_sizes
 from fed.server.peer.links import StreamPatience
 from fed.server.peer.membership import Member, Timing
+from fed.server.peer.neighbourhood import PeerCodec
 from fed.server.peer.network import PeerNetwork, meeting
 from fed.server.peer.peers import Peers, exchange_specs
 from fed.server.peer.service import PeerService
@@ -109,10 +110,15 @@ def take_part(
     client = client_id_of(setup.name)
     prepared = Preparation(experiment, _data(experiment, own, client))
     rule = prepared.algorithm
-    if not isinstance(rule, PeerRule) or experiment.topology is None:
+    if not isinstance(rule, PeerRule) or (experiment.topology is None and rule.partners() is None):
         raise InvalidExperiment(
             f"fed peer needs an algorithm over mix, got {experiment.algorithm.kind}: choose one such as dpsgd, or "
             "coordinate the clients with fed server"
+        )
+    if rule.needs_fixed_graph:
+        raise InvalidExperiment(
+            f"fed peer cannot run {experiment.algorithm.kind}, for real peers come and go, and miss what their "
+            "neighbours' copies need: choose an algorithm such as deepsqueeze, or simulate it"
         )
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
     with folder.held():
@@ -161,12 +167,13 @@ class _Peer:
         first = prepared.layout.pack(prepared.module)
         phases, batch_norm = prepared.phases, normalises_batches(prepared.module)
         self._executor = InProcess(partial(Work, prepared.recipe))
+        codec = PeerCodec(prepared.peer_encoder(), prepared.streams) if rule.compresses else None
         service = PeerService(
             own=Member(setup.name, "", time.time_ns(), samples=size),
             experiment=_hash(run_fingerprint(experiment, prepared.layout, None)),
             introducers=tuple(setup.join),
             folder=output.with_name(f".{output.name}.messages"),
-            specs=[(spec,) for spec in exchange_specs(rule, prepared.layout)],
+            specs=exchange_specs(rule, prepared.layout, codec),
             copied=(),
             ahead=_AHEAD + (experiment.checkpoints.every or 0),
             credentials=setup.credentials,
@@ -178,7 +185,7 @@ class _Peer:
         self.network = PeerNetwork(service, self._topology, pushes=rule.corrects_weights, deadline_s=deadline_s)
         groups = Groups(experiment.local, 1, batch_norm, phases)
         lr_in = step_sizes(experiment, policy)
-        self.peers = Peers(rule, self.network, [size], groups, self._executor, prepared.layout, first, lr_in)
+        self.peers = Peers(rule, self.network, [size], groups, self._executor, prepared.layout, first, lr_in, codec)
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self.peers.copy())
         self._copied: tuple[int, Sequence[torch.Tensor]] | None = None
         self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # what cannot be made is said at once
@@ -239,20 +246,22 @@ class _Peer:
         return None if number < 1 else (number, self.peers.copy())
 
     def _topology(self, members: Sequence[Member]) -> Topology:
-        section = self._experiment.topology
-        assert section is not None
+        section, partners = self._experiment.topology, self._rule.partners()
         rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
+        kind, made = (section.target, section.make) if section is not None else (partners, partners)
+        assert kind is not None
+        assert made is not None
 
         def make(**given: Any) -> "nx.Graph[int]":
-            return meeting(members, section.make(**given))
+            return meeting(members, made(**given))
 
-        topology = Topology(make, section.target, len(members), self._prepared.streams, **rules)
-        self._rule.check_weights(topology.matrix(1))
+        topology = Topology(make, kind, len(members), self._prepared.streams, **rules)
+        self._rule.check_topology(topology)
         if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
             return topology
         raise InvalidExperiment(
             f"algorithm {self._experiment.algorithm.kind} needs an undirected topology, for real peers come and go, "
-            f"got {section.kind}: choose algorithm sgp, or another topology"
+            f"got {section.kind if section else 'directed partners'}: choose algorithm sgp, or another topology"
         )
 
 

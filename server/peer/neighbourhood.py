@@ -3,18 +3,31 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from fed.aggregators.peer_rule import PeerRule, Received
+from fed.compression.codec import CodecState, Draw
+from fed.compression.feedback import Encoder
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
+from fed.randomness import Streams
 from fed.storage.checkpoints import Tree
 
-__all__ = ["Attendance", "Exchange", "Exchanges", "Neighbourhood", "first_state", "next_state"]
+__all__ = [
+    "Attendance",
+    "EncodedRows",
+    "Exchange",
+    "Exchanges",
+    "Neighbourhood",
+    "PeerCodec",
+    "first_state",
+    "next_state",
+]
 
 
 class Attendance(NamedTuple):
@@ -31,15 +44,43 @@ class Attendance(NamedTuple):
     failed: int
 
 
-class Exchange(Protocol):
-    """One exchange of vectors with a round's neighbours."""
+class EncodedRows(NamedTuple):
+    """Vectors that travel encoded, one for each row that is here.
 
-    def exchange(self, rows_NM: Tensor) -> tuple[Weights | None, Tensor]:
-        """Send each row to its peer's neighbours, and wait for theirs.
+    Args:
+        messages: the bytes of each row, uint8, of unequal lengths.
+        vectors_NM: what receivers make of them, in float64: ``before_NM``, if there is one, and what they decode.
+        before_NM: what each row's message is added to, of which every receiver keeps a copy: the ``vectors_NM`` of the
+            row's last message, and before the first the same at all peers. A receiver that missed messages gets them
+            with the next one, or ``before_NM`` itself where that is shorter.
+        decode: (messages of one round, who sent each, the round) → vectors; for receivers that are not here.
+        size_bytes: of a message, or the most of them before lossless compression.
+        most_bytes: that nobody exceeds.
+    """
+
+    messages: Sequence[Tensor]
+    vectors_NM: Tensor
+    before_NM: Tensor | None
+    decode: Callable[[Sequence[Tensor], Sequence[int | str], int], Tensor]
+    size_bytes: int
+    most_bytes: int
+
+
+class Exchange(Protocol):
+    """One exchange of messages with a round's neighbours."""
+
+    def exchange(
+        self, *parts_NM: Tensor, encoded: EncodedRows | None = None
+    ) -> tuple[Weights | None, tuple[Tensor, ...]]:
+        """Send each row's message to its peer's neighbours, and wait for theirs.
+
+        Args:
+            parts_NM: parts of the messages that travel as they are, each in its own type.
+            encoded: the part that travels encoded.
 
         Returns:
-            W of those that took part, None where peers never meet; what was sent to the rows that are here, [S, M]:
-            ``senders_X`` are places in it.
+            W of those that took part, None where peers never meet; of each part what was sent to the rows that are
+            here, [S, M], the vectors of ``encoded`` last: ``senders_X`` are places in it.
         """
 
 
@@ -78,20 +119,64 @@ class Neighbourhood(Exchange, Protocol):
         """Resume from what :meth:`state` wrote down."""
 
 
+@dataclass(frozen=True)
+class PeerCodec:
+    """Codecs of what rules send by ``mix.encoded`` and ``mix.differences``.
+
+    Args:
+        encoder: of vectors of the model's length.
+        streams: the run's.
+    """
+
+    encoder: Encoder
+    streams: Streams
+
+    def draw(self, members: Sequence[int | str], number: int) -> Draw:
+        """The random streams of these peers' messages in a round."""
+        return Draw(self.streams, [number] * len(members), members)
+
+    def decode(self, messages: Sequence[Tensor], members: Sequence[int | str], number: int) -> Tensor:
+        """Decode untrusted messages, [K, M] in float64.
+
+        Args:
+            messages: uint8 each.
+            members: who sent each.
+            number: the round.
+
+        Raises:
+            InvalidPayload: if one is no such message.
+        """
+        return self.encoder.decode(messages, self.draw(members, number)).double()
+
+
 class Exchanges:
     """One round's :class:`fed.aggregators.peer_rule.Mix` over a neighbourhood.
 
     Attributes:
         buffers_NR: float buffers as they are now: trained by local steps, and mixed with the first exchange.
+        codec_state: what peers keep for the codecs, [N, ·] each.
 
     Args:
         neighbourhood: of this round.
-        buffers_NR: in the model's own type, in which all vectors travel.
+        buffers_NR: in the model's own type, in which vectors travel.
+        codec: of vectors that travel encoded; None: rules of this round send none.
+        codec_state: before the round.
+        members: whose rows are here.
+        number: the round, from 1.
     """
 
-    def __init__(self, neighbourhood: Exchange, buffers_NR: Tensor) -> None:
-        self.buffers_NR = buffers_NR
-        self._neighbourhood = neighbourhood
+    def __init__(
+        self,
+        neighbourhood: Exchange,
+        buffers_NR: Tensor,
+        codec: PeerCodec | None = None,
+        codec_state: CodecState | None = None,
+        members: Sequence[int | str] = (),
+        number: int = 1,
+    ) -> None:
+        self.buffers_NR, self.codec_state = buffers_NR, codec_state or {}
+        self._neighbourhood, self._codec = neighbourhood, codec
+        self._members, self._number = members, number
         self._buffers_travel = True
 
     @overload
@@ -100,34 +185,58 @@ class Exchanges:
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> tuple[Tensor, ...]: ...
     def __call__(self, x_NM: Tensor, /, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
         """W x, of several vectors in one message W times each."""
-        own_NM = torch.cat([x_NM, *more], 1) if more else x_NM
-        weights, sent_SM = self._exchanged(own_NM)
-        mixed_NM = weights.mixed(own_NM, sent_SM)
-        return torch.split(mixed_NM, [part.shape[1] for part in (x_NM, *more)], 1) if more else mixed_NM
+        weights, sent = self._exchanged(x_NM, *more)
+        mixed = tuple(map(weights.mixed, (x_NM, *more), sent))
+        return mixed if more else mixed[0]
 
     def neighbours(self, x_NM: Tensor, /) -> Iterator[Received]:
         """Single neighbours' vectors, in float64."""
-        weights, sent_SM = self._exchanged(x_NM)
+        weights, (sent_SM,) = self._exchanged(x_NM)
         for rows_K, senders_K, weights_K1 in weights.by_neighbour():
             yield Received(rows_K, weights_K1, sent_SM[senders_K].double())
 
-    def _exchanged(self, own_NM: Tensor) -> tuple[Weights, Tensor]:
+    def encoded(self, v_NP: Tensor, /) -> tuple[Tensor, Tensor]:
+        """C(v) and W C(v)."""
+        return self._encoded(v_NP, None)
+
+    def differences(self, x_NP: Tensor, hat_NP: Tensor, /) -> tuple[Tensor, Tensor]:
+        """x̂' = x̂ + C(x − x̂) and W x̂'."""
+        return self._encoded(x_NP - hat_NP, hat_NP)
+
+    def _encoded(self, v_NP: Tensor, sum_NP: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Own row as neighbours decode it, alone or added to the sum of those before, and the average of theirs."""
+        codec = self._codec
+        if codec is None:
+            raise InvalidExperiment(
+                "a rule that encodes vectors must say so, got one that does not: give the class compresses = True"
+            )
+        made = codec.encoder.encode(v_NP, self.codec_state, codec.draw(self._members, self._number))
+        self.codec_state = made.counted
+        own_NP = made.decoded_KM.double() if sum_NP is None else sum_NP + made.decoded_KM
+        sizes = codec.encoder.size_bytes, codec.encoder.most_bytes
+        message = EncodedRows(made.messages, own_NP, sum_NP, codec.decode, *sizes)
+        weights, (sent_SP,) = self._exchanged(encoded=message)
+        return own_NP, weights.mixed(own_NP, sent_SP)
+
+    def _exchanged(self, *own: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, Sequence[Tensor]]:
         """Rows after transport, in the type in which they travel; a row's own vector stays as it is."""
-        size, sends_buffers = own_NM.shape[1], self._buffers_travel
-        sent_NM = own_NM.to(self.buffers_NR.dtype)
-        parts = torch.cat([sent_NM, self.buffers_NR], 1) if sends_buffers else sent_NM
-        weights, sent_SM = self._neighbourhood.exchange(parts)
+        buffers_NR = self.buffers_NR
+        # single numbers are few bytes, and may be weights of which sums must be exact
+        parts = [part if part.shape[1] == 1 else part.to(buffers_NR.dtype) for part in own]
+        sends_buffers = self._buffers_travel and buffers_NR.shape[1] > 0
+        beside = [buffers_NR] if sends_buffers else []
+        weights, received = self._neighbourhood.exchange(*beside, *parts, encoded=encoded)
         if weights is None:
             raise InvalidExperiment(
                 "a rule that mixes must have the primitive mix, so that its peers get a topology, got none: "
                 'give the class primitive = "mix"'
             )
-        if not sends_buffers:
-            return weights, sent_SM
         self._buffers_travel = False
+        if not sends_buffers:
+            return weights, received
         # mixed in float64, kept in the type in which they travel
-        self.buffers_NR = weights.mixed(self.buffers_NR, sent_SM[:, size:]).to(self.buffers_NR.dtype)
-        return weights, sent_SM[:, :size]
+        self.buffers_NR = weights.mixed(buffers_NR, received[0]).to(buffers_NR.dtype)
+        return weights, received[1:]
 
 
 def first_state(rule: PeerRule, params_NP: Tensor) -> Any:

@@ -21,10 +21,11 @@ from torch import Tensor
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.server.peer.membership import Member
-from fed.server.peer.neighbourhood import Attendance
+from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.server.peer.service import Key, Outcome, PeerService, Standing
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
+from fed.wire.messages import client_id_of
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -167,14 +168,15 @@ class PeerNetwork:
     def train(self, samples_seen_S: Sequence[int]) -> None:
         """Do nothing: real time passes by itself."""
 
-    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
+    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
+        tensors = [part_NM[0] for part_NM in parts_NM] + ([encoded.messages[0]] if encoded is not None else [])
         key = Key(self.service.round, self._exchange)
         self._exchange += 1
         outcome: Outcome = self._within_loop(
             self.service.exchange(
                 key,
-                [rows_NM[0]],
+                tensors,
                 self._standing.view,
                 frozenset(self._from),
                 frozenset(self._to),
@@ -194,8 +196,16 @@ class PeerNetwork:
             torch.arange(len(here)),
             torch.tensor([self._from[name] for name in here], dtype=torch.float64),
         )
-        received = [outcome.vectors[name][0] for name in here]
-        return weights, torch.stack(received) if received else rows_NM[:0]
+        received = [
+            torch.stack([outcome.vectors[name][place] for name in here]) if here else part_NM[:0]
+            for place, part_NM in enumerate(parts_NM)
+        ]
+        if encoded is not None:
+            messages = [outcome.vectors[name][-1] for name in here]
+            senders = [client_id_of(name) for name in here]
+            decoded_SM = encoded.decode(messages, senders, key.round) if here else encoded.vectors_NM[:0]
+            received.append(decoded_SM)
+        return weights, tuple(received)
 
     def end(self) -> None:
         """Say who was left out, and count what has travelled."""

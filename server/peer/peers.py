@@ -16,16 +16,25 @@ from fed.clients.data import ClientId
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, label_of
+from fed.compression.codec import CodecState
 from fed.errors import Diverged
 from fed.layout import Layout
 from fed.mixing import Weights
 from fed.server.accumulator import RoundStats, mean_loss
-from fed.server.peer.neighbourhood import Attendance, Exchanges, Neighbourhood, first_state, next_state
+from fed.server.peer.neighbourhood import (
+    Attendance,
+    EncodedRows,
+    Exchanges,
+    Neighbourhood,
+    PeerCodec,
+    first_state,
+    next_state,
+)
 from fed.storage.checkpoints import Tree, plain, refilled
 from fed.topology import Topology
 from fed.wire.payloads import TensorSpec
 
-__all__ = ["Peers", "exchange_specs", "exchanged_bytes"]
+__all__ = ["Peers", "exchange_specs", "exchanged_bytes", "sent_bytes"]
 
 
 @dataclass
@@ -45,6 +54,7 @@ class Peers:
         layout: the model's.
         first: every peer's first model: (vector [V], integers [I]).
         lr_in: (round, peers) → step size of local steps.
+        codec: of vectors that travel encoded, where the rule has some.
 
     Raises:
         InvalidExperiment: if the rule's state is none.
@@ -58,11 +68,13 @@ class Peers:
     layout: Layout
     first: InitVar[tuple[Tensor, Tensor]]
     lr_in: Callable[[int, int], float]
+    codec: PeerCodec | None = None
 
     def __post_init__(self, first: tuple[Tensor, Tensor]) -> None:
         """Give every peer the first model."""
         self._vectors_NV, self._integers_NI = (part.repeat(len(self.neighbourhood.members), 1) for part in first)
         self._state = first_state(self.rule, self._vectors_NV[:, : self.layout.parameters].double())
+        self._codec_state = _first_codec_state(self.codec, len(self.neighbourhood.members))
 
     @property
     def clock(self) -> float:
@@ -85,15 +97,16 @@ class Peers:
         return {}
 
     def state(self) -> Tree:
-        """State of the rule, the models' buffers, and the clocks."""
+        """State of the rule and of the codecs, the models' buffers, and the clocks."""
         buffers = {"buffers": self._vectors_NV[:, self.layout.parameters :], "integers": self._integers_NI}
-        return {"rule": plain(self._state), **buffers, "neighbourhood": self.neighbourhood.state()}
+        kept = {"rule": plain(self._state), "codec": dict(self._codec_state)}
+        return {**kept, **buffers, "neighbourhood": self.neighbourhood.state()}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self._state = refilled(self._state, state["rule"])
         self._vectors_NV = self._joined(self._state, state["buffers"])
-        self._integers_NI = state["integers"]
+        self._integers_NI, self._codec_state = state["integers"], state["codec"]
         self.neighbourhood.restore(state["neighbourhood"])
 
     def copy(self) -> tuple[Tensor, ...]:
@@ -135,7 +148,10 @@ class Peers:
         """Move those that take part, and give their mean loss."""
         rows_S, params = attendance.rows_S, self.layout.parameters
         # places copy, so that a round that diverges changes nothing
-        exchanges = Exchanges(self.neighbourhood, self._vectors_NV[rows_S, params:])
+        codec_state = {name: part[rows_S] for name, part in self._codec_state.items()}
+        members = [self.neighbourhood.members[row] for row in rows_S.tolist()]
+        buffers_SR = self._vectors_NV[rows_S, params:]
+        exchanges = Exchanges(self.neighbourhood, buffers_SR, self.codec, codec_state, members, number)
         lr = self.lr_in(number, len(self.neighbourhood.members))
         local = _LocalSteps(self, number, lr, attendance, exchanges, self._integers_NI[rows_S])
         all_take_part = len(rows_S) == len(self._vectors_NV)
@@ -149,6 +165,9 @@ class Peers:
         self._vectors_NV = placed(self._vectors_NV, self._joined(after, exchanges.buffers_NR))
         self._integers_NI = placed(self._integers_NI, local.integers_SI)
         self._state = type(after)(*map(placed, self._state, after))
+        self._codec_state = {
+            name: placed(part, exchanges.codec_state[name]) for name, part in self._codec_state.items()
+        }
         return mean_loss(local.losses)
 
     def _joined(self, state: Any, buffers_SR: Tensor) -> Tensor:
@@ -230,7 +249,9 @@ class _LocalSteps:
         return [self.peers.sizes[row] for row in self.attendance.rows_S]
 
 
-def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, rounds: int) -> int:
+def exchanged_bytes(
+    rule: PeerRule, layout: Layout, topology: Topology | None, rounds: int, codec: PeerCodec | None = None
+) -> int:
     """Bytes that peers send in rounds in which all take part: each receives what its neighbours send.
 
     Args:
@@ -238,26 +259,52 @@ def exchanged_bytes(rule: PeerRule, layout: Layout, topology: Topology | None, r
         layout: of a peer's model.
         topology: each round's neighbours; None where peers never meet.
         rounds: how many.
+        codec: of vectors that travel encoded.
     """
     if topology is None:
         return 0
-    sent_bytes = sum(spec.size_bytes for spec in exchange_specs(rule, layout))
     of_rounds = [topology.weights(number) for number in range(1, 1 + (rounds if topology.changes else 1))]
-    return sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds) * sent_bytes
+    pairs = sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds)
+    return pairs * sent_bytes(rule, layout, codec)
 
 
-def exchange_specs(rule: PeerRule, layout: Layout) -> tuple[TensorSpec, ...]:
-    """The vector that a peer sends each neighbour in each exchange of a round.
+def sent_bytes(rule: PeerRule, layout: Layout, codec: PeerCodec | None = None) -> int:
+    """Bytes that a peer sends each neighbour in a round.
 
     Args:
-        rule: makes the exchanges, on a peer without neighbours and a model of zeros.
+        rule: makes the exchanges.
         layout: of a peer's model.
+        codec: of vectors that travel encoded.
     """
+    return _tried(rule, layout, codec).sent_bytes
+
+
+def exchange_specs(
+    rule: PeerRule, layout: Layout, codec: PeerCodec | None = None
+) -> tuple[tuple[TensorSpec, ...], ...]:
+    """The tensors that a peer sends each neighbour in each exchange of a round.
+
+    Args:
+        rule: makes the exchanges.
+        layout: of a peer's model.
+        codec: of vectors that travel encoded.
+    """
+    return tuple(_tried(rule, layout, codec).sent)
+
+
+def _tried(rule: PeerRule, layout: Layout, codec: PeerCodec | None) -> "_Trial":
+    """A round of a peer without neighbours, with a model of zeros."""
     trial = _Trial()
     buffers_NR = torch.zeros(1, layout.size - layout.parameters, dtype=layout.dtype)
     first = first_state(rule, torch.zeros(1, layout.parameters, dtype=torch.float64))
-    next_state(rule, first, trial, Exchanges(trial, buffers_NR))
-    return tuple(trial.sent)
+    exchanges = Exchanges(trial, buffers_NR, codec, _first_codec_state(codec, 1), [0])
+    next_state(rule, first, trial, exchanges)
+    return trial
+
+
+def _first_codec_state(codec: PeerCodec | None, peers: int) -> CodecState:
+    """State of the codecs before the first round, a row for each peer."""
+    return {name: part.repeat(peers, 1) for name, part in codec.encoder.init().items()} if codec else {}
 
 
 class _Trial:
@@ -266,11 +313,17 @@ class _Trial:
     lr = 1.0
 
     def __init__(self) -> None:
-        self.sent: list[TensorSpec] = []
+        self.sent: list[tuple[TensorSpec, ...]] = []
+        self.sent_bytes = 0
 
     def __call__(self, x_NP: Tensor) -> Tensor:
         return x_NP
 
-    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
-        self.sent.append(TensorSpec(rows_NM.dtype, rows_NM.shape[1]))
-        return Weights.of(torch.ones(1, 1)), rows_NM
+    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
+        specs = [TensorSpec(part_NM.dtype, part_NM.shape[1]) for part_NM in parts_NM]
+        self.sent_bytes += sum(spec.size_bytes for spec in specs)
+        if encoded is not None:
+            specs.append(TensorSpec(torch.uint8, encoded.most_bytes, True))
+            self.sent_bytes += encoded.size_bytes
+        self.sent.append(tuple(specs))
+        return Weights.of(torch.ones(1, 1)), parts_NM if encoded is None else (*parts_NM, encoded.vectors_NM)

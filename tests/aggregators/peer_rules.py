@@ -1,49 +1,19 @@
-"""Rules over ``mix`` from the literature, written here to hold the contract to what they need, and what moves them."""
+"""Local steps and neighbourhoods for rules over ``mix``, without training and without a network."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from pydantic import PositiveFloat
 from torch import Tensor
 
-from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.mixing import Weights
+from fed.server.peer.neighbourhood import EncodedRows
 
 
 class Model(NamedTuple):
     """A model."""
 
     model_NP: Tensor
-
-
-class Compressed(NamedTuple):
-    """A model, the copy of it that all neighbours have, and the weighted mean of theirs."""
-
-    model_NP: Tensor
-    public_NP: Tensor
-    mixed_NP: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choco(PeerRule):
-    """q = C(x − x̂); x̂ ← x̂ + q; x ← x + γ Σ_j W_ij (x̂_j − x̂_i) (Koloskova et al. 2019, 1902.00340).
-
-    C keeps the larger half. Only q travels: Σ_j W_ij x̂_j is the sum of what has come so far.
-    """
-
-    consensus: PositiveFloat = 0.4
-
-    def init(self, params_NP: Tensor) -> Compressed:
-        return Compressed(params_NP, torch.zeros_like(params_NP), torch.zeros_like(params_NP))
-
-    def step(self, state: Compressed, descend: Descend, mix: Mix) -> Compressed:
-        x_NP = descend(state.model_NP)
-        apart_NP = x_NP - state.public_NP
-        median_N1 = apart_NP.abs().median(1, keepdim=True).values
-        sent_NP = torch.where(apart_NP.abs() >= median_N1, apart_NP, 0.0)
-        public_NP, mixed_NP = state.public_NP + sent_NP, state.mixed_NP + mix(sent_NP)
-        return Compressed(x_NP + self.consensus * (mixed_NP - public_NP), public_NP, mixed_NP)
 
 
 # What takes the place of local training and of the network.
@@ -90,11 +60,11 @@ class Together:
     """All peers at once, whose messages are kept."""
 
     weights: Weights
-    sent: list[Tensor] = field(default_factory=list)
+    sent: list[tuple[tuple[Tensor, ...], EncodedRows | None]] = field(default_factory=list)
 
-    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
-        self.sent.append(rows_NM)
-        return self.weights, rows_NM
+    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
+        self.sent.append((parts_NM, encoded))
+        return self.weights, parts_NM if encoded is None else (*parts_NM, encoded.vectors_NM)
 
 
 def row_alone(weights: Weights, row: int) -> tuple[Weights, Tensor]:
@@ -106,14 +76,33 @@ def row_alone(weights: Weights, row: int) -> tuple[Weights, Tensor]:
 
 
 class Alone:
-    """One peer, that gets what its neighbours sent when all were together."""
+    """One peer, that gets what its neighbours sent when all were together, and decodes what was encoded.
 
-    def __init__(self, row: int, together: Together) -> None:
+    Args:
+        row: its place among all.
+        together: all.
+        number: the round.
+        copies: of its neighbours' sums, in the order of the peers; moved.
+    """
+
+    def __init__(self, row: int, together: Together, number: int = 1, copies: Tensor | None = None) -> None:
         self.weights, self._neighbours = row_alone(together.weights, row)
-        self._row, self._sent = row, iter(together.sent)
+        self._row, self._sent, self._number, self._copies = row, iter(together.sent), number, copies
 
-    def exchange(self, rows_NM: Tensor) -> tuple[Weights, Tensor]:
+    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Hold what it sends to what it sent among the others."""
-        sent_NM = next(self._sent)
-        assert torch.equal(rows_NM[0], sent_NM[self._row])
-        return self.weights, sent_NM[self._neighbours]
+        sent_parts, sent_encoded = next(self._sent)
+        for part_NM, sent_NM in zip(parts_NM, sent_parts, strict=True):
+            assert torch.equal(part_NM[0], sent_NM[self._row])
+        received = tuple(sent_NM[self._neighbours] for sent_NM in sent_parts)
+        if encoded is None or sent_encoded is None:
+            assert encoded is sent_encoded
+            return self.weights, received
+        assert torch.equal(encoded.messages[0], sent_encoded.messages[self._row])
+        theirs = self._neighbours.tolist()
+        vectors_SM = encoded.decode([sent_encoded.messages[peer] for peer in theirs], theirs, self._number)
+        if encoded.before_NM is not None:
+            assert self._copies is not None
+            self._copies[self._neighbours] += vectors_SM
+            vectors_SM = self._copies[self._neighbours]
+        return self.weights, (*received, vectors_SM)

@@ -186,6 +186,35 @@ def test_dpsgd_mixes_over_each_rounds_graph(quadratics: Quadratics, topology: st
         np.testing.assert_allclose(module.x_D.detach().numpy(), x_ND[int(client)], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", ["choco", "deepsqueeze", "adpsgd", "noloco", "moshpit"])
+def test_gossip_of_every_message_is_its_recursion_in_numpy(quadratics: Quadratics, kind: str) -> None:
+    """Of runs, with the matrices of their graphs; messages travel as they are."""
+    finished, w_NN = run(quadratics, algorithm={"kind": kind}, rounds={"count": 9}), np.eye(4)
+    algorithm = finished.experiment.algorithm.make()
+    partners = algorithm.partners()
+    of_rounds = Topology(partners, partners, 4, Streams(finished.experiment.seed)) if partners else None
+    x_ND, momentum_ND = np.tile(quadratics.start_D, (4, 1)), np.zeros((4, len(quadratics.start_D)))
+    for number in range(1, 10):
+        w_NN = of_rounds.matrix(number).to_dense().numpy() if of_rounds else RING_OF_FOUR
+        step_ND = -LR * np.einsum("nij,nj->ni", quadratics.curvature_NDD, x_ND - quadratics.centre_ND)
+        if kind == "noloco":
+            momentum_ND = 0.3 * momentum_ND + 0.7 * w_NN @ step_ND - 0.7 * (x_ND - w_NN @ x_ND)
+            x_ND = x_ND + momentum_ND
+        elif kind == "adpsgd":
+            x_ND = w_NN @ x_ND + step_ND
+        elif kind == "moshpit":
+            x_ND = w_NN @ (x_ND + step_ND)
+        else:
+            x_ND = x_ND + step_ND
+            x_ND = x_ND + algorithm.consensus_step * (w_NN @ x_ND - x_ND)
+    for client, module in finished.models.items():
+        assert isinstance(module, Point)
+        np.testing.assert_allclose(module.x_D.detach().numpy(), x_ND[int(client)], rtol=0, atol=1e-12)
+
+
+RING_OF_FOUR = np.array([[1.0 * (i == j or (i - j) % 4 in (1, 3)) / 3 for j in range(4)] for i in range(4)])
+
+
 def test_local_moves_each_client_to_its_own_optimum(quadratics: Quadratics) -> None:
     finished = run(quadratics, algorithm={"kind": "local"}, rounds=ENOUGH[1])
     for client, module in finished.models.items():

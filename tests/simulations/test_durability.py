@@ -105,7 +105,7 @@ IDLE = {
     "power_of_choice": {"version", "asked", "population"},
     "bounded_staleness": {"losses", "population"},
     "scaffold_joining": {"losses", "version", "asked"},
-    "peers": set(),
+    "choco": set(),
 }
 """Of what is kept, parts that make no difference to what a case comes to; each makes one in another."""
 

@@ -119,3 +119,10 @@ def test_as_many_bytes_travel_among_peers_as_expected(topology: str) -> None:
     for kind in ("sgp", "gradient_tracking", "dpsgd"):
         if kind == "sgp" or "directed" not in topology:
             assert_as_expected(algorithm={"kind": kind}, topology=keys, rounds={"count": 2})
+
+
+@pytest.mark.parametrize("kind", ["choco", "deepsqueeze", "noloco", "moshpit", "adpsgd"])
+def test_rules_send_what_is_expected_of_their_messages(kind: str) -> None:
+    assert_as_expected(algorithm={"kind": kind}, rounds={"count": 3})
+    if kind in ("choco", "deepsqueeze"):
+        assert_as_expected(algorithm={"kind": kind}, rounds={"count": 3}, uplink=["int8"])

@@ -19,6 +19,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.errors import InvalidExperiment, RunFailed
 from fed.randomness import Streams
+from fed.server.peer.neighbourhood import EncodedRows
 from fed.server.peer.peers import Peers
 from fed.simulations.simulation import Simulation
 from fed.topology import mixing_matrix
@@ -174,7 +175,7 @@ def test_step_sizes_add_up_over_the_local_steps(devices: dict[str, Any]) -> None
     for local in ({}, {"steps": 3}):
         one = experiment(devices, algorithm=f"python:{__name__}:Twice", local=local, rounds={"count": 1})
         fed.simulate(one, data=data(), model=model, loss=mean_output)
-    each_N1, of_all = Twice.sums
+    _, each_N1, _, of_all = Twice.sums  # before each run, a trial that counts bytes
     assert torch.equal(each_N1, LR * torch.tensor(SAMPLES, dtype=torch.float64)[:, None])
     assert of_all == pytest.approx(3 * LR)
 
@@ -236,3 +237,41 @@ def test_local_steps_in_float32_move_a_state_of_float64() -> None:
     left = state["x"] - state["x"].float().double()
     torch.testing.assert_close(state["y"], state["rounded"] + left, rtol=0, atol=1e-15)
     assert float(left.abs().max()) > 0
+
+
+def test_peers_that_were_away_are_sent_what_they_missed(devices: dict[str, Any], tmp_path: Path) -> None:
+    """Peer 2 is away in rounds 2 to 4: then it gets what its two neighbours have sent, or their sums if these are less.
+
+    Sums of 6 numbers of 8 bytes; messages of 5 bytes, and of 20.
+    """
+    equal = {
+        "kind": "uniform",
+        "samples_per_s": 0.1,
+        "latency_s": 0,
+        "down_bytes_per_s": 1e300,
+        "up_bytes_per_s": 1e300,
+    }
+    spells = [(i, 0, 1e9) for i in range(PEERS) if i != 2]
+    there = table(tmp_path / "a.csv", "client,begins_s,ends_s", *spells, (2, 0, 15), (2, 35, 1e9))
+    one = experiment({**equal, "availability": there}, local={"steps": 1})
+    for message_bytes, of_missed in ((5, 2 * 4 * 5), (20, 2 * 48)):
+        simulation = Simulation(one, data(), model, mean_output)
+        peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+        assert isinstance(peers, Peers)
+        neighbourhood, sent = peers.neighbourhood, []
+        for number in range(1, ROUNDS + 1):
+            rows_S = neighbourhood.begin(number).rows_S
+            neighbourhood.train([1] * len(rows_S))
+            messages = [torch.zeros(message_bytes, dtype=torch.uint8)] * len(rows_S)
+            sums_SP = torch.zeros(len(rows_S), 6, dtype=torch.float64)
+            encoded = EncodedRows(messages, sums_SP, sums_SP, not_here, message_bytes, message_bytes)
+            neighbourhood.exchange(encoded=encoded)
+            neighbourhood.end()
+            sent.append(neighbourhood.bytes_sent)
+            neighbourhood.restore(neighbourhood.state())
+        whole, without = 14 * message_bytes, 10 * message_bytes
+        assert sent == [whole, without, without, without, 12 * message_bytes + of_missed, whole]
+
+
+def not_here(messages: Sequence[Tensor], senders: Sequence[int | str], number: int) -> Tensor:
+    raise AssertionError("all senders are here, and have what they sent")

@@ -168,8 +168,33 @@ def test_attacks_edges_and_codecs_need_clients_that_report(kind: str, name: str,
     named = kind if kind in ALGORITHMS.builtin else f"python:{__name__}:{kind}"
     keys: Any = [section] if without == "[]" else {"kind": section}
     line = problem(algorithm={"kind": named}, **{name: keys})
-    assert line.startswith(f"{name} {section} needs clients that report to a coordinator, got algorithm {named}, ")
+    needed = "messages that codecs encode" if name == "uplink" else "clients that report to a coordinator"
+    assert line.startswith(f"{name} {section} needs {needed}, got algorithm {named}, ")
     assert f": set {name} to {without}, or choose a" in line
+    assert ("choco" in line) == (name == "uplink" and kind == "dpsgd")
+
+
+@pytest.mark.parametrize("kind", ["choco", "deepsqueeze"])
+def test_rules_that_encode_take_an_uplink_and_nothing_beside_it(kind: str) -> None:
+    for uplink in ([], ["topk", "int8"], ["zstd"], ["powersgd"]):
+        assert [codec.kind for codec in Experiment(algorithm=kind, uplink=uplink).uplink] == uplink
+    assert problem(algorithm=kind, uplink=["dgc"]).startswith(
+        f"algorithm {kind} cannot send through uplink dgc, which keeps a residual of its own: choose another codec"
+    )
+    for keys in ({"downlink": ["topk"]}, {"uplink": ["topk"], "error_feedback": "ef"}):
+        (name,) = {*keys} - {"uplink"}
+        line = problem(algorithm=kind, **keys)
+        assert line.startswith(f"{name} ")
+        assert "needs clients that report to a coordinator, got algorithm" in line
+
+
+@pytest.mark.parametrize("kind", ["adpsgd", "moshpit", "noloco"])
+def test_rules_that_choose_partners_refuse_a_topology(kind: str) -> None:
+    assert Experiment(algorithm=kind).topology is None
+    assert problem(algorithm=kind, topology="ring") == (
+        f"topology ring needs neighbours that a topology gives, got algorithm {kind}, whose peers choose their own "
+        "partners in each round: set topology to null, or choose an algorithm over mix such as dpsgd"
+    )
 
 
 @pytest.mark.parametrize(("fraction", "clients", "count"), [(0.02, 20, 0), (0.99, 10, 10), (0.5, 1, 0)])

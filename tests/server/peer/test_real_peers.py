@@ -41,9 +41,18 @@ def assert_simulated(peers: Processes) -> None:
             assert torch.equal(tensor, found[name]), (peer, name, peers.said())
 
 
-@pytest.mark.parametrize("kind", ["gradient_tracking", pytest.param("sgp", marks=pytest.mark.long)])
-def test_real_peers_end_with_the_simulations_bits(kind: str, tmp_path: Path) -> None:
-    with processes(tmp_path, keys(6, 60.0, algorithm=kind), 8) as peers:
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"algorithm": "gradient_tracking"},
+        pytest.param({"algorithm": "sgp"}, marks=pytest.mark.long),
+        pytest.param({"algorithm": "deepsqueeze", "uplink": ["topk", "qsgd"]}, marks=pytest.mark.long),
+        pytest.param({"algorithm": "noloco", "topology": None}, marks=pytest.mark.long),
+    ],
+    ids=lambda others: others["algorithm"],
+)
+def test_real_peers_end_with_the_simulations_bits(others: dict[str, Any], tmp_path: Path) -> None:
+    with processes(tmp_path, keys(6, 60.0, **others), 8) as peers:
         peers.start(*range(8))
         peers.await_end()
         assert_simulated(peers)
