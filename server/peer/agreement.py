@@ -42,6 +42,18 @@ class Agreement(Proposer):
         draws: random numbers that keep proposers apart.
         now_s: of the monotonic clock.
         held: hashes of the sums that are on disk.
+
+    Example:
+        >>> import random
+        >>> from fed.server.peer.ballots import BallotTiming
+        >>> alone = Agreement("7", Record(1, ("7",)), BallotTiming(), random.Random(0), now_s=0.0)
+        >>> alone.ready(0.0)
+        []
+        >>> *persisted, ring = alone.tick(0.0, ["7"])
+        >>> ring.members
+        ('7',)
+        >>> alone.summed(ring, "hash", 1.0)[-1]
+        Apply(round=1, value=Value(sum_sha256='hash', contributors=('7',), members=('7',)))
     """
 
     @property
@@ -135,6 +147,9 @@ class Agreement(Proposer):
     def copied(self, round_number: int, value: Value, now_s: float) -> list[Output]:
         """Say that this member's state is now, on disk too, as it is after a round.
 
+        A kill may come between the state and the record. Keep the round and its value with the state, and after a
+        restart say this again if the state is ahead of the record.
+
         Args:
             round_number: the round of the :class:`fed.server.peer.ballots.Copy`.
             value: its value.
@@ -146,7 +161,11 @@ class Agreement(Proposer):
         return self._flush()
 
     def missed(self, after: int) -> list[Apply] | None:
-        """Outputs that bring a model as it was after a round up to date; None if a sum is no longer here."""
+        """Find what brings a model, as it was after a round, up to date at a restart.
+
+        Returns:
+            Outputs to be done; None if a sum is no longer here: checkpoints must be less than ``kept`` rounds apart.
+        """
         decided = {number: value for number, value in self.record.decided if value.sum_sha256 in self._held}
         rounds = range(after + 1, self.record.round)
         return [Apply(number, decided[number]) for number in rounds] if decided.keys() >= set(rounds) else None

@@ -21,11 +21,12 @@ class Proposer(Voter, ABC):
 
     def _is_own_turn(self) -> bool:
         """True at the first present member, at the next after a proposer's silence, and so on."""
-        place = self._here().index(self.own)
-        is_led = self.record.promised.proposer not in ("", self.own)
-        return self._now_s >= max(
-            self._round.quiet_since_s + (place + is_led) * self._timing.takeover_s, self._round.not_before_s
-        )
+        here, led_by = self._here(), self.record.promised.proposer
+        place = here.index(self.own)
+        # the first one, when it is back, lets another end what it has begun
+        is_led_by_later = led_by not in ("", *here[: place + 1])
+        silence_s = (place + is_led_by_later) * self._timing.takeover_s
+        return self._now_s >= max(self._round.quiet_since_s + silence_s, self._round.not_before_s)
 
     def _prepare(self) -> None:
         ballot = Ballot(max(self.record.promised.attempt, self._round.seen.attempt) + 1, self.own)

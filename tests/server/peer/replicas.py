@@ -156,6 +156,12 @@ class Replicas:
             name, replica.record, self.timing, draws, now_s=self.now_s, held=set(replica.sums)
         )
         replica.model = list(replica.checkpoint)
+        # it may have been killed before its record said that it had copied a state
+        if replica.model and len(replica.model) >= replica.record.round:
+            number, value = len(replica.model), replica.model[-1]
+            self._own(replica, lambda agreement: agreement.copied(number, value, self.now_s))
+            if replica.agreement is None:
+                return
         missed = replica.agreement.missed(len(replica.model))
         assert missed is not None
         self._own(replica, lambda agreement: [*missed])

@@ -112,11 +112,12 @@ def test_any_of_many_faults_leave_one_decision() -> None:
         run_duels(seed)
 
 
-def test_a_kill_between_any_two_steps_changes_no_decision() -> None:
-    whole = Replicas(EIGHT[:3], 0)
+@pytest.mark.parametrize("joiners", [[], ["j"]])
+def test_a_kill_between_any_two_steps_changes_no_decision(joiners: list[str]) -> None:
+    whole = Replicas(EIGHT[:3], 0, joiners=joiners)
     assert whole.run(60, whole.all_reached(2))
     for step in range(1, whole.outputs + 1):
-        replicas = Replicas(EIGHT[:3], 0)
+        replicas = Replicas(EIGHT[:3], 0, joiners=joiners)
         replicas.kill_at = step
         assert replicas.run(60, replicas.all_reached(2)), step
 
