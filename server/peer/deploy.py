@@ -23,7 +23,7 @@ from fed.clients.training.groups import Groups
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidExperiment, InvalidPayload
 from fed.identity.credentials import PeerCredentials
 from fed.randomness import Streams
 from fed.reports.html import run_report
@@ -34,7 +34,7 @@ from fed.server.peer.membership import Member, Timing
 from fed.server.peer.neighbourhood import PeerCodec
 from fed.server.peer.network import PeerNetwork, meeting
 from fed.server.peer.peers import Peers, exchange_specs
-from fed.server.peer.service import PeerService
+from fed.server.peer.service import Key, PeerService
 from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scoring, TrainingLoop
@@ -181,6 +181,7 @@ class _Peer:
             patience=StreamPatience(silence_s=max(2.5, min(10.0, deadline_s / 2))),
             refusals=Refusals(),
             snapshot=self._snapshot,
+            check=partial(_check, codec),
         )
         self.network = PeerNetwork(service, self._topology, pushes=rule.corrects_weights, deadline_s=deadline_s)
         groups = Groups(experiment.local, 1, batch_norm, phases)
@@ -263,6 +264,18 @@ class _Peer:
             f"algorithm {self._experiment.algorithm.kind} needs an undirected topology, for real peers come and go, "
             f"got {section.kind if section else 'directed partners'}: choose algorithm sgp, or another topology"
         )
+
+
+def _check(codec: PeerCodec | None, key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Decode another's message, so that one that cannot be decoded is refused when it comes.
+
+    Raises:
+        InvalidPayload: if it cannot be decoded, or to numbers that are not finite.
+    """
+    if codec is None or tensors[-1].dtype != torch.uint8:
+        return
+    if not codec.decode([tensors[-1]], [client_id_of(name)], key.round).isfinite().all():
+        raise InvalidPayload("its vectors must be finite")
 
 
 def _data(experiment: Experiment, own: NodeData, client: ClientId) -> FederatedData:

@@ -130,6 +130,7 @@ class PeerService:
         patience: of streams.
         refusals: takes down what is refused.
         snapshot: gives the state after the last round, for those that join; None before the first.
+        check: raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all can.
     """
 
     own: Member
@@ -144,6 +145,7 @@ class PeerService:
     patience: StreamPatience
     refusals: Refusals
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None]
+    check: Callable[[Key, str, Sequence[Tensor]], None] | None = None
     round: int = 0
     durable: int = 0
     bytes_sent: int = 0
@@ -392,6 +394,12 @@ class PeerService:
         if key < self._next:
             self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
             return
+        try:
+            if self.check is not None:
+                self.check(key, name, tensors)
+        except InvalidPayload as error:
+            self._refuse(key, name, str(error))
+            raise
         self.bytes_received += incoming.payload.size_bytes
         self._arrivals[key, name] = _Arrival(vectors.view, tensors)
         self._tell_verdict(name, key, None)

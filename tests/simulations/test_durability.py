@@ -30,13 +30,14 @@ KINDS_OF_ROUNDS = (
     "asynchronous",
     "bounded_staleness",
     "scaffold_buffered",
-    "peers",
+    "choco",
 )
 QUICK = (
     "tolerant",
     "buffered",
     "bounded_staleness",
-    "peers",
+    "choco",
+    "deepsqueeze",
     "ditto_buffered",
     "scaffold_joining",
     "afl",

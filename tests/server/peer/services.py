@@ -15,7 +15,7 @@ from torch import Tensor
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.links import StreamPatience
 from fed.server.peer.membership import Member, Timing
-from fed.server.peer.service import PeerService
+from fed.server.peer.service import Key, PeerService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.protocol import PROTOCOL
@@ -35,6 +35,7 @@ def made(
     credentials: PeerCredentials | None = None,
     gone_after_s: float = 3.0,
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
+    check: Callable[[Key, str, Sequence[Tensor]], None] | None = None,
 ) -> PeerService:
     return PeerService(
         own=Member(name, "", time.time_ns(), samples=5),
@@ -49,6 +50,7 @@ def made(
         patience=StreamPatience(silence_s=5.0),
         refusals=Refusals(),
         snapshot=snapshot,
+        check=check,
     )
 
 

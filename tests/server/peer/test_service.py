@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import grpc
 import pytest
 import torch
 
+from fed.errors import InvalidPayload
 from fed.server.peer.service import Key, Outcome, PeerService
 from fed.wire import protocol_pb2 as pb
 from tests.server.peer.services import Stranger, await_that, hello, listening, made, port_of
@@ -171,6 +173,7 @@ def test_a_stranger_is_turned_away(greeting: pb.PeerMessage, words: str, tmp_pat
         ({"round_": 1, "tensor": X[:2]}, "the tensors must be"),
         ({"round_": 1, "tensor": X.double()}, "the tensors must be"),
         ({"round_": 1, "tensor": X / 0}, "must be finite"),
+        ({"round_": 1, "tensor": Y}, "this is no such vector"),
         ({"round_": 1, "tensor": X * torch.nan}, "must be finite"),
         ({"round_": 1, "tensor": X, "size_bytes": 1 << 60}, "the tensors take 12 bytes"),
         ({"round_": 1, "tensor": X, "exchange": 2}, "a round has 2 exchanges"),
@@ -181,7 +184,7 @@ def test_a_stranger_is_turned_away(greeting: pb.PeerMessage, words: str, tmp_pat
 )
 def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: str, tmp_path: Path) -> None:
     async def run() -> None:
-        service = made(tmp_path, "0")
+        service = made(tmp_path, "0", check=no_y)
         async with listening(service), Stranger(port_of(service)) as stranger:
             itself = pb.Members(members=[pb.Member(name="stranger", start=1, beat=1)])
             await stranger.say(pb.PeerMessage(members=itself))
@@ -196,6 +199,11 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
             assert (await mixing).vectors == {}
 
     asyncio.run(run())
+
+
+def no_y(key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    if torch.equal(tensors[0], Y):
+        raise InvalidPayload("this is no such vector")
 
 
 def test_noise_ends_a_stream_and_no_more(tmp_path: Path) -> None:
