@@ -92,8 +92,8 @@ def read_comparison(path: Path, settings: Sequence[str] | None) -> "fed.Comparis
     return document
 
 
-def changes(settings: Sequence[str]) -> dict[str, Any]:
-    """Path of a key → its value, from texts such as ``rounds.count=5``.
+def changes(settings: Sequence[str], option: str = "--set") -> dict[str, Any]:
+    """Path of a key → its value, from texts such as ``rounds.count=5``, given with an option.
 
     Example:
         >>> changes(["rounds.count=5", "topology={kind: ring}"])
@@ -106,8 +106,8 @@ def changes(settings: Sequence[str]) -> dict[str, Any]:
         path, equals, text = setting.partition("=")
         if not equals or not all(part.strip() for part in path.split(".")):
             problem = f"must have the form key=value, as rounds.count=5, got {setting!r}"
-            raise typer.BadParameter(problem, param_hint="--set")
-        with located(f"--set {setting}"):
+            raise typer.BadParameter(problem, param_hint=option)
+        with located(f"{option} {setting}"):
             value = yaml.parse(text)
         values.pop(path.strip(), None)  # the last one counts, and where it stands
         values[path.strip()] = value

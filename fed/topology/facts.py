@@ -11,9 +11,10 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-__all__ = ["Facts", "facts", "separate_parts"]
+__all__ = ["ROUNDS_MEASURED", "Facts", "facts", "separate_parts"]
 
-_ROUNDS = 64  # over which the contraction of a changing graph is measured
+ROUNDS_MEASURED = 64
+"""Rounds over which the contraction of a changing graph is measured."""
 _EXACT = 1e-12
 _SHARE = 1e-3  # of the disagreement at first, at which peers are said to agree
 
@@ -56,7 +57,7 @@ def facts(graph_in: Callable[[int], "nx.Graph[int]"], matrix_in: Callable[[int],
         matrix_in: round → W, dense or sparse.
         changes: whether they differ between rounds.
     """
-    rounds = range(1, 1 + (_ROUNDS if changes else 1))
+    rounds = range(1, 1 + (ROUNDS_MEASURED if changes else 1))
     degrees = [degree for number in rounds for _, degree in _receivers(graph_in(number))]
     first = graph_in(1)
     diameter = int(nx.diameter(first)) if separate_parts(first) == 1 else None
@@ -79,7 +80,9 @@ def _contraction(matrix_in: Callable[[int], Tensor], rounds: range) -> tuple[flo
     """ρ, and the rounds after which products of W are the mean."""
     matrix_NN = matrix_in(1).to_dense()
     if len(rounds) == 1:  # push-sum's error falls as W's second eigenvalue, too
-        moduli = torch.linalg.eigvals(matrix_NN).abs().sort().values
+        is_symmetric = torch.equal(matrix_NN, matrix_NN.T)  # and its eigenvalues found ten times as fast
+        values = torch.linalg.eigvalsh(matrix_NN) if is_symmetric else torch.linalg.eigvals(matrix_NN)
+        moduli = values.abs().sort().values
         rho = float(moduli[-2]) if len(moduli) > 1 else 0.0
         return (0.0, 1) if rho < _EXACT else (rho, None)
     peers = len(matrix_NN)

@@ -1,0 +1,179 @@
+"""``fed topology``: the list of graphs of peers, and one of them drawn, with its facts."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fed.cli.documents import changes
+from fed.cli.kinds import cited
+from fed.cli.tables import console, listed
+from fed.config.docstrings import summary
+from fed.errors import FedError, InvalidInput, located, os_errors_as
+
+if TYPE_CHECKING:
+    from fed.config.registry import TopologySection
+    from fed.topology import Facts, Topology
+
+__all__ = ["topology"]
+
+_LISTED = 16
+_DRAWN = 40  # peers, two columns each
+_ROUNDS = 9  # a digit each
+_PICTURES = (".svg", ".png", ".pdf")
+
+
+def topology(
+    kind: Annotated[str | None, typer.Argument(help="Of which all is told.")] = None,
+    peers: Annotated[int | None, typer.Argument(help="How many peers.", min=1)] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="A key of the section topology, such as weights=uniform, or the experiment's seed. Repeatable.",
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw it into this file as well, as SVG, PNG or PDF.", metavar="FILE")
+    ] = None,
+) -> None:
+    """List the graphs of peers, or draw one, with degree, diameter, spectral gap and rounds to consensus.
+
+    Args:
+        kind: of the topology.
+        peers: N.
+        settings: its keys, and the seed.
+        picture: the file to draw into.
+    """
+    if kind is None:
+        return _list()
+    if peers is None:
+        raise typer.BadParameter(f"must be given, as in fed topology {kind} 16", param_hint="PEERS")
+    if picture is not None and picture.suffix.lower() not in _PICTURES:
+        raise InvalidInput(f"--picture {picture} must end in .svg, .png or .pdf: give another name")
+    section, made = _made(kind, peers, settings or [])
+    out = console()
+    out.print(f"{kind}: {cited(summary(section.target))[0]}", markup=False)
+    if peers <= _DRAWN:
+        out.print()
+        for line in _sketch(made, peers):
+            out.print(line, markup=False, no_wrap=True, overflow="ignore", crop=False)
+    out.print()
+    for name, text in _told(_facts_of(made), made):
+        out.print(f"[bold]{name:<20}[/] {text}")
+    if picture is not None:
+        from fed.reports.graphs import write
+
+        with os_errors_as(InvalidInput, f"--picture {picture} cannot be written", "give another file"):
+            write(made.graph(1), picture)
+    return None
+
+
+def _list() -> None:
+    from fed.config.registry import TOPOLOGIES
+
+    rows = []
+    for kind in TOPOLOGIES.builtin:
+        what, _ = cited(summary(TOPOLOGIES.section(kind).target))
+        try:
+            figures = _figures(_facts_of(_made(kind, _LISTED, [])[1]))
+        except InvalidInput:  # it needs keys
+            figures = ["–"] * 4
+        rows.append((kind, *figures, what))
+    shown = listed(("kind", "degree", "diameter", "ρ", "rounds", "what it is"), rows)
+    for column in shown.columns[:5]:
+        column.no_wrap = True
+    out = console()
+    out.print(shown)
+    out.print(f"degree to rounds: of {_LISTED} peers, at the defaults", markup=False)
+    out.print("rounds: until the disagreement is a thousandth of what it was", markup=False)
+    out.print("fed topology KIND PEERS draws one of them", markup=False)
+
+
+def _made(kind: str, peers: int, settings: list[str]) -> "tuple[TopologySection, Topology]":
+    """The section and the graphs of a kind.
+
+    Raises:
+        InvalidInput: if there is no such kind, a key is wrong, or it makes no graph for these peers.
+    """
+    from pydantic import ValidationError
+
+    from fed.config.registry import TOPOLOGIES
+    from fed.config.validation import sentences
+    from fed.randomness import Streams
+    from fed.topology import Topology
+
+    keys = changes(settings, "KEY=VALUE")
+    seed = keys.pop("seed", 0)
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise InvalidInput(f"seed must be a whole number from 0, got {seed!r}")
+    try:
+        with located(kind):
+            TOPOLOGIES.section(kind)
+        section = TOPOLOGIES.validate({**keys, "kind": kind})
+    except ValidationError as error:
+        raise InvalidInput("\n".join(f"{kind}: {line}" for line in sentences(error))) from None
+    try:
+        made = Topology(section.make, section.target, peers, Streams(seed), section.weights, section.lazy)
+    except FedError:
+        raise
+    except Exception as error:  # whatever a user's function raises
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InvalidInput(f"{kind} must make a graph of {peers} peers, got {problem}: correct it") from error
+    return section, made
+
+
+def _sketch(made: "Topology", peers: int) -> Iterator[str]:
+    """Adjacency: a row for each sender, and where graphs change the first round of each pair."""
+    firsts: dict[tuple[int, int], int] = {}
+    for number in range(_ROUNDS if made.changes else 1, 0, -1):
+        graph = made.graph(number)
+        pairs = [*graph.edges()] if graph.is_directed() else [*graph.edges(), *((j, i) for i, j in graph.edges())]
+        firsts |= dict.fromkeys(pairs, number)
+    tens = "".join(f"{peer // 10 or '':>2}" if peer % 10 == 0 else "  " for peer in range(peers))
+    if peers > 10:
+        yield "   " + tens
+    yield "   " + "".join(f" {peer % 10}" for peer in range(peers))
+    for row in range(peers):
+        marks = [_mark(firsts.get((row, peer)), made.changes) if peer != row else "" for peer in range(peers)]
+        yield f"{row:>3}" + "".join(f"{mark:>2}" for mark in marks)
+    if made.changes:
+        yield f"the first of {_ROUNDS} rounds in which a row's peer sends to a column's"
+
+
+def _mark(first: int | None, changes: bool) -> str:
+    return "·" if first is None else str(first) if changes else "●"
+
+
+def _facts_of(made: "Topology") -> "Facts":
+    from fed.topology import facts
+
+    return facts(made.graph, made.matrix, changes=made.changes)
+
+
+def _figures(found: "Facts") -> list[str]:
+    least, most = found.least_degree, found.most_degree
+    rounds = found.rounds_to_consensus
+    return [
+        str(least) if least == most else f"{least} to {most}",
+        "–" if found.diameter is None else str(found.diameter),
+        f"{found.contraction:.4g}",
+        "never" if rounds == float("inf") else f"{rounds:.0f}",
+    ]
+
+
+def _told(found: "Facts", made: "Topology") -> Iterator[tuple[str, str]]:
+    """Names and texts of the facts."""
+    degree, diameter, rho, rounds = _figures(found)
+    from fed.topology.facts import ROUNDS_MEASURED
+
+    changing = f", over {ROUNDS_MEASURED} rounds" if made.changes else ""
+    yield "degree", f"{degree}{' receivers' if made.is_directed else ' neighbours'}{changing}"
+    yield "diameter", f"{diameter} hops" if found.diameter is not None else "– (no single round connects all)"
+    yield "ρ", f"{rho}, by which a round of mixing shrinks the disagreement{changing}"
+    yield "spectral gap", f"{found.gap:.4g}"
+    exact = found.exact_after is not None
+    yield "rounds to consensus", f"{rounds}, exactly" if exact else f"{rounds}, to a thousandth of the disagreement"
+    is_kept = "keep the peers' mean" if made.keeps_mean else "do not keep the peers' mean: algorithm sgp corrects it"
+    yield "weights", is_kept
