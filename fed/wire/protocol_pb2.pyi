@@ -325,20 +325,22 @@ class Greeting(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., start: _Optional[int] = ..., address: _Optional[str] = ..., experiment: _Optional[str] = ..., is_introduction: bool = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("name", "address", "start", "beat", "left", "samples")
+    __slots__ = ("name", "address", "start", "beat", "left", "samples", "is_ready")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     start: int
     beat: int
     left: bool
     samples: int
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., beat: _Optional[int] = ..., left: bool = ..., samples: _Optional[int] = ...) -> None: ...
+    is_ready: bool
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., start: _Optional[int] = ..., beat: _Optional[int] = ..., left: bool = ..., samples: _Optional[int] = ..., is_ready: bool = ...) -> None: ...
 
 class Members(_message.Message):
     __slots__ = ("members", "is_answer")

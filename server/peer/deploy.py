@@ -125,7 +125,7 @@ def take_part(
         kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if resume else None
         if kept is None:
             folder.begin(experiment)
-        peer = _Peer(experiment, prepared, rule, client, setup, output)
+        peer = _Peer(experiment, prepared, rule, client, setup, output, is_resumed=kept is not None)
         state = None if kept is None else kept[1]["federation"]["neighbourhood"]
         network, every = peer.network, experiment.checkpoints.every
         network.resume(0 if kept is None else kept[0], state, keeps_checkpoints=every is not None)
@@ -135,11 +135,12 @@ def take_part(
             if on_listen is not None:
                 on_listen(port)
             loop = peer.loop(fingerprint, folder, after_round)
-            standing = network.await_members(setup.min_peers)
             if kept is not None:
                 loop.restore(*kept)
             elif network.is_late():
                 peer.join()
+            network.make_ready()
+            standing = network.await_members(setup.min_peers)
             _log.info("%d peers are there: round %d begins", len(standing.present), 1 + (kept[0] if kept else 0))
             run = loop.run()
             is_over = True
@@ -159,6 +160,8 @@ class _Peer:
         client: ClientId,
         setup: PeerSetup,
         output: Path,
+        *,
+        is_resumed: bool,
     ) -> None:
         self._experiment, self._prepared, self._rule = experiment, prepared, rule
         policy = experiment.rounds.make()
@@ -169,7 +172,7 @@ class _Peer:
         self._executor = InProcess(partial(Work, prepared.recipe))
         codec = PeerCodec(prepared.peer_encoder(), prepared.streams) if rule.compresses else None
         service = PeerService(
-            own=Member(setup.name, "", time.time_ns(), samples=size),
+            own=Member(setup.name, "", time.time_ns(), samples=size, is_ready=is_resumed),
             experiment=_hash(run_fingerprint(experiment, prepared.layout, None)),
             introducers=tuple(setup.join),
             folder=output.with_name(f".{output.name}.messages"),

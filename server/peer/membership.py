@@ -51,6 +51,7 @@ class Member(NamedTuple):
         beat: its count of heartbeats in this life.
         left: it has said goodbye.
         samples: that it trains on.
+        is_ready: it takes part in rounds; one that joins copies another's state first.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Member(NamedTuple):
     beat: int = 0
     left: bool = False
     samples: int = 0
+    is_ready: bool = False
 
     @property
     def client(self) -> int | str:
@@ -210,6 +212,10 @@ class MembershipList:
                 known.member if start == known.member.start else known.member._replace(start=start, beat=0, left=False)
             )
             self._take(life, self._time_s(now_s), is_direct=True)
+
+    def make_ready(self) -> None:
+        """Say that this peer takes part in rounds from now on."""
+        self.own = self.own._replace(beat=self.own.beat + 1, is_ready=True)
 
     def leave(self) -> None:
         """Say goodbye: from now on the table says that this peer has left."""

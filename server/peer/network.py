@@ -9,6 +9,7 @@ Shapes: see :mod:`fed.layout`.
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -35,6 +36,7 @@ __all__ = ["PeerNetwork", "meeting"]
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.05
+_FOUND_WITHIN_S = 1.0  # others, if there are some
 _LETTERS_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
 _COPY_WITHIN_S = 60.0
 _ENDING_S = 2.0
@@ -60,6 +62,7 @@ class PeerNetwork:
         self.service = service
         self.bytes_sent = self.bytes_received = 0
         self.left_out: set[str] = set()
+        self._left_out_before: set[str] = set()
         self.neighbours: frozenset[str] = frozenset()
         self.skips_to = 0
         self._topology = lru_cache(2)(topology)
@@ -95,47 +98,38 @@ class PeerNetwork:
         self._loop.close()
 
     def await_members(self, count: int) -> Standing:
-        """Wait until so many members are there; after a resumption, for those of before, until the deadline.
+        """Wait until so many members are ready; after a resumption, for those of before, until the deadline.
 
         Args:
             count: with this peer.
         """
-        until_s, said = time.monotonic() + self._deadline_s, False
+        until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
         while True:
             standing = self._call(self.service.standing)
             names = {member.name for member in standing.present}
-            if self._last_names:
-                if names >= {*self._last_names}:
-                    return standing
-                if time.monotonic() > until_s:
-                    missing = ", ".join(sorted({*self._last_names} - names))
-                    _log.warning("the run goes on without %s", missing)
-                    return standing
-            elif len(names) >= count:
+            missing = {*self._last_names} - names
+            if (len(names) >= count or self._last_names) and not missing:
                 return standing
-            elif standing.furthest > 1 and time.monotonic() > until_s:
-                _log.info("%d of %d peers are there, and their run has begun", len(names), count)
+            if missing and time.monotonic() > until_s:
+                _log.warning("the run goes on without %s", ", ".join(sorted(missing)))
                 return standing
-            if not said and time.monotonic() > until_s - self._deadline_s + 1.0:
-                said = True
+            if time.monotonic() > said_s:
+                said_s = math.inf
                 _log.info("%d of %d peers are there", len(names), len(self._last_names) or count)
             time.sleep(_LOOKS_EVERY_S)
 
     def is_late(self) -> bool:
-        """Tell whether the first round's neighbours are in later ones, so that this peer joins a run that goes on."""
-        until_s = time.monotonic() + _LETTERS_WITHIN_S
-        self._find_neighbours(1, self._call(self.service.standing))
+        """Tell whether the run of the others has begun, as soon as one of them says so or there are none."""
+        until_s = time.monotonic() + _FOUND_WITHIN_S
         while True:
-            self._call(self.service.reach, frozenset(self._from))
-            rounds = self._call(self.service.standing).rounds
-            ahead = [
-                name
-                for name in self._from
-                if rounds.get(name, 0) > 2 and not self._call(self.service.has_letter, 1, name)
-            ]
-            if (not ahead and rounds.keys() >= self._from.keys()) or time.monotonic() > until_s:
-                return bool(ahead)
+            standing = self._call(self.service.standing)
+            if standing.rounds or time.monotonic() > until_s:
+                return standing.furthest > 1
             time.sleep(_LOOKS_EVERY_S)
+
+    def make_ready(self) -> None:
+        """Take part in rounds from now on."""
+        self._call(self.service.members.make_ready)
 
     def copy(self) -> tuple[int, list[Tensor]] | None:
         """Another member's state after a round, for a peer that joins a run that goes on."""
@@ -211,9 +205,10 @@ class PeerNetwork:
         """Say who was left out, and count what has travelled."""
         moved = self._call(lambda: (self.service.bytes_sent, self.service.bytes_received))
         self.bytes_sent, self.bytes_received = (now - then for now, then in zip(moved, self._moved, strict=True))
-        if self.left_out:
+        if self.left_out - self._left_out_before:
             named = ", ".join(sorted(self.left_out))
             _log.warning("round %d: mixed without %s", self.service.round, named)
+        self._left_out_before = self.left_out
 
     def state(self) -> Tree:
         """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
@@ -235,6 +230,8 @@ class PeerNetwork:
             keeps_checkpoints: True if the run writes some.
         """
         self._keeps_checkpoints, self._written = keeps_checkpoints, number
+        # messages of these rounds may have been here before this peer was killed
+        self._may_lack = number + self.service.ahead if number else 0
         said = [] if state is None else state["included"]
         included = {Key(one, exchange): frozenset(names) for one, exchange, *names in said}
         self._call(self.service.restore, number, included)
@@ -260,9 +257,11 @@ class PeerNetwork:
         sent this peer's vectors, before this one was killed, has kept its own for it.
         """
         ahead = {name: its for name, its in standing.rounds.items() if name in self._from and its > number + 1}
-        until_s = time.monotonic() + _LETTERS_WITHIN_S
-        while ahead and time.monotonic() < until_s:
+        until_s = time.monotonic() + (_LETTERS_WITHIN_S if number <= self._may_lack else 0.0)
+        while ahead:
             ahead = {name: its for name, its in ahead.items() if not self._call(self.service.has_letter, number, name)}
+            if time.monotonic() >= until_s:
+                break
             time.sleep(_LOOKS_EVERY_S)
         if ahead:
             self.skips_to = max(ahead.values())

@@ -7,6 +7,7 @@ All of it runs in one event loop; a run in another thread begins rounds and exch
 """
 
 import asyncio
+import hashlib
 import json
 import logging
 import random
@@ -62,12 +63,14 @@ class Standing(NamedTuple):
     """Members and their rounds, as one peer sees them.
 
     Args:
-        present: the members that are there, itself among them, in their order.
+        present: the members that are there and ready, in their order.
+        others: how many more are there, which are not ready yet.
         view: their hash.
         rounds: the round that each of the others is in, as far as it is known.
     """
 
     present: tuple[Member, ...]
+    others: int
     view: str
     rounds: Mapping[str, int]
 
@@ -194,10 +197,12 @@ class PeerService:
     def standing(self) -> Standing:
         """See who is there, and how far they are."""
         now_s = time.monotonic()
-        present = self.members.present(now_s)
-        names = {member.name for member in present}
+        there = self.members.present(now_s)
+        present = tuple(member for member in there if member.is_ready)
+        names = {member.name for member in there}
+        view = hashlib.sha256("\n".join(member.name for member in present).encode()).hexdigest()[:16]
         rounds = {link.name: link.progress.round for link in self.links.all() if link.name in names and link.progress}
-        return Standing(present, self.members.version(now_s), rounds)
+        return Standing(present, len(there) - len(present), view, rounds)
 
     def begin(self, number: int, durable: int) -> Standing:
         """Begin a round."""
@@ -321,11 +326,8 @@ class PeerService:
         """Take a message."""
         self._hear(link)
         if message.HasField("members"):
-            table = [
-                Member(one.name, one.address, one.start, one.beat, one.left, one.samples)
-                for one in message.members.members
-            ]
-            self.members.merge(table, time.monotonic(), link.name)
+            table = message.members.members
+            self.members.merge([_record(one) for one in table], time.monotonic(), link.name)
             if not message.members.is_answer:
                 link.tell(self._table(link.name, is_answer=True))
         elif link.is_introduction:
@@ -469,7 +471,7 @@ class PeerService:
     def _take_verdict(self, name: str, verdict: pb.Verdict) -> None:
         key = Key(verdict.round, verdict.exchange)
         if not verdict.taken:
-            _log.info("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
+            _log.debug("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
             self._release(key, name)
         if key >= self._next and key.round <= self.round + 1:
             self._verdicts[key, name] = verdict.taken
@@ -592,4 +594,4 @@ class PeerService:
 
 
 def _record(said: pb.Member) -> Member:
-    return Member(said.name, said.address, said.start, said.beat, said.left, said.samples)
+    return Member(said.name, said.address, said.start, said.beat, said.left, said.samples, said.is_ready)

@@ -1,40 +1,58 @@
 """Real peers, each a process of its own that can be killed, frozen and started again."""
 
+import ctypes
+import logging
 import multiprocessing
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
+from fed.identity.credentials import PeerCredentials
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.storage.run_reader import metrics_lines
 
-__all__ = ["Processes", "processes"]
+__all__ = ["Home", "Processes", "processes"]
 
 _FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
-_FORKS.set_forkserver_preload(["fed.server.peer.deploy", "fed.clients.data.sources.digits", __name__])
+_FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", "sklearn.datasets", __name__])
 PATIENCE_S = 120.0
+
+
+class Home(NamedTuple):
+    """Where a peer lives: its address, its network namespace and its keys, if it has some."""
+
+    host: str = "127.0.0.1"
+    namespace: str = ""
+    keys: Path | None = None
 
 
 class Processes:
     """Peers of one experiment, named by the clients of its data."""
 
-    def __init__(self, folder: Path, keys: Mapping[str, Any], peers: int, min_peers: int | None = None) -> None:
-        self.folder, self.keys, self.min_peers = folder, dict(keys), min_peers or peers
-        self.ports = [_free_port() for _ in range(peers)]
+    def __init__(self, folder: Path, keys: Mapping[str, Any], homes: Sequence[Home], min_peers: int | None) -> None:
+        self.folder, self.keys, self.min_peers = folder, dict(keys), min_peers or len(homes)
+        self.homes = homes
+        self.addresses = [f"{home.host}:{_free_port()}" for home in homes]
         self.running: dict[int, Any] = {}
 
     def start(self, *peers: int, resume: bool = False, listens: bool = True) -> None:
         for peer in peers:
-            arguments = self.folder, self.keys, peer, self.ports, self.min_peers, resume, listens
+            setup = {
+                "name": str(peer),
+                "listen": self.addresses[peer] if listens else None,
+                "join": self.addresses,
+                "min_peers": self.min_peers,
+            }
+            arguments = self.folder, self.keys, peer, self.homes[peer], setup, resume
             self.running[peer] = _FORKS.Process(target=_take_part, args=arguments, daemon=True)
             self.running[peer].start()
 
@@ -74,9 +92,11 @@ class Processes:
 
 
 @contextmanager
-def processes(folder: Path, keys: Mapping[str, Any], peers: int, min_peers: int | None = None) -> Iterator[Processes]:
+def processes(
+    folder: Path, keys: Mapping[str, Any], peers: int | Sequence[Home], min_peers: int | None = None
+) -> Iterator[Processes]:
     """Peers that are killed at the end, whatever happens."""
-    made = Processes(folder, keys, peers, min_peers)
+    made = Processes(folder, keys, [Home()] * peers if isinstance(peers, int) else peers, min_peers)
     try:
         yield made
     finally:
@@ -84,22 +104,20 @@ def processes(folder: Path, keys: Mapping[str, Any], peers: int, min_peers: int 
 
 
 def _take_part(
-    folder: Path, keys: Mapping[str, Any], peer: int, ports: list[int], min_peers: int, resume: bool, listens: bool
+    folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any], resume: bool
 ) -> None:
-    import logging
-
-    logging.basicConfig(filename=folder / f"log-{peer}", level=logging.INFO, format="%(relativeCreated)d %(message)s")
+    logging.basicConfig(filename=folder / f"log-{peer}", level=logging.INFO, format="%(created)f %(message)s")
     torch.set_num_threads(1)
+    if home.namespace:
+        with Path(f"/var/run/netns/{home.namespace}").open() as file:
+            assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0) == 0
     experiment = Experiment(**keys)
     assert experiment.data is not None
     own = NodeData.model_validate({"data": experiment.data.model_dump(exclude_unset=True), "client": peer})
-    setup = PeerSetup(
-        name=str(peer),
-        listen=f"127.0.0.1:{ports[peer]}" if listens else None,
-        join=[f"127.0.0.1:{port}" for port in ports],
-        min_peers=min_peers,
-    )
-    take_part(experiment, own, setup, output=folder / f"peer-{peer}", resume=resume)
+    credentials = PeerCredentials.load(home.keys / "nodes" / str(peer)) if home.keys else None
+    place = PeerSetup(**setup, credentials=credentials)
+    output, say = folder / f"peer-{peer}", logging.getLogger(__name__)
+    take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
 
 
 def _free_port() -> int:

@@ -34,11 +34,12 @@ def made(
     experiment: str = "one",
     credentials: PeerCredentials | None = None,
     gone_after_s: float = 3.0,
+    is_ready: bool = True,
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
     check: Callable[[Key, str, Sequence[Tensor]], None] | None = None,
 ) -> PeerService:
     return PeerService(
-        own=Member(name, "", time.time_ns(), samples=5),
+        own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
         experiment=experiment,
         introducers=introducers,
         folder=folder / name,

@@ -14,28 +14,29 @@ from fed.config.experiment import Experiment
 from fed.simulations.simulate import simulate
 from tests.server.peer.processes import Processes, processes
 
+LOCAL = {"lr": 0.1, "steps": 4, "batch_size": 16}
 KEYS: dict[str, Any] = {
     "name": "ring",
-    "data": {"kind": "digits", "clients": 8, "partition": {"kind": "dirichlet", "alpha": 1.0}},
     "algorithm": "gradient_tracking",
     "topology": "ring",
-    "local": {"lr": 0.1, "steps": 4, "batch_size": 16},
+    "local": LOCAL,
     "evaluation": "coordinator",
     "checkpoints": {"every": 2},
     "simulation": {"batching": "off"},
 }
 
 
-def keys(rounds: int, deadline_s: float, **others: Any) -> dict[str, Any]:
-    return {**KEYS, "rounds": {"count": rounds, "deadline_s": deadline_s}, **others}
+def keys(rounds: int, deadline_s: float, peers: int = 8, **others: Any) -> dict[str, Any]:
+    data = {"kind": "digits", "clients": peers, "partition": {"kind": "dirichlet", "alpha": 1.0}}
+    return {**KEYS, "data": data, "rounds": {"count": rounds, "deadline_s": deadline_s}, **others}
 
 
 def models(peers: Processes) -> dict[int, dict[str, Tensor]]:
     return {peer: load_file(peers.output(peer) / "model.safetensors") for peer in peers.running}
 
 
-def assert_simulated(peers: Processes) -> None:
-    simulated = simulate(Experiment(**peers.keys)).models
+def assert_simulated(peers: Processes, **others: Any) -> None:
+    simulated = simulate(Experiment(**{**peers.keys, **others})).models
     for peer, found in models(peers).items():
         for name, tensor in simulated[peer].state_dict().items():
             assert torch.equal(tensor, found[name]), (peer, name, peers.said())
@@ -59,8 +60,7 @@ def test_real_peers_end_with_the_simulations_bits(others: dict[str, Any], tmp_pa
 
 
 def test_killed_peers_resume_with_the_same_bits(tmp_path: Path) -> None:
-    with processes(tmp_path, keys(12, 60.0, local={"lr": 0.1, "steps": 40, "batch_size": 16}), 4) as peers:
-        peers.keys["data"] = {**KEYS["data"], "clients": 4}
+    with processes(tmp_path, keys(12, 60.0, 4, local={**LOCAL, "steps": 40}), 4) as peers:
         peers.start(*range(4))
         peers.await_round(3, 2)
         peers.kill(2)
@@ -74,8 +74,7 @@ def test_killed_peers_resume_with_the_same_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path) -> None:
-    with processes(tmp_path, keys(30, 2.0), 6) as peers:
-        peers.keys["data"] = {**KEYS["data"], "clients": 6}
+    with processes(tmp_path, keys(30, 2.0, 6), 6) as peers:
         peers.start(*range(6))
         peers.await_round(4)
         if is_frozen:
@@ -90,3 +89,30 @@ def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path)
         for peer in (0, 3, 5):
             waits_s = [line["wall_s"] for line in peers.lines(peer)]
             assert max(later - earlier for earlier, later in pairwise(waits_s)) < 2.0 + 1.0
+
+
+def test_a_peer_joins_with_a_copy_and_mixes(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(60, 20.0, 5, local={**LOCAL, "steps": 40}), 5, min_peers=4) as peers:
+        peers.start(*range(4))
+        peers.await_round(5)
+        peers.start(4)
+        peers.await_end()
+        of_joined = [line["replied"] for line in peers.lines(4)]
+        first = of_joined.index(1)
+        assert first > 4
+        assert of_joined[first:] == [1] * (60 - first)
+        assert "with a copy of another peer's model" in (tmp_path / "log-4").read_text()
+        # it has both its neighbours' vectors in each of its rounds
+        size_bytes = peers.lines(0)[0]["bytes_up"] // 2
+        assert all(line["bytes_down"] == 2 * size_bytes for line in peers.lines(4)[first + 1 :])
+
+
+@pytest.mark.parametrize("diallers", [(3,), (2, 3)])
+def test_peers_that_only_dial_mix_over_their_own_streams(diallers: tuple[int, ...], tmp_path: Path) -> None:
+    with processes(tmp_path, keys(6, 60.0, 4), 4) as peers:
+        peers.start(*{0, 1, 2, 3}.difference(diallers))
+        peers.start(*diallers, listens=False)
+        peers.await_end()
+        # two such peers are not neighbours: of the ring there is left a path
+        path = {"kind": "edges", "pairs": [[0, 1], [1, 2], [0, 3]]}
+        assert_simulated(peers, **({} if len(diallers) == 1 else {"topology": path}))

@@ -186,7 +186,7 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
     async def run() -> None:
         service = made(tmp_path, "0", check=no_y)
         async with listening(service), Stranger(port_of(service)) as stranger:
-            itself = pb.Members(members=[pb.Member(name="stranger", start=1, beat=1)])
+            itself = pb.Members(members=[pb.Member(name="stranger", start=1, beat=1, is_ready=True)])
             await stranger.say(pb.PeerMessage(members=itself))
             await await_that(lambda: len(service.standing().present) == 2)
             service.begin(1, 0)

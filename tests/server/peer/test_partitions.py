@@ -1,0 +1,85 @@
+"""Partitions of peers: each side goes on, and the sides are one group once the cut is healed."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fed.identity.authority import Authority
+from tests.server.peer.processes import Home, processes
+
+SIDES = ("fed-a", "fed-b")
+HOSTS = ("10.77.0.1", "10.77.0.2")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def cut(*, is_cut: bool) -> None:
+    ip("netns", "exec", SIDES[0], "ip", "link", "set", "side0", "down" if is_cut else "up")
+
+
+@pytest.fixture
+def sides() -> Iterator[None]:
+    """Two network namespaces with a cable between them."""
+    if shutil.which("ip") is None or os.geteuid():
+        pytest.skip("needs ip, and the right to make network namespaces")
+    try:
+        for side in SIDES:
+            ip("netns", "add", side)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"cannot make network namespaces: {error.stderr.decode()}")
+    try:
+        ip("link", "add", "side0", "netns", SIDES[0], "type", "veth", "peer", "name", "side1", "netns", SIDES[1])
+        for number, (side, host) in enumerate(zip(SIDES, HOSTS, strict=True)):
+            ip("-n", side, "addr", "add", f"{host}/24", "dev", f"side{number}")
+            for device in ("lo", f"side{number}"):
+                ip("-n", side, "link", "set", device, "up")
+        yield
+    finally:
+        for side in SIDES:
+            ip("netns", "del", side)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("sides")
+def test_sides_of_a_cut_go_on_and_merge(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "keys")
+    for peer in range(4):
+        authority.issue(str(peer), is_peer=True)
+    homes = [Home(HOSTS[peer // 2], SIDES[peer // 2], tmp_path / "keys") for peer in range(4)]
+    keys = {
+        "name": "cut",
+        "data": {"kind": "digits", "clients": 4, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+        "algorithm": "dpsgd",
+        "topology": "ring",
+        # the steps become small, so that what is left between the models is what mixing has not levelled
+        "local": {"lr": 0.1, "steps": 100, "batch_size": 16, "schedule": "cosine"},
+        "rounds": {"count": 120, "deadline_s": 3.0},
+        "evaluation": "coordinator",
+    }
+    with processes(tmp_path, keys, homes) as peers:
+        peers.start(*range(4))
+        peers.await_round(10)
+        cut(is_cut=True)
+        gone = [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
+        peers.await_that(lambda: all(f"peer '{other}' is gone" in said(tmp_path, peer) for peer, other in gone))
+        rounds = [len(peers.lines(peer)) for peer in range(4)]
+        peers.await_that(lambda: all(len(peers.lines(peer)) > before + 5 for peer, before in enumerate(rounds)))
+        cut(is_cut=False)
+        peers.await_that(lambda: all(f"peer '{other}' is back" in said(tmp_path, peer) for peer, other in gone))
+        peers.await_end()
+        models = [load_file(peers.output(peer) / "model.safetensors") for peer in range(4)]
+    flat = [torch.cat([part.flatten() for part in model.values()]) for model in models]
+    assert max(float((one - other).norm()) for one, other in combinations(flat, 2)) < 0.01 * float(flat[0].norm())
+
+
+def said(folder: Path, peer: int) -> str:
+    return (folder / f"log-{peer}").read_text()
