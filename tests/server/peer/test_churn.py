@@ -58,7 +58,7 @@ class Mixer(threading.Thread):
         while not self.leaves.is_set():
             number = max(self.round + 1, self.network.skips_to)
             if len(self.network.begin(number).rows_S):
-                weights, sent_SP = self.network.exchange(self.x_NP)
+                weights, (sent_SP,) = self.network.exchange(self.x_NP)
                 self.x_NP = weights.mixed(self.x_NP, sent_SP).float()
                 self.network.end()
                 self.round = number
