@@ -41,11 +41,21 @@ class ScoringByCoordinator:
         federation: whose models are scored, as they are now.
         executor: does the work.
         only_own: True to score the clients' own models alone, where they have some.
+        own: clients whose own models are scored; all unless given.
     """
 
-    def __init__(self, recipe: Recipe, federation: Federation, executor: Executor, *, only_own: bool = False) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        federation: Federation,
+        executor: Executor,
+        *,
+        only_own: bool = False,
+        own: Sequence[ClientId] | None = None,
+    ) -> None:
         self._executor = executor
-        self._own = list(federation.models().values())
+        models = federation.models()
+        self._own = [models[client] for client in (models if own is None else own)]
         self._only_own = bool(self._own) and only_own
         states = self._own if self._only_own else [*self._own, federation.model()]
         samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0

@@ -45,6 +45,9 @@ class Federation(Protocol):
     def models(self) -> Mapping[int | str, State]:
         """The clients' own models, where they keep some."""
 
+    def measures(self) -> dict[str, float]:
+        """What each round's metrics say of the models beside scores."""
+
     def occupation(self) -> dict[str, Any]:
         """The clients' use of their time, for a summary; nothing where they are in step."""
 
@@ -92,6 +95,10 @@ class Coordinated:
         stats = self.policy.round(self.coordinator, number, self._policy_state)
         # what a fleet counts has not travelled where data are pooled
         return stats if self.sends else stats._replace(bytes_up=0, bytes_down=0)
+
+    def measures(self) -> dict[str, float]:
+        """Nothing: there is one model."""
+        return {}
 
     def state(self) -> Tree:
         """The coordinator's, the fleet's and the policy's."""

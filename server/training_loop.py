@@ -129,6 +129,7 @@ class TrainingLoop:
         stats = self.federation.round(number)
         self._warn_unanswered(number, stats)
         line = {"round": number, "virtual_s": self.federation.clock, "wall_s": time.perf_counter() - self._began}
+        line |= self.federation.measures()
         self._record_pending()
         scoring = self.begin_scoring() if self._policy.evaluates(number) else None
         self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
@@ -202,5 +203,7 @@ class TrainingLoop:
             "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
             "seed": self.experiment.seed,
         }
-        own = {f"final_{name}": value for name, value in last.items() if name.startswith("client_")}
+        own = {
+            f"final_{name}": value for name, value in last.items() if name.startswith(("client_", "consensus_distance"))
+        }
         return {**summary, **own, **self.facts(), **({"reason": reason} if reason else {})}

@@ -68,6 +68,8 @@ class Simulation:
         self.algorithm, self.layout = self.prepared.algorithm, self.prepared.layout
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
+        elif self.algorithm.primitive == "mix":
+            self.policy.check_peers(self.population)
         self.attackers: Attackers | None = None
         if experiment.adversaries is not None:
             self.attackers = Attackers.recruited(experiment.adversaries, self.data.clients, self.streams)
@@ -184,8 +186,11 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
     """
     if simulation.held_out is not None:
         return ScoringByClients(simulation.held_out, federation, executor).line
-    only_own = simulation.algorithm.primitive is None
-    return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).line
+    if not simulation.has_peers or simulation.algorithm.primitive is None:
+        only_own = simulation.algorithm.primitive is None
+        return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).line
+    own = simulation.experiment.evaluation.make().scored(simulation.data.clients, simulation.streams)
+    return ScoringByCoordinator(simulation.recipe, federation, executor, own=own).line
 
 
 def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:

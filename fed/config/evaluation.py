@@ -2,19 +2,39 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
+from fed.randomness import Streams
 
 __all__ = ["ByClients", "ByCoordinator"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByCoordinator(Hyperparameters):
-    """The coordinator scores the global model on the data's test set, on which no client trains."""
+    """The coordinator scores the global model, or the peers' mean, on the data's test set, on which no client trains.
+
+    Args:
+        peers: how many of the peers' models are scored beside their mean, each round the same ones, drawn from the
+            stream "scored"; ``all`` of them take long where there are many.
+    """
+
+    peers: PositiveInt | Literal["all"] = 64
+
+    def scored(self, clients: Sequence[int | str], streams: Streams) -> Sequence[int | str]:
+        """The peers whose models are scored, in their order.
+
+        Args:
+            clients: all of them.
+            streams: the run's.
+        """
+        if self.peers == "all" or self.peers >= len(clients):
+            return clients
+        places = streams.generator("scored").choice(len(clients), size=self.peers, replace=False)
+        return [clients[place] for place in sorted(places.tolist())]
 
     def needs(self) -> Sequence[Term]:
         """A global model."""

@@ -87,6 +87,17 @@ class Peers:
         # in float64: the mean of equal models is that model, to the bit
         return self._vectors_NV.double().mean(0).to(self.layout.dtype), integers_I
 
+    def measures(self) -> dict[str, float]:
+        r"""The consensus distance of the models that are here; a real peer knows its own alone, and measures nothing.
+
+        .. math:: \sqrt{\frac{1}{N} \sum_i \|x_i - \bar x\|^2}, \qquad \bar x = \frac{1}{N} \sum_i x_i
+
+        x are the parameters of the rule's state, without buffers.
+        """
+        if len(self.neighbourhood.members) == 1:
+            return {}
+        return {"consensus_distance": float(self._state.model_NP.var(0, correction=0).sum().sqrt())}
+
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""
         states = zip(self._vectors_NV, self._integers_NI, strict=True)

@@ -117,8 +117,8 @@ class Synchronous(Rounds):
     all members where they are fewer, for at most a day.
 
     Args:
-        cohort: how many clients a round, or ``all``. Of no effect where all clients always take part: for algorithms
-            over mix and for the baselines.
+        cohort: how many clients a round, or ``all``. Algorithms over mix take all alone; for the baselines, whose
+            clients always take part, it has no effect.
         over_selection: how many times the cohort is asked; a round ends with the cohort's number of replies. Google's
             system asks 1.3 times as many (Bonawitz et al. 2019, 1902.01046).
         deadline_s: how long after its beginning a round ends with the replies that are there; never unless given.
@@ -155,6 +155,32 @@ class Synchronous(Rounds):
                 f"rounds.backup_after_s must be below the deadline of {self.deadline_s} s, got {self.backup_after_s}: "
                 "lower it, or drop one of them"
             )
+
+    def check_peers(self, population: int) -> None:
+        """Check the policy for peers, who all take part in every round.
+
+        Raises:
+            InvalidExperiment: if it chooses among them, or says how a coordinator waits.
+        """
+        if self.cohort not in ("all", population):
+            raise InvalidExperiment(
+                f"rounds.cohort must be {population}, the number of peers, under an algorithm over mix, got "
+                f"{self.cohort}: leave it out, or write all"
+            )
+        coordinators = {
+            "sampling": ("uniform", SAMPLINGS.validate(self.sampling).kind),
+            "over_selection": (1.0, self.over_selection),
+            "quorum": (0.0, self.quorum),
+            "backup_after_s": (None, self.backup_after_s),
+            "partial_work": ("accept", self.partial_work),
+        }
+        for key, (default, value) in coordinators.items():
+            if value != default:
+                raise InvalidExperiment(
+                    f"rounds.{key} needs a coordinator that asks clients, got {value} under an algorithm over mix, "
+                    "whose peers all train in every round: leave it out, or choose an algorithm over mean such as "
+                    "fedavg"
+                )
 
     def cohort_of(self, population: int) -> int:
         """Number of clients that are to answer in a round."""
