@@ -69,6 +69,12 @@ class Weights:
         places_N = present_N.cumsum(0) - 1
         return Weights(own_N1[present_N], degrees_N[present_N], places_N[self.senders_X[stays]], self.weights_X[stays])
 
+    def without(self, left_out_X: Tensor) -> "Weights":
+        """The same rows without some pairs, of a whole matrix: what their senders would send they keep."""
+        own_N1 = self.own_N1.index_add(0, self.senders_X[left_out_X], self.weights_X[left_out_X, None])
+        degrees_N = torch.bincount(self.rows_X[~left_out_X], minlength=len(self.degrees_N))
+        return Weights(own_N1, degrees_N, self.senders_X[~left_out_X], self.weights_X[~left_out_X])
+
     def mixed(self, own_NM: Tensor, sent_SM: Tensor) -> Tensor:
         r"""W x in float64, whose rows have the same bits whichever others are computed with them.
 

@@ -28,19 +28,33 @@ class SimulatedNeighbourhood:
     """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of all peers at once, each with a clock of its own.
 
     A peer that takes part in an exchange goes on when it has sent and received all its messages: it waits for its
-    neighbours, and for no other. A peer that is away when its round begins, leaves before it could have trained and
-    sent its messages, or breaks down by then takes no part in the round. Its neighbours do not wait for it. It begins
-    the next round together with the latest of its neighbours, and not before the first of all peers has ended this one.
-    Where neighbours keep copies of each other, it gets what it missed with their next messages.
+    neighbours, and for no other. With a deadline it waits no longer than that from when it is ready; a neighbour whose
+    message comes later is left out at both ends, which keep what they would have given each other. A peer that is away
+    when its round begins, leaves before it could have trained and sent its messages, or breaks down by then takes no
+    part in the round. Its neighbours do not wait for it. It begins the next round together with the latest of its
+    neighbours, and not before the first of all peers has ended this one. Where neighbours keep copies of each other, it
+    gets what it missed with their next messages.
+
+    Attributes:
+        left_out: peers whose messages came too late for a neighbour in this round.
 
     Args:
         clients: who the peers are, how much they train on, and what they run on.
         topology: each round's neighbours; None where peers never meet.
         message_bytes: that a peer sends each neighbour in a round.
+        deadline_s: of each exchange; None: peers wait for their neighbours, however slow.
     """
 
-    def __init__(self, clients: SimulatedClients, topology: Topology | None, message_bytes: int) -> None:
+    def __init__(
+        self,
+        clients: SimulatedClients,
+        topology: Topology | None,
+        message_bytes: int,
+        deadline_s: float | None = None,
+    ) -> None:
         self.clock = 0.0
+        self.left_out: set[int | str] = set()
+        self._deadline_s = deadline_s
         self.bytes_sent = self.bytes_received = 0
         self._topology = topology
         self.weights = self._whole = topology.weights(1) if topology else None
@@ -63,6 +77,7 @@ class SimulatedNeighbourhood:
             RunFailed: if no peer is available, and none ever will be.
         """
         self.bytes_sent = self.bytes_received = 0
+        self.left_out = set()
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
@@ -93,11 +108,20 @@ class SimulatedNeighbourhood:
         self.bytes_received = self.bytes_sent
         ready_s_S = self._ready_s_N[self._rows_S]
         arrives_s_X = ready_s_S[senders_X] + latency_s_X + size_bytes_X * s_per_byte_X
+        weights, counts_X = self.weights, np.ones(len(senders_X), bool)
+        if self._deadline_s is not None:
+            until_s_X = ready_s_S[receivers_X] + self._deadline_s
+            is_late_X = arrives_s_X > until_s_X
+            if is_late_X.any():
+                counts_X = ~_either_way(is_late_X, receivers_X, senders_X)
+                weights = weights.without(torch.from_numpy(~counts_X))
+                self.left_out |= {self.members[self._rows_S[sender]] for sender in senders_X[is_late_X]}
+                np.maximum.at(ready_s_S, receivers_X[is_late_X], until_s_X[is_late_X])
         for ends_X in (receivers_X, senders_X):
             # an index alone would count one of several messages to a peer
-            np.maximum.at(ready_s_S, ends_X, arrives_s_X)
+            np.maximum.at(ready_s_S, ends_X[counts_X], arrives_s_X[counts_X])
         self._ready_s_N[self._rows_S] = ready_s_S
-        return self.weights, received
+        return weights, received
 
     def _encoded_bytes(self, encoded: EncodedRows, senders_X: np.ndarray) -> np.ndarray:
         """Bytes of the message between each pair that takes part, those that its receiver missed among them.
@@ -206,3 +230,11 @@ class SimulatedNeighbourhood:
             s_per_byte_X = np.maximum(down_s_S[receivers_X], up_s_S[senders_X])
             self._links = weights, (receivers_X, senders_X, latency_s_X, s_per_byte_X)
         return self._links[1]
+
+
+def _either_way(chosen_X: np.ndarray, receivers_X: np.ndarray, senders_X: np.ndarray) -> np.ndarray:
+    """Chosen pairs, and those of the same two peers in the other direction."""
+    peers = 1 + max(receivers_X.max(), senders_X.max())
+    there_X, back_X = receivers_X * peers + senders_X, senders_X * peers + receivers_X
+    either_X: np.ndarray = chosen_X | np.isin(back_X, there_X[chosen_X])
+    return either_X

@@ -26,6 +26,7 @@ from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
 from fed.server.peer.neighbourhood import PeerCodec
 from fed.server.peer.peers import Peers, sent_bytes
+from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
@@ -98,6 +99,10 @@ class Simulation:
         return isinstance(self.algorithm, PeerRule)
 
     @property
+    def _deadline_s(self) -> float | None:
+        return self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
+
+    @property
     def population(self) -> int:
         """Number of clients."""
         return len(self.data.clients)
@@ -130,7 +135,7 @@ class Simulation:
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
             message_bytes = sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0
-            neighbourhood = SimulatedNeighbourhood(clients, self.topology, message_bytes)
+            neighbourhood = SimulatedNeighbourhood(clients, self.topology, message_bytes, self._deadline_s)
             lr_in = step_sizes(self.experiment, self.policy)
             who = neighbourhood, clients.sizes, self.groups, executor
             return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec)
@@ -165,13 +170,15 @@ class Simulation:
         topology = Topology(section.make, section.target, self.population, self.streams, **rules)
         self.algorithm.check_topology(topology)
         devices = self.experiment.devices.make()
-        is_whole = devices.are_always_there and not devices.failure and not devices.interruption
+        comes_and_goes = not devices.are_always_there or devices.failure or devices.interruption
+        is_whole = not comes_and_goes and self._deadline_s is None
         if self.algorithm.corrects_weights or (topology.keeps_mean and (is_whole or not topology.is_directed)):
             return topology
         missing = "" if topology.keeps_mean else ", whose weights do not keep the peers' mean"
+        leaves = " with devices that come and go" if comes_and_goes else " with rounds.deadline_s"
         raise InvalidExperiment(
             f"algorithm {self.experiment.algorithm.kind} needs weights that keep the peers' mean, got topology "
-            f"{section.kind}{missing or ' with devices that come and go'}: choose algorithm sgp, or an undirected "
+            f"{section.kind}{missing or leaves}: choose algorithm sgp, or an undirected "
             "topology"
         )
 

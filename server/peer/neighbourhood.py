@@ -3,7 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -94,6 +94,10 @@ class Neighbourhood(Exchange, Protocol):
 
     bytes_sent: int
     bytes_received: int
+
+    @property
+    def left_out(self) -> Collection[int | str]:
+        """Peers whose messages came too late for one of this round's exchanges, and did not count."""
 
     @property
     def members(self) -> Sequence[int | str]:

@@ -148,7 +148,7 @@ class Peers:
         return RoundStats(
             selected=count + attendance.failed,
             replied=count,
-            late=0,
+            late=len(self.neighbourhood.left_out),
             failed=attendance.failed,
             bytes_up=self.neighbourhood.bytes_sent,
             bytes_down=self.neighbourhood.bytes_received,

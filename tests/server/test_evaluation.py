@@ -62,7 +62,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> list[Late]:
 
 
 def experiment(algorithm: str = "fedavg", **keys: Any) -> fed.Experiment:
-    rounds = {"count": 4, "cohort": 6, **keys.pop("rounds", {})}
+    rounds = {"count": 4, "cohort": "all" if algorithm == "dpsgd" else 6, **keys.pop("rounds", {})}
     return fed.Experiment(algorithm={"kind": algorithm}, rounds=rounds, **keys)
 
 

@@ -28,7 +28,7 @@ BASE = {
 }
 SEVERAL = [
     {"name": "FedAvg"},
-    {"name": "D-PSGD", "algorithm": {"kind": "dpsgd"}},
+    {"name": "D-PSGD", "algorithm": {"kind": "dpsgd"}, "rounds.cohort": "all"},
     {"name": "Local", "algorithm": {"kind": "local"}},
     {"name": "Centralized", "algorithm": {"kind": "centralized"}},
 ]

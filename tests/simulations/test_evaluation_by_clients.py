@@ -34,7 +34,7 @@ OWN = ["client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_dec
 
 
 def experiment(algorithm: str = "fedavg", **keys: Any) -> fed.Experiment:
-    rounds = {"count": 3, "cohort": 6, **keys.pop("rounds", {})}
+    rounds = {"count": 3, "cohort": "all" if algorithm == "dpsgd" else 6, **keys.pop("rounds", {})}
     evaluation = {"kind": "clients", "fraction": FRACTION}
     simulation = {"workers": 0, **keys.pop("simulation", {})}
     return fed.Experiment(

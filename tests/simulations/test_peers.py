@@ -275,3 +275,73 @@ def test_peers_that_were_away_are_sent_what_they_missed(devices: dict[str, Any],
 
 def not_here(messages: Sequence[Tensor], senders: Sequence[int | str], number: int) -> Tensor:
     raise AssertionError("all senders are here, and have what they sent")
+
+
+@pytest.mark.parametrize("peer", range(PEERS))
+def test_a_slow_peer_delays_others_round_by_round(peer: int, tmp_path: Path) -> None:
+    """On a path where messages take no time, k hops away: from round k on, by definition of the longest way to it."""
+    slow_s, fast_s = 64.0, 1.0
+    rows = [(i, 1 / (slow_s if i == peer else fast_s), 1e300, 1e300, 0) for i in range(PEERS)]
+    traced = table(tmp_path / "d.csv", "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s", *rows)
+    one = experiment(traced, topology="path", local={"steps": 1}, rounds={"count": PEERS})
+    simulation = Simulation(one, data(), model, mean_output)
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    assert isinstance(peers, Peers)
+    for number in range(1, PEERS + 1):
+        peers.round(number)
+        hops = [abs(i - peer) for i in range(PEERS)]
+        # k rounds' news come from k hops away: so many of the slow peer's rounds, and the others' own
+        waited = [max(number - max(k, 1) + 1, 0) for k in hops]
+        expected = [slow * slow_s + (number - slow) * fast_s for slow in waited]
+        assert peers.state()["neighbourhood"]["ready_s"] == expected
+
+
+def test_late_neighbours_are_left_out_at_both_ends(devices: dict[str, Any]) -> None:
+    """By the definition: each waits for the deadline at most, and both ends keep what they would have given."""
+    deadline_s, matrix = 4.0, mixing_matrix(ring(PEERS)).to_dense().numpy()
+    one = experiment(devices, rounds={"count": ROUNDS, "deadline_s": deadline_s})
+    run = fed.simulate(one, data=data(), model=model, loss=mean_output)
+    got, _ = ready_s(one)
+    ready, x, late_in_round = [0.0] * PEERS, np.zeros((PEERS, 2)), []
+    for _ in range(ROUNDS):
+        begun = [ready[i] + SAMPLES[i] / SPEEDS[i] for i in range(PEERS)]
+        ready, late = list(begun), set()
+        pairs = [(i, j) for j in range(PEERS) for i in ((j - 1) % PEERS, (j + 1) % PEERS)]
+        arrives = {
+            (i, j): begun[j] + max(LATENCY_S[i], LATENCY_S[j]) + 16 * max(2 / UP[j], 2 / DOWN[i]) for i, j in pairs
+        }
+        late = {(i, j) for i, j in pairs if arrives[i, j] > begun[i] + deadline_s}
+        for i, j in pairs:
+            if (i, j) in late:
+                ready[i] = max(ready[i], begun[i] + deadline_s)
+            elif (j, i) not in late:
+                ready[i], ready[j] = max(ready[i], arrives[i, j]), max(ready[j], arrives[i, j])
+        trained = x.copy()
+        for i in range(PEERS):
+            trained[i] = CENTRES[i].numpy() + (1 - LR) ** SAMPLES[i] * (x[i] - CENTRES[i].numpy())
+        x = trained.copy()
+        for i, j in pairs:
+            if not {(i, j), (j, i)} & late:
+                x[i] += matrix[i, j] * (trained[j] - trained[i])
+        late_in_round.append(len({j for _, j in late}))
+    np.testing.assert_allclose(got, ready, rtol=1e-12)
+    for client, module in run.models.items():
+        assert isinstance(module, Point)
+        np.testing.assert_allclose(module.x_D.detach().numpy(), x[int(client)], rtol=0, atol=1e-12)
+    assert [line["late"] for line in run.metrics] == late_in_round
+    assert 0 < late_in_round[0] < PEERS
+
+
+def test_a_deadline_that_all_meet_changes_nothing(devices: dict[str, Any]) -> None:
+    without, with_one = experiment(devices), experiment(devices, rounds={"count": ROUNDS, "deadline_s": 1e6})
+    assert ready_s(without) == ready_s(with_one)
+
+
+def test_a_deadline_on_a_directed_ring_needs_push_sum(devices: dict[str, Any]) -> None:
+    keys: dict[str, Any] = {"topology": "directed_ring", "rounds": {"count": 2, "deadline_s": 4.0}}
+    with pytest.raises(
+        InvalidExperiment, match=r"got topology directed_ring with rounds\.deadline_s: choose algorithm"
+    ):
+        fed.simulate(experiment(devices, **keys), data=data(), model=model, loss=mean_output)
+    run = fed.simulate(experiment(devices, algorithm="sgp", **keys), data=data(), model=model, loss=mean_output)
+    assert run.metrics[0]["late"]
