@@ -312,7 +312,8 @@ class Aggregator(Algorithm):
         if self.pools_data:
             way_out = "choose a federated algorithm over mean such as fedavg"
             why = "whose one client holds all data"
-            terms += [Term(feature, way_out, why) for feature in (Feature.REPORTS, Feature.ENCODED)]
+            features = Feature.REPORTS, Feature.MESSAGES, Feature.ENCODED
+            terms += [Term(feature, way_out, why) for feature in features]
         if why := self._beside_updates():
             terms.append(Term(Feature.PLAIN_UPDATES, "choose an algorithm such as fedavg", why))
         return terms

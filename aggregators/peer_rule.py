@@ -131,7 +131,7 @@ class PeerRule(Algorithm):
         way_out = "choose an algorithm over mean such as fedavg"
         terms = [Term(feature, way_out, why) for feature in (Feature.COORDINATOR, Feature.REPORTS)]
         if self.primitive is None:
-            terms.append(Term(Feature.ENCODED, way_out, why))
+            terms += [Term(feature, way_out, why) for feature in (Feature.MESSAGES, Feature.ENCODED)]
             terms.append(Term(Feature.NEIGHBOURS, "choose an algorithm over mix such as dpsgd", why))
         elif not self.compresses:
             way_out = "choose an algorithm over mix that sends later what codecs leave out, such as choco"

@@ -46,7 +46,7 @@ class Federation(Protocol):
         """The clients' own models, where they keep some."""
 
     def measures(self) -> dict[str, float]:
-        """What each round's metrics say of the models beside scores."""
+        """Measures of the models beside scores, for each round's metrics."""
 
     def occupation(self) -> dict[str, Any]:
         """The clients' use of their time, for a summary; nothing where they are in step."""
@@ -97,7 +97,7 @@ class Coordinated:
         return stats if self.sends else stats._replace(bytes_up=0, bytes_down=0)
 
     def measures(self) -> dict[str, float]:
-        """Nothing: there is one model."""
+        """Give none: there is one model."""
         return {}
 
     def state(self) -> Tree:

@@ -70,8 +70,8 @@ class Attack(Hyperparameters):
         cls.forges = cls.forge is not Attack.forge
 
     def needs(self) -> Sequence[Term]:
-        """Clients that report, in a simulation."""
-        return [Term(feature, "set adversaries to null") for feature in (Feature.REPORTS, Feature.SIMULATION)]
+        """Clients that send something, in a simulation."""
+        return [Term(feature, "set adversaries to null") for feature in (Feature.MESSAGES, Feature.SIMULATION)]
 
     def poison(self, targets: Tensor, classes: int) -> Tensor:
         """Labels that an attacker learns in place of its own.
@@ -211,7 +211,8 @@ class Attackers:
 
     Attackers wait for the honest updates of their round, and know them as the coordinator receives them. The attack
     changes the update, the first part of a message; the other parts, float buffers, weight and loss are those of honest
-    training.
+    training. Among peers it changes the vectors that neighbours receive, and attackers know those that all honest peers
+    send; single numbers, such as weights of push-sum, and buffers are honest ones, and so is what an attacker keeps.
 
     Args:
         attack: what attackers do.
@@ -291,13 +292,33 @@ class Attackers:
             forged = self._forged(_in_order(replies), _in_order(honest.get(number, [])), message.parts[0])
             yield from map(encode, forged)
 
+    def forged(self, sent_SM: Tensor, senders: Sequence[ClientId], *exchange: int) -> Tensor:
+        """Vectors that peers send, the attackers' after the attack.
+
+        Args:
+            sent_SM: as honest peers would send them.
+            senders: who sends each.
+            exchange: names it: the round, and its number in the round.
+        """
+        own = [row for row, sender in enumerate(senders) if sender in self.clients]
+        if not own:
+            return sent_SM
+        honest = [row for row, sender in enumerate(senders) if sender not in self.clients]
+        streams = tuple(self.streams.generator("attack", senders[row], *exchange) for row in own)
+        mimicked = self._mimicked([senders[row] for row in honest])
+        forged_AM = self.attack.forge(Knowledge(sent_SM[own].double(), sent_SM[honest].double(), mimicked, streams))
+        return sent_SM.index_copy(0, torch.tensor(own), forged_AM.to(sent_SM.dtype))
+
+    def _mimicked(self, honest: Sequence[ClientId]) -> int:
+        # a rank of its own, whoever else takes part
+        ranks = [self.streams.torch_seed("mimic", client) for client in honest]
+        return ranks.index(min(ranks)) if ranks else 0
+
     def _forged(self, own: list[Answer], honest: list[Answer], size: int) -> Iterator[Answer]:
         own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
         honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
-        # a rank of its own, whoever else takes part
-        ranks = [self.streams.torch_seed("mimic", answer.clients[0]) for answer in honest]
         streams = tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own)
-        known = Knowledge(own_AP, honest_HP, ranks.index(min(ranks)) if ranks else 0, streams)
+        known = Knowledge(own_AP, honest_HP, self._mimicked([answer.clients[0] for answer in honest]), streams)
         for answer, update_P in zip(own, self.attack.forge(known), strict=True):
             yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
 

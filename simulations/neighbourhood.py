@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fed.errors import RunFailed
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
+from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
@@ -43,6 +44,8 @@ class SimulatedNeighbourhood:
         topology: each round's neighbours; None where peers never meet.
         message_bytes: that a peer sends each neighbour in a round.
         deadline_s: of each exchange; None: peers wait for their neighbours, however slow.
+        attackers: forge what they send.
+        has_buffers: True if a round's first exchange begins with buffers, which attackers do not forge.
     """
 
     def __init__(
@@ -51,8 +54,13 @@ class SimulatedNeighbourhood:
         topology: Topology | None,
         message_bytes: int,
         deadline_s: float | None = None,
+        attackers: Attackers | None = None,
+        *,
+        has_buffers: bool = False,
     ) -> None:
         self.clock = 0.0
+        self._attackers, self._has_buffers = attackers, has_buffers
+        self._number = self._exchange = 0
         self.left_out: set[int | str] = set()
         self._deadline_s = deadline_s
         self.bytes_sent = self.bytes_received = 0
@@ -78,6 +86,7 @@ class SimulatedNeighbourhood:
         """
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
+        self._number, self._exchange = number, 0
         self.weights = self._whole = self._topology.weights(number) if self._topology else None
         if self._all_take_part:
             return Attendance(torch.from_numpy(self._rows_S), [None] * len(self.members), 0)
@@ -100,6 +109,9 @@ class SimulatedNeighbourhood:
         received = parts_SM if encoded is None else (*parts_SM, encoded.vectors_NM)
         if self.weights is None:
             return None, received
+        if self._attackers is not None:
+            received = self._attacked(received)
+        self._exchange += 1
         receivers_X, senders_X, latency_s_X, s_per_byte_X = self._links_of_round()
         size_bytes_X = np.full(len(senders_X), sum(part_SM.shape[1] * part_SM.itemsize for part_SM in parts_SM))
         if encoded is not None:
@@ -115,13 +127,24 @@ class SimulatedNeighbourhood:
             if is_late_X.any():
                 counts_X = ~_either_way(is_late_X, receivers_X, senders_X)
                 weights = weights.without(torch.from_numpy(~counts_X))
-                self.left_out |= {self.members[self._rows_S[sender]] for sender in senders_X[is_late_X]}
+                self.left_out |= {self.members[row] for row in self._rows_S[senders_X[is_late_X]].tolist()}
                 np.maximum.at(ready_s_S, receivers_X[is_late_X], until_s_X[is_late_X])
         for ends_X in (receivers_X, senders_X):
             # an index alone would count one of several messages to a peer
             np.maximum.at(ready_s_S, ends_X[counts_X], arrives_s_X[counts_X])
         self._ready_s_N[self._rows_S] = ready_s_S
         return weights, received
+
+    def _attacked(self, sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Parts of messages as neighbours receive them."""
+        assert self._attackers is not None
+        senders = [self.members[row] for row in self._rows_S.tolist()]
+        honest = 1 if self._has_buffers and not self._exchange else 0
+        forged = (
+            part_SM if part_SM.shape[1] == 1 else self._attackers.forged(part_SM, senders, self._number, self._exchange)
+            for part_SM in sent[honest:]
+        )
+        return (*sent[:honest], *forged)
 
     def _encoded_bytes(self, encoded: EncodedRows, senders_X: np.ndarray) -> np.ndarray:
         """Bytes of the message between each pair that takes part, those that its receiver missed among them.

@@ -103,6 +103,12 @@ class Simulation:
         return self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
 
     @property
+    def honest_peers(self) -> Sequence[ClientId]:
+        """Peers that do not attack, whose models are measured."""
+        attackers = self.attackers.clients if self.attackers else ()
+        return [client for client in self.data.clients if client not in attackers] if attackers else self.data.clients
+
+    @property
     def population(self) -> int:
         """Number of clients."""
         return len(self.data.clients)
@@ -135,10 +141,15 @@ class Simulation:
         if self.message is None:
             first = self.layout.pack(self.recipe.module)
             message_bytes = sent_bytes(self.algorithm, self.layout, self.peer_codec) if self.topology else 0
-            neighbourhood = SimulatedNeighbourhood(clients, self.topology, message_bytes, self._deadline_s)
+            forges = self.attackers if self.attackers and self.attackers.attack.forges else None
+            has_buffers = self.layout.size > self.layout.parameters
+            limits = message_bytes, self._deadline_s
+            neighbourhood = SimulatedNeighbourhood(clients, self.topology, *limits, forges, has_buffers=has_buffers)
+            row_of = {client: row for row, client in enumerate(self.data.clients)}
+            honest = [row_of[client] for client in self.honest_peers] if self.attackers else None
             lr_in = step_sizes(self.experiment, self.policy)
             who = neighbourhood, clients.sizes, self.groups, executor
-            return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec)
+            return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec, honest)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(
@@ -191,12 +202,16 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
         federation: whose models are scored.
         executor: begins at once where it has nothing better to do.
     """
+    honest = simulation.honest_peers
     if simulation.held_out is not None:
-        return ScoringByClients(simulation.held_out, federation, executor).line
+        held_out = simulation.held_out
+        if simulation.has_peers and simulation.attackers is not None:
+            held_out = {client: held_out[client] for client in honest}
+        return ScoringByClients(held_out, federation, executor).line
     if not simulation.has_peers or simulation.algorithm.primitive is None:
         only_own = simulation.algorithm.primitive is None
         return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).line
-    own = simulation.experiment.evaluation.make().scored(simulation.data.clients, simulation.streams)
+    own = simulation.experiment.evaluation.make().scored(honest, simulation.streams)
     return ScoringByCoordinator(simulation.recipe, federation, executor, own=own).line
 
 

@@ -22,6 +22,7 @@ class Feature(Enum):
 
     COORDINATOR = "a coordinator that asks clients"
     REPORTS = "clients that report to a coordinator"
+    MESSAGES = "clients that send what they have learned"
     ENCODED = "messages that codecs encode"
     NEIGHBOURS = "clients that exchange models with neighbours"
     GIVEN_NEIGHBOURS = "neighbours that a topology gives"

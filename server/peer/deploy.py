@@ -120,6 +120,11 @@ def take_part(
             f"fed peer cannot run {experiment.algorithm.kind}, for real peers come and go, and miss what their "
             "neighbours' copies need: choose an algorithm such as deepsqueeze, or simulate it"
         )
+    if experiment.adversaries is not None:
+        raise InvalidExperiment(
+            f"fed peer needs adversaries null, for attackers are simulated, got {experiment.adversaries.kind}: set it "
+            "to null, or simulate the experiment"
+        )
     fingerprint = run_fingerprint(experiment, prepared.layout, None)
     with folder.held():
         kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if resume else None

@@ -55,6 +55,7 @@ class Peers:
         first: every peer's first model: (vector [V], integers [I]).
         lr_in: (round, peers) → step size of local steps.
         codec: of vectors that travel encoded, where the rule has some.
+        honest: rows of the peers whose models count in the mean and in measures; None: all.
 
     Raises:
         InvalidExperiment: if the rule's state is none.
@@ -69,6 +70,7 @@ class Peers:
     first: InitVar[tuple[Tensor, Tensor]]
     lr_in: Callable[[int, int], float]
     codec: PeerCodec | None = None
+    honest: Sequence[int] | None = None
 
     def __post_init__(self, first: tuple[Tensor, Tensor]) -> None:
         """Give every peer the first model."""
@@ -83,9 +85,10 @@ class Peers:
 
     def model(self) -> tuple[Tensor, Tensor]:
         """The peers' mean: (vector [V], integers [I]), of integers the largest."""
-        integers_I = self._integers_NI.amax(0) if self._integers_NI.numel() else self._integers_NI[0]
+        integers_HI, vectors_HV = self._counted(self._integers_NI), self._counted(self._vectors_NV)
+        integers_I = integers_HI.amax(0) if integers_HI.numel() else integers_HI[0]
         # in float64: the mean of equal models is that model, to the bit
-        return self._vectors_NV.double().mean(0).to(self.layout.dtype), integers_I
+        return vectors_HV.mean(0, dtype=torch.float64).to(self.layout.dtype), integers_I
 
     def measures(self) -> dict[str, float]:
         r"""The consensus distance of the models that are here; a real peer knows its own alone, and measures nothing.
@@ -96,7 +99,10 @@ class Peers:
         """
         if len(self.neighbourhood.members) == 1:
             return {}
-        return {"consensus_distance": float(self._state.model_NP.var(0, correction=0).sum().sqrt())}
+        return {"consensus_distance": float(self._counted(self._state.model_NP).var(0, correction=0).sum().sqrt())}
+
+    def _counted(self, part_N: Tensor) -> Tensor:
+        return part_N if self.honest is None else part_N[list(self.honest)]
 
     def models(self) -> Mapping[ClientId, tuple[Tensor, Tensor]]:
         """Each peer's own model."""

@@ -54,7 +54,7 @@ def test_consensus_distance_is_that_of_the_parameters(algorithm: str) -> None:
     assert run.summary["final_consensus_distance"] == run.metrics[-1]["consensus_distance"]
 
 
-def test_the_model_of_a_run_is_the_mean_of_its_peers() -> None:
+def test_the_model_is_the_mean_of_its_peers() -> None:
     run = fed.simulate(experiment(), model=normalised)
     assert list(run.models) == list(range(PEERS))
     states = [module.state_dict() for module in run.models.values()]

@@ -167,8 +167,12 @@ class Untouched(Codec):
 def test_attacks_edges_and_codecs_need_clients_that_report(kind: str, name: str, section: str, without: str) -> None:
     named = kind if kind in ALGORITHMS.builtin else f"python:{__name__}:{kind}"
     keys: Any = [section] if without == "[]" else {"kind": section}
+    if (kind, name) == ("dpsgd", "adversaries"):  # peers forge what they send to each other
+        assert Experiment(algorithm=kind, adversaries=keys).adversaries is not None
+        return
     line = problem(algorithm={"kind": named}, **{name: keys})
-    needed = "messages that codecs encode" if name == "uplink" else "clients that report to a coordinator"
+    needs = {"uplink": "messages that codecs encode", "adversaries": "clients that send what they have learned"}
+    needed = needs.get(name, "clients that report to a coordinator")
     assert line.startswith(f"{name} {section} needs {needed}, got algorithm {named}, ")
     assert f": set {name} to {without}, or choose a" in line
     assert ("choco" in line) == (name == "uplink" and kind == "dpsgd")
