@@ -271,6 +271,23 @@ def test_choco_with_few_values_agrees_linearly() -> None:
     assert all(later < before / 100 for before, later in itertools.pairwise(apart))
 
 
+def test_choco_agrees_through_a_codec_that_is_no_contraction() -> None:
+    """Random values times ten overshoot x̂ ninefold, unless each message is scaled."""
+    rule, still = CHOCO(consensus_step=0.1), Quadratics(torch.zeros(9, WIDE), torch.zeros(9, WIDE), 1.0)
+    codec, mean_P = coded(RandomK(fraction=0.1), parameters=WIDE), nine_start().mean(0)
+    state = after(rule, Hatted(nine_start(), torch.zeros_like(nine_start())), 600, still, NINE, codec)
+    assert float((state.model_NP - mean_P).norm()) < 1e-3 * float((nine_start() - mean_P).norm())
+
+
+def test_a_peer_that_joins_has_no_error_of_another() -> None:
+    rule = DeepSqueeze()
+    state = after(rule, first_state(rule, start(1)), 3, STILL, weights_of(ring), coded(TopK(fraction=0.4)))
+    joined = rule.joined(state)
+    assert torch.equal(joined.model_NP, state.model_NP)
+    assert float(state.error_NP.abs().max()) > 0.1
+    assert not joined.error_NP.any()
+
+
 def test_choco_with_few_values_rests_where_dpsgd_does() -> None:
     """Where x̂ = x, a step is D-PSGD's with the weights (1 − γ) I + γ W."""
     rule, descend = CHOCO(consensus_step=0.3), Quadratics.random(9, WIDE, 0.1)

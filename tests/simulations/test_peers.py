@@ -273,6 +273,19 @@ def test_peers_that_were_away_are_sent_what_they_missed(devices: dict[str, Any],
         assert sent == [whole, without, without, without, 12 * message_bytes + of_missed, whole]
 
 
+@pytest.mark.parametrize(
+    ("topology", "got"), [("random_matching", "one that changes with the round"), ("directed_ring", "a directed one")]
+)
+def test_choco_needs_a_fixed_graph(topology: str, got: str) -> None:
+    one = fed.Experiment(algorithm="choco", topology=topology, rounds={"count": 1})
+    with pytest.raises(
+        InvalidExperiment, match=f"CHOCO needs a fixed graph .* got {got}: choose a topology such as ring"
+    ):
+        fed.simulate(one, data=data(), model=model, loss=mean_output)
+    again = one.override({"algorithm": "deepsqueeze"})
+    assert fed.simulate(again, data=data(), model=model, loss=mean_output).summary["status"]
+
+
 def not_here(messages: Sequence[Tensor], senders: Sequence[int | str], number: int) -> Tensor:
     raise AssertionError("all senders are here, and have what they sent")
 
