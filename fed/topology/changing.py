@@ -1,5 +1,6 @@
 """Graphs of peers that change with the round: functions of (peers, round, streams)."""
 
+import math
 from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["grid_groups", "matcha", "one_peer_exponential", "random_matching"]
 
 _CLOSE = 1e-4  # of the largest algebraic connectivity, by which it may be missed
-_CUTS, _AT_ONCE = 100, 6
+_WIDTHS = (1e-9, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # μ of smoothing, in shares of λ₂; the first for equal probabilities
 
 
 def one_peer_exponential(peers: int, number: int) -> "nx.Graph[int]":
@@ -111,52 +112,132 @@ def _plan(
 ) -> tuple["Sequence[Sequence[tuple[int, int]]]", np.ndarray, float]:
     """The matchings of a base graph, their probabilities, and α."""
     given = {"streams": streams} if base in ("erdos_renyi", "random_regular") else {}
-    graph: nx.Graph[int] = getattr(graphs, base)(peers, **given)
-    colours = nx.greedy_color(nx.line_graph(graph), "DSATUR")  # edges of one colour share no peer
-    matchings = [[edge for edge in colours if colours[edge] == colour] for colour in sorted({*colours.values()})]
-    laplacians = np.stack([_laplacian(peers, matching) for matching in matchings])
-    probabilities = _most_connected(laplacians, budget * len(matchings))
-    mean = np.tensordot(probabilities, laplacians, 1)
+    matchings = _matchings(getattr(graphs, base)(peers, **given))
+    probabilities = _most_connected(peers, matchings, budget * len(matchings))
+    mean = _laplacian(peers, matchings, probabilities)
     # E[(Σ B L)²] = (Σ p L)² + Σ p (1 − p) L², and of a matching L² = 2 L
-    square = mean @ mean + 2 * np.tensordot(probabilities * (1 - probabilities), laplacians, 1)
+    square = mean @ mean + 2 * _laplacian(peers, matchings, probabilities * (1 - probabilities))
     return matchings, probabilities, _best_weight(mean, square)
 
 
-def _laplacian(peers: int, matching: "Sequence[tuple[int, int]]") -> np.ndarray:
+def _matchings(graph: "nx.Graph[int]") -> list[list[tuple[int, int]]]:
+    """A graph's edges in at most d + 1 matchings, d the most neighbours of a peer (Misra & Gries 1992).
+
+    Each edge gets a colour, and edges of one colour share no peer.
+    """
+    colours = range(max((degree for _, degree in graph.degree()), default=0) + 1)
+    mates: dict[int, dict[int, int]] = {peer: {} for peer in graph}  # by colour
+    for peer, other in graph.edges:
+        both = next((colour for colour in colours if colour not in mates[peer] and colour not in mates[other]), None)
+        if both is None:
+            _turn_fan(mates, colours, peer, other)
+        else:
+            mates[peer][both], mates[other][both] = other, peer
+    edges = ((colour, peer, mate) for peer in graph for colour, mate in mates[peer].items() if peer < mate)
+    by_colour: dict[int, list[tuple[int, int]]] = {}
+    for colour, peer, mate in sorted(edges):
+        by_colour.setdefault(colour, []).append((peer, mate))
+    return [*by_colour.values()]
+
+
+def _turn_fan(mates: dict[int, dict[int, int]], colours: range, peer: int, other: int) -> None:
+    """Colour an edge whose ends lack no colour in common, by moving colours of other edges.
+
+    Args:
+        mates: of each peer by colour.
+        colours: one more than any peer has neighbours.
+        peer: one end.
+        other: the other.
+    """
+    fan, before = [other], [-1]  # the colour of each one's edge is one that the peer before it lacks
+    while True:
+        free = (c for c, mate in mates[peer].items() if c not in mates[fan[-1]] and mate not in fan)
+        if (found := next(free, None)) is None:
+            break
+        fan.append(mates[peer][found])
+        before.append(found)
+    own, last = (next(c for c in colours if c not in mates[one]) for one in (peer, fan[-1]))
+    path, at, colour = [], peer, last
+    while colour in mates[at]:
+        path.append((at, mates[at][colour], colour))
+        at, colour = mates[at][colour], own + last - colour
+    _recolour(mates, path, [own + last - colour for _, _, colour in path])
+    # the exchange along the path may have broken the fan behind the first that lacks the colour now
+    before = [-1, *(next(c for c, mate in mates[peer].items() if mate == one) for one in fan[1:])]
+    end = next(place for place, one in enumerate(fan) if last not in mates[one])
+    turned = list(zip([peer] * (end + 1), fan, before, strict=False))
+    _recolour(mates, turned, [*before[1 : end + 1], last])
+
+
+def _recolour(
+    mates: dict[int, dict[int, int]], edges: "Sequence[tuple[int, int, int]]", after: "Sequence[int]"
+) -> None:
+    """Give edges, with the colours that they have, others.
+
+    Args:
+        mates: of each peer by colour.
+        edges: both ends, and the colour; −1: none.
+        after: the colours that they get.
+    """
+    for one, other, colour in edges:
+        mates[one].pop(colour, None)
+        mates[other].pop(colour, None)
+    for (one, other, _), colour in zip(edges, after, strict=True):
+        mates[one][colour], mates[other][colour] = other, one
+
+
+def _laplacian(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]", weights: np.ndarray) -> np.ndarray:
+    """Σ w L over matchings."""
     laplacian = np.zeros((peers, peers))
-    for one, other in matching:
-        laplacian[[one, other], [one, other]] += 1
-        laplacian[[one, other], [other, one]] -= 1
+    for matching, weight in zip(matchings, weights, strict=True):
+        one, other = np.array(matching).T  # each peer at most once
+        laplacian[one, one] += weight
+        laplacian[other, other] += weight
+        laplacian[one, other] = laplacian[other, one] = -weight
     return laplacian
 
 
-def _most_connected(laplacians: np.ndarray, total: float) -> np.ndarray:
-    """Probabilities p with Σ p ≤ total that maximise the second smallest eigenvalue of Σ p L.
+def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]", total: float) -> np.ndarray:
+    """Probabilities p with Σ p ≤ total that maximise λ₂, the second smallest eigenvalue of Σ p L.
 
-    It is the least of vᵀ (Σ p L) v over unit vectors v of mean 0: each that is found cuts a linear program.
+    λ₂ is smoothed, less and less: −μ log Σ exp(−λ/μ) over all but the smallest. Its gradient g bounds what can be
+    reached, λ₂(q) ≤ gᵀ q for every q, which tells when p is close enough; matchings that are all alike are so at once.
     """
-    from scipy.optimize import linprog
+    from scipy.optimize import Bounds, LinearConstraint, minimize
 
-    count = len(laplacians)
-    probabilities, cuts, bound = np.full(count, total / count), np.zeros((0, count + 1)), float(2 * count)
-    best, most = probabilities, -1.0
-    for _ in range(_CUTS):
-        values, vectors = np.linalg.eigh(np.tensordot(probabilities, laplacians, 1))
-        if values[1] > most:
-            best, most = probabilities, float(values[1])
+    count = len(matchings)
+    ends = [np.array(matching).T for matching in matchings]
+
+    def smoothed(probabilities: np.ndarray, width: float) -> tuple[float, float, np.ndarray]:
+        values, vectors = np.linalg.eigh(_laplacian(peers, matchings, probabilities))
+        values, vectors = values[1:], vectors[:, 1:]
+        shares = np.exp((values[0] - values) / width)
+        mean = (vectors * (shares / shares.sum())) @ vectors.T
+        slope = np.array([(mean[i, i] + mean[j, j] - 2 * mean[i, j]).sum() for i, j in ends])
+        return values[0], values[0] - width * np.log(shares.sum()), slope
+
+    def found(start: np.ndarray, width: float) -> np.ndarray:
+        def lost(probabilities: np.ndarray) -> tuple[float, np.ndarray]:
+            _, value, slope = smoothed(probabilities, width)
+            return -value, -slope
+
+        within = LinearConstraint(np.ones((1, count)), -np.inf, total)
+        solved = minimize(lost, start, jac=True, method="SLSQP", bounds=Bounds(0, 1), constraints=within)
+        probabilities: np.ndarray = np.clip(solved.x, 0, 1)
+        probabilities *= min(1, total / probabilities.sum())
+        return probabilities
+
+    candidate = best = np.full(count, total / count)
+    scale, most, bound = smoothed(candidate, 1.0)[0], 0.0, math.inf
+    for width in scale * np.array(_WIDTHS):
+        if most:
+            candidate = found(candidate, width)
+        value, _, slope = smoothed(candidate, width)
+        best, most = (candidate, value) if value > most else (best, most)
+        # gᵀ q is largest where the largest slopes count in full, up to the budget
+        bound = min(bound, float(np.sort(slope)[::-1] @ np.clip(total - np.arange(count), 0, 1)))
         if bound - most <= _CLOSE * most:
             break
-        found = vectors[:, 1:_AT_ONCE]
-        rows = np.einsum("ik,jil,lk->kj", found, laplacians, found, optimize=True)
-        cuts = np.concatenate([cuts, np.column_stack([-rows, np.ones(len(rows))])])
-        solved = linprog(
-            np.append(np.zeros(count), -1.0),
-            np.concatenate([cuts, np.append(np.ones(count), 0.0)[None]]),
-            np.append(np.zeros(len(cuts)), total),
-            bounds=[(0, 1)] * count + [(None, None)],
-        )
-        assert solved.x is not None  # all zeros are feasible
-        probabilities, bound = np.clip(solved.x[:-1], 0, 1), float(solved.x[-1])
     return best
 
 
