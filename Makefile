@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge deployment benchmark time compression test test-all lint format docs protocol clean
+.PHONY: help compare edge gossip deployment benchmark time compression test test-all lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,9 @@ compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints wher
 
 edge: $(LINKED)  ## a server and three nodes on this machine beside a simulation: the same bits? leaves runs/edge
 	$(BIN)/python examples/edge/run.py --output runs/edge
+
+gossip: $(LINKED)  ## eight peers without a coordinator beside a simulation: the same bits? leaves runs/gossip
+	$(BIN)/python -m examples.gossip.run --output runs/gossip
 
 deployment: $(LINKED)  ## rounds, transfers and 200 clients over gRPC; beside Flower where make benchmark has installed it
 	$(BIN)/python benchmarks/deployment.py

@@ -50,14 +50,14 @@ def started(log: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def port_of(server: subprocess.Popen[bytes], log: Path) -> int:
-    """The port on which the server listens, once it does."""
+    """The port on which a server, or a peer, listens, once it does."""
     until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s and server.poll() is None:
         for line in log.read_text().splitlines():
             if line.startswith("listening on "):
                 return int(line.split()[2].rpartition(":")[2])
         time.sleep(0.05)
-    sys.exit(f"the server does not listen; {log} says:\n{log.read_text()}")
+    sys.exit(f"nothing listens; {log} says:\n{log.read_text()}")
 
 
 def deploy(experiment: Path, output: Path) -> None:
