@@ -140,6 +140,7 @@ def _loop(
     observer: Observer | None,
 ) -> TrainingLoop:
     federation = simulation.federation(executor)
+    graph = simulation.topology.graph(1) if simulation.topology else None
 
     def facts() -> dict[str, Any]:
         attackers = simulation.attackers
@@ -156,7 +157,7 @@ def _loop(
         scores_meanwhile=executor.is_parallel,
         load_module=simulation.load_module,
         facts=facts,
-        report=lambda run: run_report(run, partition_of(simulation.data)),
+        report=lambda run: run_report(run, partition_of(simulation.data), graph),
         fingerprint=fingerprint,
         folder=folder,
         after_round=None if observer is None else observer.round,

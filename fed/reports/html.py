@@ -6,7 +6,7 @@ The pages' texts and layout are in ``comparison.html`` and ``run.html``, which e
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fed.config import yaml
 from fed.config.experiment import Experiment
@@ -14,12 +14,19 @@ from fed.errors import InvalidExperiment
 from fed.quantities import bytes_text, duration_text
 from fed.reports import charts
 from fed.reports.conclusions import failures, finding
+from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns
 from fed.storage.run_folder import Run, environment
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 __all__ = ["comparison_report", "comparison_svg", "run_report"]
+
+_EDGES = 5000
+"""The most that a page draws."""
 
 _Partitions: TypeAlias = Mapping[str, charts.Partition | None]
 
@@ -53,19 +60,23 @@ def comparison_svg(result: ComparisonResult) -> str | None:
     return next((for_file(svg) for _, svg in _curve_figures(result, _look(result))), None)
 
 
-def run_report(run: Run, partition: charts.Partition | None) -> str:
+def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[int] | None" = None) -> str:
     """The page of a single run, however it ended.
 
     Args:
         run: what to report; its summary may be that of an interrupted or failed run.
         partition: who held what, if that is known here.
+        graph: of the first round's neighbours, where there are some.
     """
+    figures = list(_run_figures(run.metrics))
+    if graph is not None and graph.number_of_edges() <= _EDGES:
+        figures.append(("Peers and their neighbours", picture(graph)))
     return _page(
         "run.html",
         {"Who holds what": partition},
         run=run,
         by_clients=_clients_evaluate(run.metrics),
-        figures=list(_run_figures(run.metrics)),
+        figures=figures,
         settings=yaml.dump(run.experiment.dump()),
     )
 
@@ -106,6 +117,8 @@ def _run_figures(metrics: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
         label, lines = next(iter(panels.items()))
         svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label=label)
         yield f"{label.capitalize()} against simulated time", svg
+    if apart := _run_curves(metrics, {"of peers' models from their mean": "consensus_distance"}):
+        yield "Consensus by round", charts.by_round({"consensus distance": apart})
     happened = [
         key for key in ("replied", "late", "failed", "staleness_mean") if any(line.get(key) for line in metrics)
     ]

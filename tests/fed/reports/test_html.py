@@ -231,6 +231,17 @@ def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
     assert "count: 2" in text
 
 
+def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 2}, "algorithm": "dpsgd"}
+    fed.simulate(fed.Experiment(**keys), output=tmp_path / "peers")
+    page = (tmp_path / "peers" / "report.html").read_text(encoding="utf-8")
+    assert "Consensus by round" in page
+    drawn = page.partition('aria-label="Peers and their neighbours"')[2].partition("</figure>")[0]
+    assert re.findall(r">(\d)</text>", drawn) == [*"01234"]
+    fed.simulate(fed.Experiment(**{**keys, "algorithm": "fedavg"}), output=tmp_path / "clients")
+    assert "Peers and their neighbours" not in (tmp_path / "clients" / "report.html").read_text(encoding="utf-8")
+
+
 def test_interrupted_run_says_so() -> None:
     run = fed.simulate(fed.Experiment().override({"data.clients": 5, "rounds.count": 1}))
     cut_short = fed.Run(run.experiment, [], {**run.summary, "status": "interrupted", "rounds": 0}, run.model)
