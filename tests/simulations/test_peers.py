@@ -94,6 +94,27 @@ def test_a_peer_waits_for_its_neighbours_and_nobody_else(devices: dict[str, Any]
     assert len(set(got)) > 1  # no barrier
 
 
+def test_a_slow_peer_delays_others_by_one_hop_a_round(tmp_path: Path) -> None:
+    """On a path whose links take no time a clock is that of the slowest within as many hops as there were rounds."""
+    clients, rounds, slow_s = 7, 4, 10.0
+    traced = table(
+        tmp_path / "slow.csv",
+        "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s",
+        *((client, 1 / slow_s if client == 0 else 1.0, 1e18, 1e18, 0.0) for client in range(clients)),
+    )
+    one = experiment({"kind": "trace", **traced}, topology="path", rounds={"count": rounds})
+    simulation = Simulation(one, data([1] * clients), model, mean_output)
+    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
+    for number in range(1, rounds + 1):
+        peers.round(number)
+        ready_s = peers.state()["neighbourhood"]["ready_s"]
+        # the slow one's rounds, but for those that the news is on its way, of which the last hop costs nothing
+        late_s = [number * slow_s, *(slow_s * (number - hops + 1) + hops - 1 for hops in range(1, clients))]
+        expected = [max(waited_s, number) for waited_s in late_s]
+        np.testing.assert_allclose(ready_s, expected, rtol=1e-12)
+        assert peers.clock == max(ready_s)
+
+
 def by_hand(one: fed.Run, takes_part: Sequence[Sequence[bool]], cut: dict[tuple[int, int], int]) -> None:
     """Hold a run's models to D-PSGD in which the absent keep what they had."""
     matrix = mixing_matrix(ring(PEERS)).to_dense().numpy()
