@@ -102,9 +102,10 @@ def test_a_peer_joins_with_a_copy_and_mixes(tmp_path: Path) -> None:
         assert first > 4
         assert of_joined[first:] == [1] * (60 - first)
         assert "with a copy of another peer's model" in (tmp_path / "log-4").read_text()
-        # once it is with the others, both its neighbours' vectors reach it in each round
+        # once it is with the others, both its neighbours' vectors reach it: in their round or a round before
         size_bytes = peers.lines(0)[0]["bytes_up"] // 2
-        assert all(line["bytes_down"] == 2 * size_bytes for line in peers.lines(4)[-20:])
+        received = sum(line["bytes_down"] for line in peers.lines(4)[-20:]) / size_bytes
+        assert received == pytest.approx(40, abs=2)
 
 
 @pytest.mark.parametrize("diallers", [(3,), (2, 3)])
