@@ -65,6 +65,7 @@ class PeerNetwork:
         self._left_out_before: set[str] = set()
         self.neighbours: frozenset[str] = frozenset()
         self.skips_to = 0
+        self._moved = (0, 0)
         self._topology = lru_cache(2)(topology)
         self._pushes, self._deadline_s = pushes, deadline_s
         self._began_s = time.monotonic()
@@ -147,7 +148,6 @@ class PeerNetwork:
 
     def begin(self, number: int) -> Attendance:
         """Find a round's neighbours; a peer that others have left behind takes no part until it is with them."""
-        self._moved = self._call(lambda: (self.service.bytes_sent, self.service.bytes_received))
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         durable = self._written if self._keeps_checkpoints else number - 1
@@ -205,6 +205,7 @@ class PeerNetwork:
         """Say who was left out, and count what has travelled."""
         moved = self._call(lambda: (self.service.bytes_sent, self.service.bytes_received))
         self.bytes_sent, self.bytes_received = (now - then for now, then in zip(moved, self._moved, strict=True))
+        self._moved = moved
         if self.left_out - self._left_out_before:
             named = ", ".join(sorted(self.left_out))
             _log.warning("round %d: mixed without %s", self.service.round, named)

@@ -38,6 +38,7 @@ _PROGRESS_EVERY_S = 1.0
 _LOOKS_EVERY_S = 0.1
 
 _OVER = "this exchange is over"
+_NO_NEIGHBOUR = "it is not a neighbour in this round"
 
 
 class Key(NamedTuple):
@@ -241,7 +242,7 @@ class PeerService:
         letter = self._kept(key, view, tensors, receivers)
         for arrived in [name for its_key, name in self._arrivals if its_key == key and name not in senders]:
             del self._arrivals[key, arrived]
-            self._tell_verdict(arrived, key, "it is not a neighbour in this round")
+            self._tell_verdict(arrived, key, _NO_NEIGHBOUR)
         for name in sorted(receivers):
             self._send(letter, name)
         self.reach(senders | receivers)
@@ -403,6 +404,9 @@ class PeerService:
             self._refuse(key, name, str(error))
             raise
         self.bytes_received += incoming.payload.size_bytes
+        if self._open is not None and key == self._open.key and name not in self._open.senders:  # opened meanwhile
+            self._tell_verdict(name, key, _NO_NEIGHBOUR)
+            return
         self._arrivals[key, name] = _Arrival(vectors.view, tensors)
         self._tell_verdict(name, key, None)
         self._changed.set()
@@ -565,7 +569,7 @@ class PeerService:
         if held > self.ahead * len(self.specs):
             return "it has sent too many vectors ahead"
         if self._open is not None and key == self._open.key and name not in self._open.senders:
-            return "it is not a neighbour in this round"
+            return _NO_NEIGHBOUR
         return None
 
     def _refuse(self, key: Key, name: str, reason: str) -> None:

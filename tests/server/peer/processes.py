@@ -107,6 +107,7 @@ def _take_part(
     folder: Path, keys: Mapping[str, Any], peer: int, home: Home, setup: Mapping[str, Any], resume: bool
 ) -> None:
     logging.basicConfig(filename=folder / f"log-{peer}", level=logging.INFO, format="%(created)f %(message)s")
+    logging.getLogger("fed").setLevel(logging.DEBUG)
     torch.set_num_threads(1)
     if home.namespace:
         with Path(f"/var/run/netns/{home.namespace}").open() as file:
