@@ -551,8 +551,9 @@ class PeerService:
         }
         reached = frozenset(name for name in receivers if self._went(name) and (name not in senders or name in vectors))
         self.included[key] = frozenset(vectors)
-        for name in list(letter.owed - reached):
-            letter.owed.discard(name)
+        letter.owed &= reached
+        for name in sorted(senders - vectors.keys()):  # one that has not had this peer's vectors would wait for them
+            self._tell_verdict(name, key, "this peer has left it out")
         self._open, self._next = None, Key(key.round, key.exchange + 1)
         for its_key in [one for one in self._arrivals if one[0] == key]:
             del self._arrivals[its_key]

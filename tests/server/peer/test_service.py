@@ -111,6 +111,22 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_neighbour_that_is_left_out_waits_no_longer(tmp_path: Path) -> None:
+    async def run() -> None:
+        one, other = await pair(tmp_path)
+        for service in (one, other):
+            service.begin(1, 0)
+        one._send = lambda letter, name: None  # type: ignore[method-assign]  # it closes before its message has gone
+        async with asyncio.timeout(20.0):
+            await asyncio.gather(
+                one.exchange(Key(1, 0), [X], "its own", OTHER, OTHER, 60.0),
+                other.exchange(Key(1, 0), [Y], "another", ONE, ONE, 60.0),
+            )
+        await stop(one, other)
+
+    asyncio.run(run())
+
+
 def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
     async def run() -> None:
         one, other = await pair(tmp_path)
