@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge gossip deployment benchmark time compression test test-all lint format docs protocol clean
+.PHONY: help compare edge gossip deployment benchmark time gossip-benchmark compression test test-all lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ benchmark: $(LINKED) benchmarks/.venv/installed  ## rounds a second beside PyTor
 
 time: $(LINKED)  ## events a second of the simulator's clock, with 1,000 to 1,000,000 clients; two minutes
 	$(BIN)/python benchmarks/time.py
+
+gossip-benchmark: $(LINKED)  ## 1,000 simulated peers, and their mixing beside the memory's bandwidth; three minutes
+	$(BIN)/python benchmarks/gossip.py
 
 compression: $(LINKED)  ## speed, bytes and accuracy of codecs, and the bandwidth below which each pays; ten minutes
 	$(BIN)/python benchmarks/compression.py

@@ -38,6 +38,8 @@ from fed.topology import Topology
 
 __all__ = ["Simulation", "begin_scoring"]
 
+_MOST_HELD_BYTES = 2**30
+
 
 class Simulation:
     """One experiment with its data and model, ready to run.
@@ -79,6 +81,9 @@ class Simulation:
         if self.algorithm.pools_data:
             # likewise: each client scores on its own samples
             self.data = self.data.pooled()
+        if self.has_peers and self.data.is_on_demand:
+            # all peers train in every round, and their models are in memory in any case
+            self.data = _held(self.data)
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
         recipe = replace(self.prepared.recipe, read=self.data.read, format=self.message)
         samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
@@ -221,6 +226,17 @@ def _resolved(experiment: Experiment, data: object, model: object, batching: Bat
     given["simulation.batching"] = "on" if batching.is_batched else "off"
     given |= {"simulation.group": batching.group} if batching.is_batched else {}
     return experiment.override(given)
+
+
+def _held(data: FederatedData) -> FederatedData:
+    """Data on demand in memory, unless they take more than a gigabyte."""
+    held, size_bytes = {}, 0
+    for client in data.clients:
+        held[client] = data.read(client)
+        size_bytes += sum(part.nbytes for part in held[client])
+        if size_bytes > _MOST_HELD_BYTES:
+            return data
+    return replace(data, train=held)
 
 
 def _data(experiment: Experiment, data: FederatedData | None) -> FederatedData:

@@ -22,7 +22,7 @@ class ByCoordinator(Hyperparameters):
             stream "scored"; ``all`` of them take long where there are many.
     """
 
-    peers: PositiveInt | Literal["all"] = 64
+    peers: PositiveInt | Literal["all"] = 16
 
     def scored(self, clients: Sequence[int | str], streams: Streams) -> Sequence[int | str]:
         """The peers whose models are scored, in their order.

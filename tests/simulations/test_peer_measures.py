@@ -1,6 +1,7 @@
 """Measures of simulated peers: their mean, consensus distance and scores, and the rounds that they refuse."""
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 
 PEERS = 6
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def experiment(algorithm: str = "dpsgd", /, **keys: Any) -> fed.Experiment:
@@ -77,7 +79,7 @@ def test_one_model_has_no_consensus_distance() -> None:
     assert not any("consensus_distance" in key for key in run.summary)
 
 
-@pytest.mark.parametrize("peers", [2, 5, "all", 64])
+@pytest.mark.parametrize("peers", [2, 5, "all", 16])
 def test_scores_are_those_of_the_peers_that_are_drawn(peers: int | str) -> None:
     one = experiment(**{"evaluation.peers": peers})
     run = fed.simulate(one)
@@ -101,7 +103,7 @@ def test_scores_are_those_of_the_peers_that_are_drawn(peers: int | str) -> None:
 def test_the_peers_that_are_scored_are_a_part_in_order() -> None:
     names = [f"p{number}" for number in range(100)]
     drawn = list(ByCoordinator().scored(names, Streams(3)))
-    assert len(drawn) == len(set(drawn)) == 64
+    assert len(drawn) == len(set(drawn)) == 16
     assert drawn == [name for name in names if name in drawn]
 
 
@@ -132,3 +134,15 @@ def test_what_a_coordinator_does_is_refused_of_peers(keys: dict[str, Any], sente
 def test_a_cohort_of_clients_that_never_meet_has_no_effect() -> None:
     run = fed.simulate(experiment("local", **{"rounds.cohort": 2}))
     assert run.metrics[0]["replied"] == PEERS
+
+
+@pytest.mark.long
+def test_dpsgd_on_a_ring_is_within_two_points_of_fedavg() -> None:
+    """In equal steps, as examples/peers.yaml compares them."""
+    comparison = fed.Comparison.load(ROOT / "examples" / "peers.yaml")
+    chosen = [variant for variant in comparison.compare or [] if variant.name in ("FedAvg", "D-PSGD")]
+    result = fed.compare(comparison.model_copy(update={"compare": chosen}))
+    fedavg, dpsgd = result.rows
+    assert [row["seeds"] for row in result.rows] == [[0, 1, 2]] * 2
+    assert dpsgd["final_test_accuracy"] > fedavg["final_test_accuracy"] - 0.02
+    assert fedavg["final_test_accuracy"] > 0.9
