@@ -311,25 +311,6 @@ def not_here(messages: Sequence[Tensor], senders: Sequence[int | str], number: i
     raise AssertionError("all senders are here, and have what they sent")
 
 
-@pytest.mark.parametrize("peer", range(PEERS))
-def test_a_slow_peer_delays_others_round_by_round(peer: int, tmp_path: Path) -> None:
-    """On a path where messages take no time, k hops away: from round k on, by definition of the longest way to it."""
-    slow_s, fast_s = 64.0, 1.0
-    rows = [(i, 1 / (slow_s if i == peer else fast_s), 1e300, 1e300, 0) for i in range(PEERS)]
-    traced = table(tmp_path / "d.csv", "client,samples_per_s,down_bytes_per_s,up_bytes_per_s,latency_s", *rows)
-    one = experiment(traced, topology="path", local={"steps": 1}, rounds={"count": PEERS})
-    simulation = Simulation(one, data(), model, mean_output)
-    peers = simulation.federation(InProcess(partial(Work, simulation.recipe)))
-    assert isinstance(peers, Peers)
-    for number in range(1, PEERS + 1):
-        peers.round(number)
-        hops = [abs(i - peer) for i in range(PEERS)]
-        # k rounds' news come from k hops away: so many of the slow peer's rounds, and the others' own
-        waited = [max(number - max(k, 1) + 1, 0) for k in hops]
-        expected = [slow * slow_s + (number - slow) * fast_s for slow in waited]
-        assert peers.state()["neighbourhood"]["ready_s"] == expected
-
-
 def test_late_neighbours_are_left_out_at_both_ends(devices: dict[str, Any]) -> None:
     """By the definition: each waits for the deadline at most, and both ends keep what they would have given."""
     deadline_s, matrix = 4.0, mixing_matrix(ring(PEERS)).to_dense().numpy()
