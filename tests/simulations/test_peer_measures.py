@@ -14,6 +14,7 @@ from fed.clients.training.losses import cross_entropy
 from fed.config.evaluation import ByCoordinator
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
+from fed.simulations.simulation import Simulation
 
 PEERS = 6
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,3 +147,10 @@ def test_dpsgd_on_a_ring_is_within_two_points_of_fedavg() -> None:
     assert [row["seeds"] for row in result.rows] == [[0, 1, 2]] * 2
     assert dpsgd["final_test_accuracy"] > fedavg["final_test_accuracy"] - 0.02
     assert fedavg["final_test_accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("name", ["digits", "peers"])
+def test_comparisons_with_peers_can_be_prepared(name: str) -> None:
+    variants = fed.Comparison.load(ROOT / "examples" / f"{name}.yaml").variants()
+    prepared = [Simulation(one.override({"simulation.batching": "off"})) for one in variants.values()]
+    assert any(simulation.has_peers for simulation in prepared)
