@@ -18,6 +18,8 @@ from fed.quantities import bytes_text
 
 __all__ = ["peer"]
 
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # names them, and binds to none
+
 
 def peer(
     data: Annotated[Path, typer.Option(metavar="DATA.yaml", help="What this peer trains on; it stays here.")],
@@ -79,6 +81,8 @@ def peer(
         )
     for address, option in addresses:
         hold_to_certificates(address, credentials, insecure, option)
+    if listen and not advertise and listen.rpartition(":")[0].strip("[]") in _EVERYWHERE:
+        raise InvalidInput(f"--listen {listen} is an address that others cannot dial: give --advertise HOST:PORT, too")
     loaded = PeerCredentials.load(credentials) if credentials is not None else None
     if loaded and name not in {None, loaded.name}:
         raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")

@@ -10,6 +10,7 @@ Shapes: see :mod:`fed.layout`.
 import asyncio
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -97,6 +98,8 @@ class PeerNetwork:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        if lingers:
+            shutil.rmtree(self.service.folder, ignore_errors=True)
 
     def await_members(self, count: int) -> Standing:
         """Wait until so many members are ready; after a resumption, for those of before, until the deadline.

@@ -21,7 +21,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import Tensor
 
 from fed import __version__
-from fed.errors import InvalidPayload
+from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.links import Link, Links, Refused, StreamPatience
 from fed.server.peer.membership import Member, MembershipList, Timing
@@ -173,6 +173,7 @@ class PeerService:
         self._suspected: set[str] = set()
         self._gone: set[str] = set()
         self._files = 0
+        self._beating: asyncio.Task[None] | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
 
     # The run's side.
@@ -192,7 +193,8 @@ class PeerService:
         self.members.leave()
         for link in self.links.all():
             link.tell(self._table(link.name))
-        self._beating.cancel()
+        if self._beating is not None:
+            self._beating.cancel()
         await self.links.close(reason)
 
     def standing(self) -> Standing:
@@ -495,7 +497,8 @@ class PeerService:
 
     def _kept(self, key: Key, view: str, tensors: Sequence[Tensor], receivers: frozenset[str]) -> _Letter:
         path = self.folder / f"{key.round:06d}-{key.exchange}.out"
-        payload = written(path, tensors)
+        with os_errors_as(RunFailed, f"{self.folder} cannot be written to", "make room there, then resume the run"):
+            payload = written(path, tensors)
         letter = self._letters[key] = _Letter(key, view, payload, path, set(receivers))
         said = {"key": key, "view": view, "owed": sorted(receivers), "payload": MessageToDict(payload)}
         path.with_suffix(".json").write_text(json.dumps(said))
