@@ -170,6 +170,8 @@ class _Peer:
     ) -> None:
         self._experiment, self._prepared, self._rule = experiment, prepared, rule
         policy = experiment.rounds.make()
+        if isinstance(policy, Synchronous):
+            policy.check_peers(setup.min_peers)
         deadline_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _DEADLINE_S
         size = prepared.data.size_of(client)
         first = prepared.layout.pack(prepared.module)
