@@ -153,7 +153,7 @@ def test_dump_shows_defaults_of_sections_left_out() -> None:
         "partition": {"kind": "iid", "overlap": 0.0},
         "test_fraction": 0.2,
     }
-    assert dumped["evaluation"] == {"kind": "coordinator"}
+    assert dumped["evaluation"] == {"kind": "coordinator", "peers": 16}
     assert (dumped["topology"], dumped["uplink"], dumped["rounds"]["cohort"]) == (None, [], "all")
 
 
