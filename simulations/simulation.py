@@ -81,7 +81,7 @@ class Simulation:
         if self.algorithm.pools_data:
             # likewise: each client scores on its own samples
             self.data = self.data.pooled()
-        if self.has_peers and self.data.is_on_demand:
+        if self.algorithm.primitive == "mix" and self.data.is_on_demand:
             # all peers train in every round, and their models are in memory in any case
             self.data = _held(self.data)
         self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
