@@ -27,6 +27,7 @@ SMALL: dict[str, Any] = {
     "model": {"kind": "mlp", "hidden": [8]},
     "rounds": {"count": 4, "cohort": 5},
 }
+ALL = {"rounds.cohort": "all"}
 EVERY_ALGORITHM = ["fedavg", "fedprox", "fedavgm", "bmuf", "dpsgd", "local", "centralized"]
 
 
@@ -40,7 +41,7 @@ def repeatable(run: fed.Run) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", EVERY_ALGORITHM)
 def test_same_seed_gives_same_bits_and_another_does_not(kind: str) -> None:
-    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind})
+    experiment = fed.Experiment(**SMALL, algorithm={"kind": kind}).override(ALL if kind == "dpsgd" else {})
     torch.manual_seed(1)
     first = simulate(experiment)
     torch.manual_seed(2)
@@ -320,7 +321,7 @@ def test_interruption_after_training_keeps_the_last_measured_model(
 
     for kind in ("fedavg", "dpsgd"):
         keys = {"algorithm": {"kind": kind}, "evaluation": evaluation, "simulation": {"workers": 0}}
-        experiment = fed.Experiment(**SMALL, **keys)
+        experiment = fed.Experiment(**SMALL, **keys).override(ALL if kind == "dpsgd" else {})
         scored.clear()
         monkeypatch.setattr(scores, "line", interrupted)
         with pytest.raises(KeyboardInterrupt):
