@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fed.errors import FedError
 
-__all__ = ["WeightedMean"]
+__all__ = ["MOST_LANES", "PACKED_BYTES", "WeightedMean"]
 
 _LANE_BITS = 32  # of the 53 bits of a lane, 21 are left for carries
 _LOWEST = -3  # the lowest lane's unit is 2^(32·-3): it rounds to nearest, by 2^-97 at most
@@ -25,9 +25,16 @@ _LOWEST_EXPONENT = _LANE_BITS * _LOWEST
 _LARGEST = 2.0**800  # 2²⁰ products below it, and the magnets of their lanes, stay finite
 # Pieces have at most 2³² units each: 2²⁰ of them add up to 2⁵² at most, which float64 holds without rounding.
 _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
+_USUAL_LANES = 4  # of a packed sum, up to 2³¹; larger ones have more
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
 _LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory
 _ZERO = torch.zeros((), dtype=torch.float64)
+
+MOST_LANES = 30
+"""Lanes that a packed sum can have: up to 2⁸²⁰, of 2²⁰ of the largest products."""
+
+PACKED_BYTES = 4 * _USUAL_LANES
+"""Bytes of each number of a packed sum, unless one of them is 2³¹ or more."""
 
 
 class WeightedMean:
@@ -102,6 +109,54 @@ class WeightedMean:
         self._products = [*other._products]  # a list of its own: the other sum may continue
         for index, lane_P in other._lanes.items():
             self._lane(index).add_(lane_P)
+
+    def packed(self) -> Tensor:
+        r"""Pack the exact sum for its way to another process: [L · P] in int32, the same for equal sums.
+
+        .. math:: \sum_i w_i v_i = \sum_{l=0}^{L-1} 2^{32 (l - 3)} \, \mathrm{lane}_l, \qquad L ≥ 4
+
+        The count and the weight are not in it.
+        """
+        self._cut_products()
+        highest = max(self._lanes, default=_LOWEST) + 2  # one for the carry
+        packed_LP = torch.zeros(max(highest - _LOWEST, _USUAL_LANES), self.size, dtype=torch.int32)
+        for start in range(0, self.size, _PIECE):
+            carry_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
+            for place, packed_P in enumerate(packed_LP):
+                index = place + _LOWEST
+                lane_J = carry_J if index not in self._lanes else self._lanes[index][start : start + _PIECE] + carry_J
+                carry_J = _round_to_lane(lane_J, index + 1)
+                units_J = (lane_J - carry_J) * math.ldexp(1, -_LANE_BITS * index)
+                # half a unit of the next lane may have been rounded down, and int32 ends before it
+                is_half_J = units_J == 2.0 ** (_LANE_BITS - 1)
+                carry_J.add_(is_half_J.double(), alpha=math.ldexp(1, _LANE_BITS * (index + 1)))
+                packed_P[start : start + _PIECE] = torch.where(is_half_J, -units_J, units_J)
+        used = packed_LP.any(1).nonzero()
+        return packed_LP[: max(int(used[-1]) + 1 if len(used) else 0, _USUAL_LANES)].flatten()
+
+    @classmethod
+    def unpacked(cls, packed: Tensor, size: int, atoms: int, weight: int | Fraction) -> "WeightedMean":
+        """Sum that :meth:`packed` has packed.
+
+        Args:
+            packed: [L · P] in int32, from anyone.
+            size: P.
+            atoms: the number of vectors that it counts.
+            weight: of all of them, above 0.
+
+        Raises:
+            FedError: if its length is no whole number of lanes, or there are too many.
+        """
+        lanes = packed.numel() // max(size, 1)
+        if packed.numel() != lanes * size or lanes > MOST_LANES:
+            raise FedError(f"a packed sum must have up to {MOST_LANES} lanes of {size}, got {packed.numel()} numbers")
+        total = cls(size)
+        total._count(atoms, weight)
+        total._lanes = {
+            place + _LOWEST: lane_P * math.ldexp(1, _LANE_BITS * (place + _LOWEST))
+            for place, lane_P in enumerate(packed.view(lanes, size).double())
+        }
+        return total
 
     def finish(self, *, is_last: bool = False) -> Tensor:
         """The mean [P], in float64.

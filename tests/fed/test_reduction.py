@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fed.errors import FedError
-from fed.reduction import WeightedMean
+from fed.reduction import MOST_LANES, WeightedMean
 
 PIECE = 1 << 14  # numbers that are cut into lanes together
 LONGEST = 1 << 21  # numbers of the longest vector that is kept as it is until there is another
@@ -94,10 +94,41 @@ def test_every_order_and_every_tree_gives_the_same_bits(
         other, mean = forest.pop(), forest.pop()
         if mean.atoms and random.random() < 0.5:
             mean.finish()  # looking at a sum does not change it
+        if random.random() < 0.5:
+            mean = WeightedMean.unpacked(mean.packed(), mean.size, mean.atoms, mean.weight)
         mean.merge(other)
         forest.append(mean)
     assert same_bits(forest[0].finish(), expected_P)
     assert (forest[0].atoms, forest[0].weight) == (len(atoms), sum(Fraction(weight) for weight in cohort[1]))
+    assert torch.equal(forest[0].packed(), mean_of(vectors, cohort[1]).packed())
+
+
+edges = st.builds(math.ldexp, st.sampled_from([0.5, 0.75, 1 - 2.0**-53]), st.integers(-97, 790))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.builds(math.copysign, edges, st.sampled_from([1.0, -1.0])), min_size=1, max_size=6))
+@example([2.0**31])
+@example([-(2.0**31)])
+@example([2.0**31, -(2.0**-96)])
+@example([2.0**790] * 6)
+def test_packed_lanes_are_the_digits_of_the_exact_sum(column: list[float]) -> None:
+    packed = mean_of([torch.tensor([number], dtype=torch.float64) for number in column], [1] * len(column)).packed()
+    units = sum(round(Fraction(number) * 2**96) for number in column)
+    assert sum(lane << (32 * place) for place, lane in enumerate(packed.tolist())) == units
+    assert len(packed) == 4 or packed[-1] != 0
+    assert len(packed) <= MOST_LANES
+    back = WeightedMean.unpacked(packed, 1, len(column), len(column))
+    assert torch.equal(back.packed(), packed)
+    assert abs(Fraction(back.finish().item()) * len(column) - Fraction(units, 2**96)) <= abs(units) * Fraction(
+        1, 2**147
+    )
+
+
+def test_lanes_of_another_length_are_no_packed_sum() -> None:
+    for numbers_given in (7, 2 * (MOST_LANES + 1)):
+        with pytest.raises(FedError, match=f"up to {MOST_LANES} lanes of 2, got {numbers_given}"):
+            WeightedMean.unpacked(torch.zeros(numbers_given, dtype=torch.int32), 2, 1, 1)
 
 
 def test_long_vectors_are_cut_alike_whatever_stands_beside_a_number() -> None:
