@@ -111,35 +111,27 @@ class WeightedMean:
             self._lane(index).add_(lane_P)
 
     def packed(self) -> Tensor:
-        r"""Pack the exact sum for its way to another process: [L · P] in int32, the same for equal sums.
+        r"""Pack the exact sum for its way to another process: lanes of P numbers in int32, one after the other.
 
-        .. math:: \sum_i w_i v_i = \sum_{l=0}^{L-1} 2^{32 (l - 3)} \, \mathrm{lane}_l, \qquad L ≥ 4
+        .. math:: \sum_i w_i v_i = \sum_l 2^{32 (l - 3)} \, \mathrm{lane}_l
 
-        The count and the weight are not in it.
+        There are four lanes at least. Equal sums give the same lanes; count and weight are not in them.
         """
         self._cut_products()
         highest = max(self._lanes, default=_LOWEST) + 2  # one for the carry
-        packed_LP = torch.zeros(max(highest - _LOWEST, _USUAL_LANES), self.size, dtype=torch.int32)
+        lanes = torch.zeros(max(highest - _LOWEST, _USUAL_LANES), self.size, dtype=torch.int32)
         for start in range(0, self.size, _PIECE):
-            carry_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
-            for place, packed_P in enumerate(packed_LP):
-                index = place + _LOWEST
-                lane_J = carry_J if index not in self._lanes else self._lanes[index][start : start + _PIECE] + carry_J
-                carry_J = _round_to_lane(lane_J, index + 1)
-                units_J = (lane_J - carry_J) * math.ldexp(1, -_LANE_BITS * index)
-                # half a unit of the next lane may have been rounded down, and int32 ends before it
-                is_half_J = units_J == 2.0 ** (_LANE_BITS - 1)
-                carry_J.add_(is_half_J.double(), alpha=math.ldexp(1, _LANE_BITS * (index + 1)))
-                packed_P[start : start + _PIECE] = torch.where(is_half_J, -units_J, units_J)
-        used = packed_LP.any(1).nonzero()
-        return packed_LP[: max(int(used[-1]) + 1 if len(used) else 0, _USUAL_LANES)].flatten()
+            for index, digits_J in self._digits(start, highest):
+                lanes[index - _LOWEST, start : start + _PIECE] = digits_J * math.ldexp(1, -_LANE_BITS * index)
+        used = lanes.any(1).nonzero()
+        return lanes[: max(int(used[-1]) + 1 if len(used) else 0, _USUAL_LANES)].flatten()
 
     @classmethod
     def unpacked(cls, packed: Tensor, size: int, atoms: int, weight: int | Fraction) -> "WeightedMean":
         """Sum that :meth:`packed` has packed.
 
         Args:
-            packed: [L · P] in int32, from anyone.
+            packed: its lanes, from anyone.
             size: P.
             atoms: the number of vectors that it counts.
             weight: of all of them, above 0.
@@ -228,18 +220,27 @@ class WeightedMean:
                 return
 
     def _summed_piece(self, start: int) -> Tensor:
-        """Sum of a piece's lanes, rounded to 2⁻⁵² of itself.
+        """Sum of a piece's lanes, rounded to 2⁻⁵² of itself, the same for equal sums."""
+        sum_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
+        for _, digits_J in self._digits(start, max(self._lanes, default=_LOWEST) + 2):
+            sum_J += digits_J
+        return sum_J
+
+    def _digits(self, start: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """Piece of each lane in turn, up to before ``end``, in [−½, ½) of the next lane's unit.
 
         Lanes may cancel each other, and a plain sum would by then have lost what stands below. So each first hands to
-        the next what is worth whole units there: half a unit at most is left, which none cancels.
+        the next what is worth whole units there.
         """
-        sum_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
-        carry_J = torch.zeros_like(sum_J)
-        for index in sorted(self._lanes):
-            lane_J = self._lanes[index][start : start + len(sum_J)] + carry_J
-            carry_J = _round_to_lane(lane_J, index + 1) if index + 1 in self._lanes else torch.zeros_like(sum_J)
-            sum_J += lane_J.sub_(carry_J)
-        return sum_J
+        carry_J = torch.zeros(min(_PIECE, self.size - start), dtype=torch.float64, device=self.device)
+        for index in range(min(self._lanes, default=_LOWEST), end):
+            lane_J = self._lanes[index][start : start + _PIECE] + carry_J if index in self._lanes else carry_J
+            unit = math.ldexp(1, _LANE_BITS * (index + 1))
+            # exact, since a lane has 52 bits at most; not rounded to even: what is even depends on how lanes were added
+            carry_J = (lane_J * (1 / unit)).add_(0.5).floor_().mul_(unit)
+            yield index, lane_J.sub_(carry_J)
+            if index >= max(self._lanes, default=index) and not carry_J.any():
+                return
 
     def _lane(self, index: int) -> Tensor:
         if index not in self._lanes:
