@@ -33,8 +33,9 @@ from fed.server.peer.links import StreamPatience
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.neighbourhood import PeerCodec
 from fed.server.peer.network import PeerNetwork, meeting
+from fed.server.peer.outbox import Key
 from fed.server.peer.peers import Peers, exchange_specs
-from fed.server.peer.service import Key, PeerService
+from fed.server.peer.service import PeerService
 from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scoring, TrainingLoop

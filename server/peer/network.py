@@ -22,9 +22,11 @@ from torch import Tensor
 
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
+from fed.server.peer.member_service import Standing
 from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
-from fed.server.peer.service import Key, Outcome, PeerService, Standing
+from fed.server.peer.outbox import Key
+from fed.server.peer.service import Outcome, PeerService
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.wire.messages import client_id_of

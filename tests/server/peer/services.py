@@ -15,7 +15,8 @@ from torch import Tensor
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.links import StreamPatience
 from fed.server.peer.membership import Member, Timing
-from fed.server.peer.service import Key, PeerService
+from fed.server.peer.outbox import Key
+from fed.server.peer.service import PeerService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.protocol import PROTOCOL

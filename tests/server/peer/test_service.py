@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from fed.errors import InvalidPayload
-from fed.server.peer.service import Key, Outcome, PeerService
+from fed.server.peer.outbox import Key
+from fed.server.peer.service import Outcome, PeerService
 from fed.wire import protocol_pb2 as pb
 from tests.server.peer.services import Stranger, await_that, hello, listening, made, port_of
 

@@ -1,0 +1,260 @@
+"""Service of a peer among others, whatever they do together: its streams, its table of members, and its progress.
+
+All of it runs in one event loop.
+"""
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fed import __version__
+from fed.identity.credentials import PeerCredentials
+from fed.server.peer.links import Link, Links, Refused, StreamPatience
+from fed.server.peer.membership import Member, MembershipList, Timing
+from fed.wire import protocol_pb2 as pb
+from fed.wire.payloads import Incoming
+from fed.wire.protocol import PROTOCOL
+from fed.wire.rate_limits import Refusals
+
+__all__ = ["MemberService", "Standing"]
+
+_log = logging.getLogger(__name__)
+_PROGRESS_EVERY_S = 1.0
+
+
+class Standing(NamedTuple):
+    """Members and their rounds, as one peer sees them.
+
+    Args:
+        present: the members that are there and ready, in their order.
+        others: how many more are there, which are not ready yet.
+        view: their hash.
+        rounds: the round that each of the others is in, as far as it is known.
+    """
+
+    present: tuple[Member, ...]
+    others: int
+    view: str
+    rounds: Mapping[str, int]
+
+    @property
+    def furthest(self) -> int:
+        """The round that the furthest of the others is in."""
+        return max(self.rounds.values(), default=0)
+
+
+@dataclass(kw_only=True)
+class MemberService(ABC):
+    """Peer that meets others, as a :class:`fed.server.peer.links.Listener`.
+
+    Attributes:
+        round: that this peer is in.
+        durable: the last round whose outcome is on disk.
+
+    Args:
+        own: this peer's record.
+        experiment: hash of what peers must agree on.
+        introducers: addresses of others.
+        folder: of messages, of this peer alone.
+        credentials: of this peer; None: no encryption, on loopback alone.
+        timing: of heartbeats.
+        patience: of streams.
+        refusals: takes down what is refused.
+    """
+
+    own: Member
+    experiment: str
+    introducers: Sequence[str]
+    folder: Path
+    credentials: PeerCredentials | None
+    timing: Timing
+    patience: StreamPatience
+    refusals: Refusals
+    round: int = 0
+    durable: int = 0
+
+    def __post_init__(self) -> None:
+        self.members = MembershipList(self.own, self.introducers, self.timing, random.Random())
+        greeting = pb.Greeting(protocol=PROTOCOL, software=f"fed {__version__}", experiment=self.experiment)
+        greeting.MergeFrom(pb.Greeting(name=self.own.name, start=self.own.start))
+        self.links = Links(greeting, self, self.credentials, self.patience, self.refusals)
+        self._changed = asyncio.Event()
+        self._suspected: set[str] = set()
+        self._gone: set[str] = set()
+        self._files = 0
+        self._beating: asyncio.Task[None] | None = None
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    async def start(self, listen: str | None, advertise: str | None) -> int | None:
+        """Listen, and begin to look for others; returns the port."""
+        port = None
+        if listen is not None:
+            port = await self.links.listen(listen)
+            host = listen.rpartition(":")[0]
+            self.members.own = self.members.own._replace(address=advertise or f"{host}:{port}")
+        self._beating = asyncio.create_task(self._beat())
+        return port
+
+    async def stop(self, reason: str) -> None:
+        """Say farewell, and end all streams."""
+        self.members.leave()
+        for link in self.links.all():
+            link.tell(self._table(link.name))
+        if self._beating is not None:
+            self._beating.cancel()
+        await self.links.close(reason)
+
+    def standing(self) -> Standing:
+        """See who is there, and how far they are."""
+        now_s = time.monotonic()
+        there = self.members.present(now_s)
+        present = tuple(member for member in there if member.is_ready)
+        names = {member.name for member in there}
+        view = hashlib.sha256("\n".join(member.name for member in present).encode()).hexdigest()[:16]
+        rounds = {link.name: link.progress.round for link in self.links.all() if link.name in names and link.progress}
+        return Standing(present, len(there) - len(present), view, rounds)
+
+    def reach(self, names: frozenset[str]) -> None:
+        """Dial members with which there is no stream."""
+        for member in self.members.present(time.monotonic()):
+            if member.name in names and member.address and self.links.link(member.name) is None:
+                self.links.dial(member.address, member.name)
+
+    @abstractmethod
+    def owes(self) -> bool:
+        """Tell whether a present member may still need a message."""
+
+    @abstractmethod
+    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
+        """Make the file that a message is put into."""
+
+    @abstractmethod
+    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
+        """Take a file that is whole.
+
+        Args:
+            link: over which it came.
+            header: that came before it.
+            incoming: the file.
+        """
+
+    def refusal_of(self, greeting: pb.Greeting) -> str | None:
+        """The reason for which a peer cannot take part, or None."""
+        if not greeting.is_introduction and greeting.experiment != self.experiment:
+            return "it runs another experiment, or one on other samples: give all peers the same file"
+        return None
+
+    def met_itself(self, address: str) -> None:
+        """Dial this address no more."""
+        self.members.heard(self.members.own.name, self.members.own.start, time.monotonic(), address)
+
+    def came(self, link: Link) -> None:
+        """Exchange tables, and say how far this peer is."""
+        self._hear(link)
+        link.tell(self._table(link.name))
+        if not link.is_introduction:
+            self._resend(link)
+            link.tell(pb.PeerMessage(progress=self._progress()))
+        self._changed.set()
+
+    def heard(self, link: Link, message: pb.PeerMessage) -> None:
+        """Take a message."""
+        self._hear(link)
+        if message.HasField("members"):
+            table = message.members.members
+            self.members.merge([_record(one) for one in table], time.monotonic(), link.name)
+            if not message.members.is_answer:
+                link.tell(self._table(link.name, is_answer=True))
+        elif link.is_introduction:
+            raise Refused("an introduction has members alone")
+        elif message.HasField("progress"):
+            link.progress = message.progress
+            self._take_progress(link.name, message.progress)
+        else:
+            self._take(link, message)
+        self._changed.set()
+
+    def went(self, link: Link) -> None:
+        """A stream has ended."""
+        self._changed.set()
+
+    @abstractmethod
+    def _take(self, link: Link, message: pb.PeerMessage) -> None:
+        """Take a message of what peers do together.
+
+        Raises:
+            Refused: if it is not in order.
+        """
+
+    @abstractmethod
+    def _resend(self, link: Link) -> None:
+        """Send what the other side of a new stream may lack."""
+
+    @abstractmethod
+    def _take_progress(self, name: str, progress: pb.Progress) -> None:
+        """Take note of how far another is."""
+
+    def _hear(self, link: Link) -> None:
+        self.members.heard(link.name, link.greeting.start, time.monotonic(), link.greeting.address)
+
+    async def _beat(self) -> None:
+        told_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            targets = self.members.beat(now_s)
+            own = self.members.own
+            self.links.greeting.name, self.links.greeting.start, self.links.greeting.address = (
+                own.name,
+                own.start,
+                own.address,
+            )
+            for target in targets:
+                link = self.links.link(target.name) if target.name else None
+                if link is not None:
+                    link.tell(self._table(link.name))
+                else:
+                    self.links.dial(target.address, target.name or None)
+            if now_s - told_s > _PROGRESS_EVERY_S:
+                told_s = now_s
+                self._tell_progress()
+            self._say_changes(now_s)
+            await asyncio.sleep(self.timing.beat_s)
+
+    def _say_changes(self, now_s: float) -> None:
+        suspected = {member.name for member in self.members.suspected(now_s)}
+        gone = {member.name for member in self.members.gone(now_s)}
+        for name in sorted(suspected - self._suspected - self._gone):
+            _log.info("peer %r is silent", name)
+        for name in sorted(gone - self._gone):
+            _log.warning("peer %r is gone, or cannot be reached: the others go on", name)
+        for name in sorted(self._gone - gone):
+            _log.info("peer %r is back", name)
+        if gone != self._gone:
+            self._changed.set()
+        self._suspected, self._gone = suspected, gone
+
+    def _table(self, receiver: str, *, is_answer: bool = False) -> pb.PeerMessage:
+        members = [pb.Member(**member._asdict()) for member in self.members.table(receiver)]
+        return pb.PeerMessage(members=pb.Members(members=members, is_answer=is_answer))
+
+    def _progress(self) -> pb.Progress:
+        return pb.Progress(round=self.round, durable=self.durable)
+
+    def _tell_progress(self) -> None:
+        for link in self.links.all():
+            link.tell(pb.PeerMessage(progress=self._progress()))
+
+    def _new_file(self) -> Path:
+        self._files += 1
+        return self.folder / f"incoming-{self._files}"
+
+
+def _record(said: pb.Member) -> Member:
+    return Member(said.name, said.address, said.start, said.beat, said.left, said.samples, said.is_ready)

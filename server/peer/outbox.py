@@ -1,0 +1,124 @@
+"""Outbox of a peer: messages to neighbours on disk, until nobody may need them again."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+from torch import Tensor
+
+from fed.errors import RunFailed, os_errors_as
+from fed.wire import protocol_pb2 as pb
+from fed.wire.payloads import written
+
+__all__ = ["Key", "Letter", "Outbox"]
+
+
+class Key(NamedTuple):
+    """Key of an exchange: the round, from 1, and its place in the round, from 0."""
+
+    round: int
+    exchange: int
+
+
+@dataclass
+class Letter:
+    """Message to neighbours.
+
+    Args:
+        key: of its exchange.
+        view: by which the sender found its neighbours.
+        payload: of its file.
+        path: of its file.
+        owed: those that may need it again.
+    """
+
+    key: Key
+    view: str
+    payload: pb.Payload
+    path: Path
+    owed: set[str]
+
+    def header(self) -> pb.PeerMessage:
+        """Message that goes before the file."""
+        vectors = pb.Vectors(round=self.key.round, exchange=self.key.exchange, view=self.view, payload=self.payload)
+        return pb.PeerMessage(vectors=vectors)
+
+
+class Outbox:
+    """Messages that stay on disk until their receivers have the outcome of their round on disk, or do not take them.
+
+    Args:
+        folder: of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._letters: dict[Key, Letter] = {}
+
+    def keep(self, key: Key, view: str, tensors: Sequence[Tensor], receivers: Collection[str]) -> Letter:
+        """Write a message down.
+
+        Args:
+            key: of its exchange.
+            view: by which this peer found its neighbours.
+            tensors: to send.
+            receivers: who may need it.
+
+        Raises:
+            RunFailed: if it cannot be written.
+        """
+        path = self._folder / f"{key.round:06d}-{key.exchange}.out"
+        with os_errors_as(RunFailed, f"{self._folder} cannot be written to", "make room there, then resume the run"):
+            payload = written(path, tensors)
+            said = {"key": key, "view": view, "owed": sorted(receivers), "payload": MessageToDict(payload)}
+            path.with_suffix(".json").write_text(json.dumps(said))
+        letter = self._letters[key] = Letter(key, view, payload, path, set(receivers))
+        return letter
+
+    def owed_to(self, name: str) -> list[Letter]:
+        """Messages that a receiver may need."""
+        return [letter for letter in self._letters.values() if name in letter.owed]
+
+    def owes(self, names: Collection[str]) -> bool:
+        """Tell whether one of these may need a message."""
+        return any(not letter.owed.isdisjoint(names) for letter in self._letters.values())
+
+    def release(self, key: Key, name: str, *, is_open: bool = False) -> None:
+        """Keep a message for this receiver no longer.
+
+        Args:
+            key: of the message's exchange.
+            name: of the receiver.
+            is_open: the exchange goes on, and the file stays.
+        """
+        if (letter := self._letters.get(key)) is not None and name in letter.owed:
+            letter.owed.discard(name)
+            if not is_open:
+                self.close(letter)
+
+    def close(self, letter: Letter) -> None:
+        """Remove a message that nobody may need."""
+        if not letter.owed and self._letters.pop(letter.key, None) is not None:
+            for path in (letter.path.with_suffix(".json"), letter.path):
+                path.unlink(missing_ok=True)
+
+    def restore(self, number: int) -> None:
+        """Take up the messages on disk of rounds up to this one, and remove all other files."""
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                said = json.loads(path.read_text())
+                key = Key(*said["key"])
+                payload = ParseDict(said["payload"], pb.Payload())
+                letter = Letter(key, said["view"], payload, path.with_suffix(".out"), set(said["owed"]))
+                is_whole = letter.path.stat().st_size == payload.size_bytes
+            except (OSError, ValueError, KeyError, TypeError):
+                is_whole = False
+            if is_whole and key.round <= number:
+                self._letters[key] = letter
+        wanted = {letter.path for letter in self._letters.values()}
+        for path in self._folder.iterdir():
+            if path.with_suffix(".out") not in wanted:
+                path.unlink()
