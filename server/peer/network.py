@@ -7,15 +7,12 @@ peer would give it, it keeps.
 Shapes: see :mod:`fed.layout`.
 """
 
-import asyncio
 import logging
 import math
-import shutil
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +24,7 @@ from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.server.peer.outbox import Key
 from fed.server.peer.service import Outcome, PeerService
+from fed.server.peer.service_thread import ServiceThread
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.wire.messages import client_id_of
@@ -37,12 +35,10 @@ if TYPE_CHECKING:
 __all__ = ["PeerNetwork", "meeting"]
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 _LOOKS_EVERY_S = 0.05
 _FOUND_WITHIN_S = 1.0  # others, if there are some
 _LETTERS_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
 _COPY_WITHIN_S = 60.0
-_ENDING_S = 2.0
 
 
 class PeerNetwork:
@@ -75,33 +71,15 @@ class PeerNetwork:
         self._earlier_s = 0.0
         self._written = 0  # the last round whose state was asked for, for a checkpoint
         self._last_names: list[str] = []
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
-        self._thread.start()
-
-    def listen(self, address: str | None, advertise: str | None) -> int | None:
-        """Begin to speak with others; returns the port.
-
-        Raises:
-            InvalidInput: if nothing can listen there.
-        """
-        return self._within_loop(self.service.start(address, advertise))
+        self._thread = ServiceThread(service)
+        self.listen = self._thread.listen
 
     def close(self, reason: str, *, lingers: bool) -> None:
         """Leave the others, once they need no message of this peer any more."""
         if lingers:
             number = self.service.round
-            self._call(self.service.begin, number + 1, number)
-        until_s = time.monotonic() + (self._deadline_s if lingers else 0.0)
-        while self._call(self.service.owes) and time.monotonic() < until_s:
-            time.sleep(_LOOKS_EVERY_S)
-        self._within_loop(self.service.stop(reason))
-        self._within_loop(_ended())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        if lingers:
-            shutil.rmtree(self.service.folder, ignore_errors=True)
+            self._thread.call(self.service.begin, number + 1, number)
+        self._thread.close(reason, self._deadline_s if lingers else 0.0)
 
     def await_members(self, count: int) -> Standing:
         """Wait until so many members are ready; after a resumption, for those of before, until the deadline.
@@ -111,7 +89,7 @@ class PeerNetwork:
         """
         until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
         while True:
-            standing = self._call(self.service.standing)
+            standing = self._thread.call(self.service.standing)
             names = {member.name for member in standing.present}
             missing = {*self._last_names} - names
             if (len(names) >= count or self._last_names) and not missing:
@@ -128,18 +106,18 @@ class PeerNetwork:
         """Tell whether the run of the others has begun, as soon as one of them says so or there are none."""
         until_s = time.monotonic() + _FOUND_WITHIN_S
         while True:
-            standing = self._call(self.service.standing)
+            standing = self._thread.call(self.service.standing)
             if standing.rounds or time.monotonic() > until_s:
                 return standing.furthest > 1
             time.sleep(_LOOKS_EVERY_S)
 
     def make_ready(self) -> None:
         """Take part in rounds from now on."""
-        self._call(self.service.members.make_ready)
+        self._thread.call(self.service.members.make_ready)
 
     def copy(self) -> tuple[int, list[Tensor]] | None:
         """Another member's state after a round, for a peer that joins a run that goes on."""
-        return self._within_loop(self.service.copy(_COPY_WITHIN_S))
+        return self._thread.wait_for(self.service.copy(_COPY_WITHIN_S))
 
     @property
     def members(self) -> Sequence[int | str]:
@@ -156,7 +134,7 @@ class PeerNetwork:
         self.bytes_sent = self.bytes_received = 0
         self.left_out = set()
         durable = self._written if self._keeps_checkpoints else number - 1
-        standing = self._call(self.service.begin, number, durable)
+        standing = self._thread.call(self.service.begin, number, durable)
         if number >= self.skips_to:
             self._find_neighbours(number, standing)
             self._catch_up(number, standing)
@@ -172,7 +150,7 @@ class PeerNetwork:
         tensors = [part_NM[0] for part_NM in parts_NM] + ([encoded.messages[0]] if encoded is not None else [])
         key = Key(self.service.round, self._exchange)
         self._exchange += 1
-        outcome: Outcome = self._within_loop(
+        outcome: Outcome = self._thread.wait_for(
             self.service.exchange(
                 key,
                 tensors,
@@ -208,7 +186,7 @@ class PeerNetwork:
 
     def end(self) -> None:
         """Say who was left out, and count what has travelled."""
-        moved = self._call(lambda: (self.service.bytes_sent, self.service.bytes_received))
+        moved = self._thread.call(lambda: (self.service.bytes_sent, self.service.bytes_received))
         self.bytes_sent, self.bytes_received = (now - then for now, then in zip(moved, self._moved, strict=True))
         self._moved = moved
         if self.left_out - self._left_out_before:
@@ -219,7 +197,7 @@ class PeerNetwork:
     def state(self) -> Tree:
         """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
         self._written = self.service.round
-        included = self._call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
+        included = self._thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
         return {"clock": self.clock, "members": self._last_names, "included": included}
 
     def restore(self, state: Tree) -> None:
@@ -240,7 +218,7 @@ class PeerNetwork:
         self._may_lack = number + self.service.ahead if number else 0
         said = [] if state is None else state["included"]
         included = {Key(one, exchange): frozenset(names) for one, exchange, *names in said}
-        self._call(self.service.restore, number, included)
+        self._thread.call(self.service.restore, number, included)
         if state is not None:
             self.restore(state)
 
@@ -265,7 +243,9 @@ class PeerNetwork:
         ahead = {name: its for name, its in standing.rounds.items() if name in self._from and its > number + 1}
         until_s = time.monotonic() + (_LETTERS_WITHIN_S if number <= self._may_lack else 0.0)
         while ahead:
-            ahead = {name: its for name, its in ahead.items() if not self._call(self.service.has_letter, number, name)}
+            ahead = {
+                name: its for name, its in ahead.items() if not self._thread.call(self.service.has_letter, number, name)
+            }
             if time.monotonic() >= until_s:
                 break
             time.sleep(_LOOKS_EVERY_S)
@@ -274,15 +254,6 @@ class PeerNetwork:
             _log.warning(
                 "this peer is in round %d and its neighbours in round %d: it goes on there", number, self.skips_to
             )
-
-    def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        async def call() -> _Result:
-            return function(*arguments)
-
-        return self._within_loop(call())
-
-    def _within_loop(self, step: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result()
 
 
 def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":
@@ -318,9 +289,3 @@ def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]
 
 def _by_name(names: Sequence[str], places_X: Tensor, weights_X: Tensor) -> dict[str, float]:
     return {names[place]: weight for place, weight in zip(places_X.tolist(), weights_X.tolist(), strict=True)}
-
-
-async def _ended() -> None:
-    """Give gRPC's calls some turns of the loop to end in."""
-    if ending := asyncio.all_tasks() - {asyncio.current_task()}:
-        await asyncio.wait(ending, timeout=_ENDING_S)
