@@ -9,18 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
+from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
 from fed.cli.progress import Lines, display, say_all
-from fed.cli.runs import folder, tell, to_run
+from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
 
-__all__ = ["Credentials", "Insecure", "client", "hold_to_certificates", "server"]
-
-_LAST_PORT = 65535
-Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
+__all__ = ["client", "server"]
 
 
 def server(
@@ -60,26 +57,19 @@ def server(
 
     hold_to_certificates(listen, credentials, insecure, "--listen")
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
-    shown = display()
-    say_all(shown)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
     host = listen.rpartition(":")[0]
-    with folder(experiment.name, resume or output, overwrite) as directory, shown.running():
-        try:
-            run = serve(
-                experiment,
-                listen=listen,
-                output=directory,
-                credentials=loaded,
-                min_nodes=min_nodes,
-                overwrite=overwrite,
-                resume=resume is not None,
-                on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
-                after_round=partial(_say_round, shown, experiment.rounds.make().count),
-            )
-        except KeyboardInterrupt:
-            shown.say(f"stopped; fed server --resume {directory} goes on")
-            raise typer.Abort from None
+    with running("server", experiment.name, output, overwrite, resume) as (shown, directory):
+        run = serve(
+            experiment,
+            listen=listen,
+            output=directory,
+            credentials=loaded,
+            min_nodes=min_nodes,
+            overwrite=overwrite,
+            resume=resume is not None,
+            on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
+            after_round=partial(_say_round, shown, experiment.rounds.make().count),
+        )
     tell(directory, run.summary, json)
     return 0
 
@@ -97,7 +87,7 @@ def client(
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the server is.")] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="The node's, where it has no certificate.")] = None,
+    name: Name = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,11 +123,7 @@ def client(
     if server is not None:
         hold_to_certificates(server, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
-    if loaded and name not in {None, loaded.name}:
-        raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
-    name = loaded.name if loaded else name
-    if name is None:
-        raise InvalidInput("without credentials a node needs a name, got none: give --name NAME")
+    name = name_of("node", name, credentials, loaded.name if loaded else None)
     place = state or data.parent / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
     if dry_run:
@@ -177,30 +163,3 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
         "docs/security.md."
     )
-
-
-def hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
-    """Refuse a connection without certificates, unless it was asked for and stays on this machine.
-
-    Args:
-        address: HOST:PORT to listen at or to dial.
-        credentials: the folder of keys.
-        insecure: True to go without.
-        option: the option that gave the address.
-
-    Raises:
-        InvalidInput: if the address is none, or must not be used so.
-    """
-    from fed.identity.credentials import hold_to_loopback
-
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
-        raise InvalidInput(f"{option} must be HOST:PORT, the port at most {_LAST_PORT}, got {address!r}")
-    if credentials is not None and insecure:
-        raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
-    if credentials is None and not insecure:
-        raise InvalidInput(
-            "both sides know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
-        )
-    if insecure:
-        hold_to_loopback(address)

@@ -1,20 +1,22 @@
 """``fed peer``: an experiment without a coordinator, at one of the real peers that mix with each other."""
 
-import signal
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed.cli.nodes import Credentials, Insecure, hold_to_certificates
+from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
-from fed.cli.progress import Lines, display, say_all
-from fed.cli.runs import folder, tell, to_run
+from fed.cli.progress import Lines
+from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
 from fed.quantities import bytes_text
+
+if TYPE_CHECKING:
+    from fed.server.peer.deploy import PeerSetup
 
 __all__ = ["peer"]
 
@@ -35,7 +37,7 @@ def peer(
     ] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="The peer's, where it has no certificate.")] = None,
+    name: Name = None,
     min_peers: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many peers must be there before the first round.")
     ] = 2,
@@ -68,50 +70,54 @@ def peer(
         return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.config.node_data import NodeData
-    from fed.identity.credentials import PeerCredentials
-    from fed.server.peer.deploy import PeerSetup, take_part
+    from fed.server.peer.deploy import take_part
 
-    addresses = [(address, "--join") for address in join or ()]
-    addresses += [
-        (address, option) for address, option in ((listen, "--listen"), (advertise, "--advertise")) if address
-    ]
-    if not addresses:
+    setup = _setup(listen, advertise, join or [], credentials, insecure, name, min_peers)
+    with running("peer", experiment.name, output, overwrite, resume) as (shown, directory):
+        run = take_part(
+            experiment,
+            NodeData.load(data),
+            setup,
+            output=directory,
+            overwrite=overwrite,
+            resume=resume is not None,
+            on_listen=partial(_say_port, shown, listen),
+            after_round=partial(_say_round, shown, experiment.rounds.make().count),
+        )
+    tell(directory, run.summary, json)
+    return 0
+
+
+def _setup(
+    listen: str | None,
+    advertise: str | None,
+    join: list[str],
+    credentials: Path | None,
+    insecure: bool,
+    name: str | None,
+    min_peers: int,
+) -> "PeerSetup":
+    """Setup of this peer among others, from its options.
+
+    Raises:
+        InvalidInput: if the options do not go together.
+    """
+    from fed.identity.credentials import PeerCredentials
+    from fed.server.peer.deploy import PeerSetup
+
+    if listen is None and not join:
         raise InvalidInput(
             "a peer must listen or join others, got neither: give --listen HOST:PORT or --join HOST:PORT"
         )
-    for address, option in addresses:
-        hold_to_certificates(address, credentials, insecure, option)
+    addresses = [("--join", address) for address in join] + [("--listen", listen), ("--advertise", advertise)]
+    for option, address in addresses:
+        if address is not None:
+            hold_to_certificates(address, credentials, insecure, option)
     if listen and not advertise and listen.rpartition(":")[0].strip("[]") in _EVERYWHERE:
         raise InvalidInput(f"--listen {listen} is an address that others cannot dial: give --advertise HOST:PORT, too")
     loaded = PeerCredentials.load(credentials) if credentials is not None else None
-    if loaded and name not in {None, loaded.name}:
-        raise InvalidInput(f"{credentials} holds the certificate of {loaded.name}, got --name {name}: leave it out")
-    name = loaded.name if loaded else name
-    if name is None:
-        raise InvalidInput("without credentials a peer needs a name, got none: give --name NAME")
-    setup = PeerSetup(
-        name=name, listen=listen, join=join or (), credentials=loaded, advertise=advertise, min_peers=min_peers
-    )
-    shown = display()
-    say_all(shown)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
-    with folder(experiment.name, resume or output, overwrite) as directory, shown.running():
-        try:
-            run = take_part(
-                experiment,
-                NodeData.load(data),
-                setup,
-                output=directory,
-                overwrite=overwrite,
-                resume=resume is not None,
-                on_listen=partial(_say_port, shown, listen),
-                after_round=partial(_say_round, shown, experiment.rounds.make().count),
-            )
-        except KeyboardInterrupt:
-            shown.say(f"stopped; fed peer --resume {directory} goes on")
-            raise typer.Abort from None
-    tell(directory, run.summary, json)
-    return 0
+    name = name_of("peer", name, credentials, loaded.name if loaded else None)
+    return PeerSetup(name=name, listen=listen, join=join, credentials=loaded, advertise=advertise, min_peers=min_peers)
 
 
 def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:

@@ -1,0 +1,90 @@
+"""Parts that ``fed server``, ``fed client`` and ``fed peer`` share: credentials, names, and a run until its end."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fed.cli.progress import Lines, display, say_all
+from fed.cli.runs import folder
+from fed.errors import InvalidInput
+
+__all__ = ["Credentials", "Insecure", "Name", "hold_to_certificates", "name_of", "running"]
+
+_LAST_PORT = 65535
+Credentials = Annotated[Path | None, typer.Option(metavar="DIR", help="The folder of keys, of fed keys.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Go without certificates, on loopback alone.")]
+Name = Annotated[str | None, typer.Option(metavar="NAME", help="Its own name, where it has no certificate.")]
+
+
+def hold_to_certificates(address: str, credentials: Path | None, insecure: bool, option: str) -> None:
+    """Refuse a connection without certificates, unless it was asked for and stays on this machine.
+
+    Args:
+        address: HOST:PORT to listen at or to dial.
+        credentials: the folder of keys.
+        insecure: True to go without.
+        option: the option that gave the address.
+
+    Raises:
+        InvalidInput: if the address is none, or must not be used so.
+    """
+    from fed.identity.credentials import hold_to_loopback
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise InvalidInput(f"{option} must be HOST:PORT, the port at most {_LAST_PORT}, got {address!r}")
+    if credentials is not None and insecure:
+        raise InvalidInput("--insecure goes without credentials: give one of --credentials DIR and --insecure")
+    if credentials is None and not insecure:
+        raise InvalidInput(
+            "both sides know each other by certificates, got no credentials: give --credentials DIR, of fed keys"
+        )
+    if insecure:
+        hold_to_loopback(address)
+
+
+def name_of(who: str, name: str | None, credentials: Path | None, certified: str | None) -> str:
+    """Name of a node or a peer: that of its certificate, or where it has none the one it was given.
+
+    Args:
+        who: ``node`` or ``peer``.
+        name: of the option.
+        credentials: the folder of keys.
+        certified: what the certificate in it says.
+
+    Raises:
+        InvalidInput: if both say another one, or neither says any.
+    """
+    if certified is not None and name not in {None, certified}:
+        raise InvalidInput(f"{credentials} holds the certificate of {certified}, got --name {name}: leave it out")
+    if certified is None and name is None:
+        raise InvalidInput(f"without credentials a {who} needs a name, got none: give --name NAME")
+    return certified or name or ""
+
+
+@contextlib.contextmanager
+def running(
+    command: str, name: str, output: Path | None, overwrite: bool, resume: Path | None
+) -> Iterator[tuple[Lines, Path]]:
+    """Place where a run says what it does, and its folder, until it ends or is broken off.
+
+    Args:
+        command: which runs it.
+        name: the experiment's.
+        output: the folder that the user named.
+        overwrite: what is in the folder may be replaced.
+        resume: the folder of a run to resume.
+    """
+    shown = display()
+    say_all(shown)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a service manager's stop ends it as Ctrl-C does
+    with folder(name, resume or output, overwrite) as directory, shown.running():
+        try:
+            yield shown, directory
+        except KeyboardInterrupt:
+            shown.say(f"stopped; fed {command} --resume {directory} goes on")
+            raise typer.Abort from None
