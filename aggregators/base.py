@@ -268,6 +268,8 @@ class Aggregator(Algorithm):
     """
 
     primitive: ClassVar[Literal["mean"]] = "mean"
+    is_replicated: ClassVar[bool] = False
+    """Whether peers compute it without a coordinator, each for itself from the same sum."""
     linear_client_state: ClassVar[bool] = False
     """Whether what a client keeps moves linearly with its update.
 

@@ -27,9 +27,8 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="Of which all is 
         return
     rows = []
     for kind in ALGORITHMS.builtin:
-        target: Any = ALGORITHMS.section(kind).target
-        what, paper = cited(summary(target))
-        rows.append((kind, target.primitive or "–", what, paper or "–"))
+        what, paper = cited(summary(ALGORITHMS.section(kind).target))
+        rows.append((kind, ALGORITHMS.make(kind).make().primitive or "–", what, paper or "–"))
     console().print(listed(("kind", "over", "what it does", "paper"), rows))
     console().print("fed algorithms NAME tells all about one of them", markup=False)
 
@@ -51,7 +50,7 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
     params_P = torch.zeros(_PARAMETERS, dtype=torch.float64)
     state = algorithm.init(params_P)
     algorithm.check_state(state, _PARAMETERS, "init")
-    yield "server keeps", _fields(state)
+    yield ("peers keep" if algorithm.is_replicated else "server keeps"), _fields(state)
     kept = [_fields(algorithm.init_client(params_P)), _clause(algorithm.private) if algorithm.keeps_private else ""]
     kept += ["a model of its own" for phase in algorithm.phases() if phase.is_personal]
     yield "client keeps", "; ".join(filter(None, kept)) or "nothing"
@@ -60,6 +59,10 @@ def _facts(algorithm: Any) -> Iterator[tuple[str, str]]:
         yield "moves down", "nothing"
         yield "moves up", "nothing"
         yield "combines with", "any local training; any schedule of the step size"
+        return
+    if algorithm.is_replicated:
+        yield "moves", "2(N − 1)/N of the sum of all messages from each of N peers to the next, 16 bytes a number"
+        yield "combines with", f"{_clause(algorithm.check_local)}; all peers in each round"
         return
     down = [_PARAMETERS, *(part.numel() for part in algorithm.broadcast(state))]
     yield "moves down", f"{_sizes(down, model)} to each client of a round"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from fed.cli.tables import console, listed
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from fed.config.components import Component, Family
 
 __all__ = ["cited", "tell"]
+
+_WIDEST = 60  # column
 
 
 def tell(family: "Family[Any]", kind: str, facts: Callable[[Any], Iterable[tuple[str, str]]]) -> None:
@@ -62,7 +65,8 @@ def _hyperparameters(section: type["Component"]) -> "Table":
     for name, field in section.model_fields.items():
         if name != "kind":
             default = "–" if field.is_required() else written(field.get_default(call_default_factory=True))
-            rows.append((name, default, values_of(properties[name]), field.description or ""))
+            values = shorten(values_of(properties[name]), _WIDEST, placeholder=" …")
+            rows.append((name, default, values, field.description or ""))
     table = listed(("hyper-parameter", "default", "range", "what it is"), rows)
     for column in table.columns[:3]:
         column.no_wrap = True

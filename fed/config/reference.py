@@ -116,7 +116,7 @@ def written(value: Any) -> str:
         >>> [written(value) for value in (None, False, 0.0, "clients", (16, 32))]
         ['null', 'false', '0.0', 'clients', '[16, 32]']
     """
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(getattr(value, "kind", value))
 
 
 def values_of(schema: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "MODELS",
     "PARTITIONS",
     "ROUNDS",
+    "RULES",
     "SAMPLINGS",
     "SCHEDULES",
     "STALENESSES",
@@ -116,25 +117,34 @@ MODELS = Family(
     default="mlp",
 )
 
+_RULES = {
+    **_pages("FedAvg", "FedProx", "FedAvgM", "BMUF", "MOON", "SlowMo", "DiLoCo", "Scaffold", "FedNova"),
+    **_in("aggregators.easgd", easgd="EASGD", eamsgd="EAMSGD"),
+    **_in("aggregators.fedopt", fedadagrad="FedAdagrad", fedadam="FedAdam", fedyogi="FedYogi"),
+    **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto"),
+    **_in("aggregators.local_sgd", "LocalSGD"),
+    **_in("aggregators.post_local_sgd", "PostLocalSGD"),
+    **_in("aggregators.robust.algorithms", norm_bound="FedNormBound"),
+}
+
+RULES = Family("rule", Component, _RULES, default="fedavg")
+
 ALGORITHMS = Family(
     "algorithm",
     Component,
     {
-        **_pages("FedAvg", "FedProx", "FedAvgM", "BMUF", "MOON", "SlowMo", "DiLoCo", "Scaffold", "FedNova"),
-        **_in("aggregators.easgd", easgd="EASGD", eamsgd="EAMSGD"),
-        **_in("aggregators.fedopt", fedadagrad="FedAdagrad", fedadam="FedAdam", fedyogi="FedYogi"),
-        **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto", "DPSGD", "Centralized"),
-        **_pages("D2", "SGP", "MATCHA", "CHOCO", "DeepSqueeze", "ADPSGD", "NoLoCo", "Moshpit"),
+        **_RULES,
+        **_pages("DPSGD", "D2", "SGP", "MATCHA", "CHOCO", "DeepSqueeze", "ADPSGD", "NoLoCo", "Moshpit"),
         **_in("aggregators.gradient_tracking", "GradientTracking"),
         **_in("aggregators.clipped_gossip", "ClippedGossip"),
+        **_in("aggregators.replicated", "allreduce"),
+        **_pages("Centralized"),
         **_in("aggregators.local", local="LocalOnly"),
-        **_in("aggregators.local_sgd", "LocalSGD"),
-        **_in("aggregators.post_local_sgd", "PostLocalSGD"),
         **_in("aggregators.sign_majority", "SignMajority"),
         **_in("aggregators.robust.algorithms", median="FedMedian", trimmed_mean="FedTrimmedMean", krum="FedKrum"),
         **_in("aggregators.robust.algorithms", multi_krum="FedMultiKrum", bulyan="FedBulyan"),
         **_in("aggregators.robust.algorithms", geometric_median="FedGeometricMedian"),
-        **_in("aggregators.robust.algorithms", centered_clipping="FedCenteredClipping", norm_bound="FedNormBound"),
+        **_in("aggregators.robust.algorithms", centered_clipping="FedCenteredClipping"),
     },
     default="fedavg",
 )

@@ -19,6 +19,7 @@ __all__ = [
     "GlobalModel",
     "Task",
     "client_id_of",
+    "client_order",
     "one_line",
     "refusal_of_numbers",
     "task_of",
@@ -210,6 +211,17 @@ def client_id_of(name: str) -> int | str:
     """
     # isdigit alone takes "²", which int refuses
     return int(name) if name.isascii() and name.isdigit() and str(int(name)) == name else name
+
+
+def client_order(name: str) -> tuple[bool, int | str]:
+    """Key that sorts nodes' names in the order of their clients: numbers, then names.
+
+    Example:
+        >>> sorted(["ann", "10", "9"], key=client_order)
+        ['9', '10', 'ann']
+    """
+    client = client_id_of(name)
+    return isinstance(client, str), client
 
 
 def one_line(text: str) -> str:

@@ -394,8 +394,82 @@ class CopyWanted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Ballot(_message.Message):
+    __slots__ = ("attempt", "proposer")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    proposer: str
+    def __init__(self, attempt: _Optional[int] = ..., proposer: _Optional[str] = ...) -> None: ...
+
+class Vote(_message.Message):
+    __slots__ = ("ballot", "sum_sha256", "contributors", "members")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    SUM_SHA256_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ballot: Ballot
+    sum_sha256: str
+    contributors: _containers.RepeatedScalarFieldContainer[str]
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ballot: _Optional[_Union[Ballot, _Mapping]] = ..., sum_sha256: _Optional[str] = ..., contributors: _Optional[_Iterable[str]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Decree(_message.Message):
+    __slots__ = ("kind", "round", "ballot", "vote", "names", "sum_sha256", "is_ready")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    SUM_SHA256_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    round: int
+    ballot: Ballot
+    vote: Vote
+    names: _containers.RepeatedScalarFieldContainer[str]
+    sum_sha256: str
+    is_ready: bool
+    def __init__(self, kind: _Optional[str] = ..., round: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., vote: _Optional[_Union[Vote, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., sum_sha256: _Optional[str] = ..., is_ready: bool = ...) -> None: ...
+
+class Founding(_message.Message):
+    __slots__ = ("members", "is_agreed", "is_founded", "round")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    IS_AGREED_FIELD_NUMBER: _ClassVar[int]
+    IS_FOUNDED_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedScalarFieldContainer[str]
+    is_agreed: bool
+    is_founded: bool
+    round: int
+    def __init__(self, members: _Optional[_Iterable[str]] = ..., is_agreed: bool = ..., is_founded: bool = ..., round: _Optional[int] = ...) -> None: ...
+
+class RingPart(_message.Message):
+    __slots__ = ("round", "ballot", "step", "payload")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    ballot: Ballot
+    step: int
+    payload: Payload
+    def __init__(self, round: _Optional[int] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., step: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
+class Sum(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: Payload
+    def __init__(self, payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+
+class SumWanted(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    def __init__(self, sha256: _Optional[str] = ...) -> None: ...
+
 class PeerMessage(_message.Message):
-    __slots__ = ("greeting", "members", "progress", "vectors", "chunk", "verdict", "copy_wanted", "copy", "farewell")
+    __slots__ = ("greeting", "members", "progress", "vectors", "chunk", "verdict", "copy_wanted", "copy", "farewell", "founding", "decree", "ring_part", "sum", "sum_wanted")
     GREETING_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +479,11 @@ class PeerMessage(_message.Message):
     COPY_WANTED_FIELD_NUMBER: _ClassVar[int]
     COPY_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    FOUNDING_FIELD_NUMBER: _ClassVar[int]
+    DECREE_FIELD_NUMBER: _ClassVar[int]
+    RING_PART_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    SUM_WANTED_FIELD_NUMBER: _ClassVar[int]
     greeting: Greeting
     members: Members
     progress: Progress
@@ -414,4 +493,9 @@ class PeerMessage(_message.Message):
     copy_wanted: CopyWanted
     copy: Copy
     farewell: Farewell
-    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., vectors: _Optional[_Union[Vectors, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., copy_wanted: _Optional[_Union[CopyWanted, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    founding: Founding
+    decree: Decree
+    ring_part: RingPart
+    sum: Sum
+    sum_wanted: SumWanted
+    def __init__(self, greeting: _Optional[_Union[Greeting, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., vectors: _Optional[_Union[Vectors, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., copy_wanted: _Optional[_Union[CopyWanted, _Mapping]] = ..., copy: _Optional[_Union[Copy, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., founding: _Optional[_Union[Founding, _Mapping]] = ..., decree: _Optional[_Union[Decree, _Mapping]] = ..., ring_part: _Optional[_Union[RingPart, _Mapping]] = ..., sum: _Optional[_Union[Sum, _Mapping]] = ..., sum_wanted: _Optional[_Union[SumWanted, _Mapping]] = ...) -> None: ...

@@ -78,7 +78,9 @@ class Agreement(Proposer):
         self._handle(sender, message)
         return self._flush()
 
-    def tick(self, now_s: float, present: Iterable[str], candidates: Iterable[str] = ()) -> list[Output]:
+    def tick(
+        self, now_s: float, present: Iterable[str], candidates: Iterable[str] = (), hubs: Iterable[str] = ()
+    ) -> list[Output]:
         """Let time pass: send again, take over, ask.
 
         Args:
@@ -86,7 +88,9 @@ class Agreement(Proposer):
             present: the names of the peers that are there.
             candidates: of those that may become members with the next round; until such a one has copied a state it
                 has no part in a majority.
+            hubs: members that all others can reach, who propose before the others.
         """
+        self._hubs = frozenset(hubs)
         self._now_s, self._present, self._candidates = now_s, frozenset(present) | {self.own}, tuple(candidates)
         if self._round.learned is not None:
             self._move_on()

@@ -35,6 +35,7 @@ _METHOD = "/fed.v1.Neighbours/Meet"
 _MOST_BYTES = 2 << 20  # of a message: a chunk, or the table of many members
 _MESSAGES_AT_ONCE, _MESSAGES_PER_S = 2000, 500
 _MOST_LINKS = 10_000
+_WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
@@ -393,10 +394,9 @@ class Links:
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
                 if message.HasField("farewell"):
                     return
-                if message.HasField("vectors") or message.HasField("copy"):
+                if (kind := message.WhichOneof("what")) in _WITH_PAYLOAD:
                     header = message
-                    payload = message.vectors.payload if message.HasField("vectors") else message.copy.payload
-                    left_bytes = payload.size_bytes
+                    left_bytes = getattr(message, kind).payload.size_bytes
                     if link.is_introduction:
                         raise Refused("an introduction has no vectors")
                     incoming = self._listener.incoming(link, message)

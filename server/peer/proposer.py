@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fed.server.peer.ballots import Ballot, Kind, Message, Value
 from fed.server.peer.proposal import Proposal
 from fed.server.peer.voter import Voter
-from fed.wire.messages import client_id_of
+from fed.wire.messages import client_order
 
 __all__ = ["Proposer"]
 
@@ -20,8 +20,9 @@ class Proposer(Voter, ABC):
         """Take what was decided."""
 
     def _is_own_turn(self) -> bool:
-        """True at the first present member, at the next after a proposer's silence, and so on."""
-        here, led_by = self._here(), self.record.promised.proposer
+        """True at the first present member, hubs before others, at the next after a proposer's silence, and so on."""
+        here = sorted(self._here(), key=lambda name: name not in self._hubs)
+        led_by = self.record.promised.proposer
         place = here.index(self.own)
         # the first one, when it is back, lets another end what it has begun
         is_led_by_later = led_by not in ("", *here[: place + 1])
@@ -100,14 +101,9 @@ class Proposer(Voter, ABC):
 
     def _next_members(self, proposal: Proposal) -> tuple[str, ...]:
         stay = {name for name in self.record.members if name in proposal.promises or name in self._present}
-        return tuple(sorted(stay.union(self._candidates), key=_place))
+        return tuple(sorted(stay.union(self._candidates), key=client_order))
 
     def _propose(self, proposal: Proposal, value: Value, holders: Iterable[str]) -> None:
         """Propose the one value of this ballot."""
         proposal.value, proposal.holders, proposal.since_s = value, dict.fromkeys(holders), self._now_s
         self._say_again(proposal)
-
-
-def _place(name: str) -> tuple[bool, int | str]:
-    client = client_id_of(name)
-    return isinstance(client, str), client

@@ -20,7 +20,7 @@ from torch import Tensor
 from fed.errors import InvalidPayload
 from fed.reduction import MOST_LANES, WeightedMean
 from fed.wire.format import Format
-from fed.wire.messages import Answer, client_id_of, refusal_of_numbers
+from fed.wire.messages import Answer, client_order, refusal_of_numbers
 from fed.wire.payloads import TensorSpec
 from fed.wire.protocol import NODE_NAME
 
@@ -45,12 +45,6 @@ class Contribution(NamedTuple):
     samples: int
     weight: Fraction
     train_loss: float
-
-    @property
-    def place(self) -> tuple[bool, int | str]:
-        """Key of the order of clients: numbers, then names."""
-        client = client_id_of(self.name)
-        return isinstance(client, str), client
 
 
 class RoundSum(NamedTuple):
@@ -122,7 +116,7 @@ class RoundSum(NamedTuple):
         """Sum of both."""
         total = self.mean()
         total.merge(other.mean())
-        contributions = sorted((*self.contributions, *other.contributions), key=lambda one: one.place)
+        contributions = sorted((*self.contributions, *other.contributions), key=lambda one: client_order(one.name))
         integers_I = torch.maximum(self.integers_I, other.integers_I)
         return RoundSum(_rows(total.packed(), total.size), integers_I, tuple(contributions))
 

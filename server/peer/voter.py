@@ -99,6 +99,7 @@ class Voter:
         self._now_s = now_s
         self._present = frozenset([own])
         self._candidates: tuple[str, ...] = ()
+        self._hubs: frozenset[str] = frozenset()
         # a ring that ran when the process was killed has lost this member
         self._round = RoundMemory(now_s, now_s, lost_ring=record.promised)
 

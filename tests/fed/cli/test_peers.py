@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["ring.yaml", "--join", "nowhere", "--insecure", "--name", "0"], "--join must be HOST:PORT"),
         (
             ["star.yaml", "--listen", "127.0.0.1:0", "--insecure", "--name", "0"],
-            "needs an algorithm over mix, got fedavg",
+            "needs an algorithm over mix, or allreduce, got fedavg",
         ),
     ],
 )

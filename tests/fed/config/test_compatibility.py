@@ -218,7 +218,12 @@ def test_number_of_attackers_stays_open_without_number_of_clients() -> None:
 # Hierarchy, rounds and client states.
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALGORITHMS.builtin if kind not in (*PEER_RULES, "centralized")])
+WITHOUT_COORDINATOR = (*PEER_RULES, "allreduce")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in ALGORITHMS.builtin if kind not in (*WITHOUT_COORDINATOR, "centralized")]
+)
 def test_edges_go_with_algorithms_that_need_sums_alone(kind: str) -> None:
     if ALGORITHMS.make(kind).make().linear:
         assert Experiment(algorithm=kind, hierarchy="edges").hierarchy is not None
@@ -272,7 +277,7 @@ BESIDE_UPDATES = {
 @pytest.mark.parametrize("kind", [*ALGORITHMS.builtin, *(kind for kind in BESIDE_UPDATES if ":" in kind)])
 def test_asynchronous_rounds_take_plain_updates_alone(kind: str) -> None:
     keys: dict[str, Any] = {"algorithm": kind, "rounds": "asynchronous"}
-    if kind in PEER_RULES:
+    if kind in WITHOUT_COORDINATOR:
         assert problem(**keys).startswith("rounds asynchronous needs a coordinator that asks clients, got algorithm ")
     elif kind in BESIDE_UPDATES:
         line = problem(**keys)
@@ -318,7 +323,7 @@ class Silent(LocalSGD):
 @pytest.mark.parametrize("kind", ALGORITHMS.builtin)
 def test_a_deployment_takes_every_algorithm_whose_clients_report(kind: str) -> None:
     experiment = Experiment(algorithm=kind)
-    if kind not in (*PEER_RULES, "centralized"):
+    if kind not in (*WITHOUT_COORDINATOR, "centralized"):
         check_deployment(experiment)
         return
     with pytest.raises(

@@ -1,0 +1,125 @@
+"""Founding of a group of replicas: those that begin a run agree on the members of its first round.
+
+The first of the present peers proposes all of them, once they are enough, and each agrees that sees the same ones. When
+all have agreed the group is founded. A peer agrees to one proposal at a time, so that two groups of more than half of
+all peers cannot both be founded; the least number of founders must therefore be more than half of all that may come.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from fed.wire import protocol_pb2 as pb
+from fed.wire.messages import client_order
+
+__all__ = ["Founding", "FoundingTiming"]
+
+
+class FoundingTiming(NamedTuple):
+    """Time limits of a founding.
+
+    Args:
+        stable_s: seconds for which the present peers must have been the same.
+        resend_s: seconds after which a message is sent again.
+    """
+
+    stable_s: float = 0.5
+    resend_s: float = 0.3
+
+
+class Founding:
+    """One peer's part; it makes no calls and reads no clock.
+
+    Attributes:
+        members: of the first round, in the order of clients; None until the group is founded.
+        is_late: the others have gone on without this peer, which joins them.
+
+    Args:
+        own: this peer's name.
+        least: the number of founders at least.
+        timing: of messages.
+
+    Example:
+        >>> ann, bob = Founding("ann", 2), Founding("bob", 2)
+        >>> for now_s in (0.0, 1.0):
+        ...     (*sent,) = ann.tick(now_s, ["ann", "bob"], {}) + bob.tick(now_s, ["ann", "bob"], {})
+        >>> ((_, proposal),) = sent
+        >>> ((_, agreed),) = bob.receive("ann", proposal, 0)
+        >>> ((_, founded),) = ann.receive("bob", agreed, 0)
+        >>> bob.receive("ann", founded, 0)
+        []
+        >>> ann.members, bob.members
+        (('ann', 'bob'), ('ann', 'bob'))
+    """
+
+    def __init__(self, own: str, least: int, timing: FoundingTiming = FoundingTiming()) -> None:  # noqa: B008
+        self.own = own
+        self.members: tuple[str, ...] | None = None
+        self.is_late = False
+        self._least, self._timing = least, timing
+        self._present: tuple[str, ...] = ()
+        self._since_s = self._sent_s = 0.0
+        self._agreed: set[str] = set()
+
+    def tick(
+        self, now_s: float, present: Collection[str], rounds: Mapping[str, int], hubs: Collection[str] = ()
+    ) -> list[tuple[str, pb.Founding]]:
+        """Let time pass; returns whom to send what.
+
+        Args:
+            now_s: of a monotonic clock.
+            present: the names of the peers that are there and ready, this one among them.
+            rounds: the rounds that others are in, by name.
+            hubs: those that all others can reach, who propose before the others.
+        """
+        names = tuple(sorted(present, key=client_order))
+        if names != self._present:
+            self._present, self._since_s, self._agreed = names, now_s, set()
+        if self.members is not None or self.is_late or now_s - self._sent_s < self._timing.resend_s:
+            return []
+        if begun := [name for name, number in rounds.items() if number]:
+            self._sent_s = now_s
+            return [(name, pb.Founding()) for name in begun]
+        is_stable = now_s - self._since_s >= self._timing.stable_s
+        if not is_stable or len(names) < self._least or min(names, key=lambda name: name not in hubs) != self.own:
+            return []
+        self._sent_s = now_s
+        self._found_if_agreed()
+        return self._to_others(pb.Founding(members=names, is_founded=self.members is not None))
+
+    def receive(self, sender: str, message: pb.Founding, own_round: int) -> list[tuple[str, pb.Founding]]:
+        """Take a message; returns whom to send what.
+
+        Args:
+            sender: the name in its certificate.
+            message: as it was received.
+            own_round: the round that this peer is in; 0: before the first.
+        """
+        names = tuple(message.members)
+        if self.is_late:
+            return []
+        if self.members is not None:
+            return [] if message.is_founded else [(sender, self._founded(own_round))]
+        if message.is_founded:
+            if self.own in names and message.round <= 1:
+                self.members = names
+            else:
+                self.is_late = True
+        elif message.is_agreed:
+            if names == self._present:
+                self._agreed.add(sender)
+                if self._found_if_agreed():
+                    return self._to_others(self._founded(1))
+        elif names and names == self._present:
+            return [(sender, pb.Founding(members=names, is_agreed=True))]
+        return []
+
+    def _founded(self, own_round: int) -> pb.Founding:
+        return pb.Founding(members=self.members, is_founded=True, round=own_round)
+
+    def _found_if_agreed(self) -> bool:
+        if self._agreed | {self.own} >= {*self._present}:
+            self.members = self._present
+        return self.members is not None
+
+    def _to_others(self, message: pb.Founding) -> list[tuple[str, pb.Founding]]:
+        return [(name, message) for name in self._present if name != self.own]

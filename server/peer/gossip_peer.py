@@ -1,0 +1,154 @@
+"""Real peer that mixes with its neighbours."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fed.clients.data import ClientId
+from fed.clients.setup import Preparation
+from fed.clients.training.batches import normalises_batches
+from fed.clients.training.groups import Groups
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment, InvalidPayload
+from fed.server.federation import step_sizes
+from fed.server.peer.membership import Member
+from fed.server.peer.neighbourhood import PeerCodec
+from fed.server.peer.network import PeerNetwork, meeting
+from fed.server.peer.outbox import Key
+from fed.server.peer.peers import Peers, exchange_specs
+from fed.server.peer.real_peer import PeerSetup, RealPeer
+from fed.server.peer.service import PeerService
+from fed.storage.checkpoints import Tree
+from fed.topology import Topology
+from fed.wire.messages import client_id_of
+from fed.wire.payloads import TensorSpec
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+    from fed.aggregators.peer_rule import PeerRule
+
+__all__ = ["GossipPeer"]
+
+_log = logging.getLogger(__name__)
+_AHEAD = 2  # rounds, beside those between two checkpoints
+
+
+class GossipPeer(RealPeer):
+    """Peer of a rule over ``mix``."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        prepared: Preparation,
+        client: ClientId,
+        setup: PeerSetup,
+        output: Path,
+        *,
+        is_resumed: bool,
+    ) -> None:
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        rule: PeerRule = prepared.algorithm
+        self._rule, layout, every = rule, prepared.layout, experiment.checkpoints.every
+        self._keeps_checkpoints = every is not None
+        codec = PeerCodec(prepared.peer_encoder(), prepared.streams) if rule.compresses else None
+        service = PeerService(
+            **self.of_service(is_ready=is_resumed, gone_after_s=self.deadline_s),
+            specs=exchange_specs(rule, layout, codec),
+            copied=(),
+            ahead=_AHEAD + (every or 0),
+            snapshot=self._snapshot,
+            check=partial(_check, codec),
+        )
+        self._network = PeerNetwork(service, self._topology, pushes=rule.corrects_weights, deadline_s=self.deadline_s)
+        groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
+        first, lr_in = layout.pack(prepared.module), step_sizes(experiment, self.policy)
+        self._peers = Peers(rule, self._network, [self.size], groups, self.executor, layout, first, lr_in, codec)
+        service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
+        self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # what cannot be made is said at once
+
+    @property
+    def service(self) -> PeerService:
+        """Service of this peer."""
+        return self._network.service
+
+    @property
+    def federation(self) -> Peers:
+        """Model of this peer, and its neighbours."""
+        return self._peers
+
+    @property
+    def is_behind(self) -> bool:
+        """True while rounds pass in which this peer takes no part."""
+        return self._network.skips_to > self.service.round
+
+    def resume(self, kept: tuple[int, Tree] | None) -> None:
+        """Take up the messages that are on disk."""
+        state = None if kept is None else kept[1]["federation"]["neighbourhood"]
+        number = 0 if kept is None else kept[0]
+        self._network.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
+
+    def listen(self) -> int | None:
+        """Begin to speak with others; returns the port."""
+        return self._network.listen(self.setup.listen, self.setup.advertise)
+
+    def meet(self) -> int:
+        """Wait for the others, or join them where they have begun; returns how many there are with this one."""
+        if not self._is_resumed and self._network.is_late():
+            self._join()
+        self._network.make_ready()
+        return len(self._network.await_members(self.setup.min_peers).present)
+
+    def close(self, reason: str, *, lingers: bool) -> None:
+        """Leave the others."""
+        self._network.close(reason, lingers=lingers)
+
+    def _join(self) -> None:
+        """Begin from a copy of another peer's state, where one gives it."""
+        found = self._network.copy()
+        if found is None:
+            _log.warning("no peer gave a copy of its model: this one begins with the first model")
+            return
+        number, tensors = found
+        self._peers.adopt(tensors)
+        self._network.skips_to = number + 1
+        _log.info("joined after round %d, with a copy of another peer's model", number)
+
+    def _snapshot(self) -> tuple[int, Sequence[torch.Tensor]] | None:
+        number = self.service.round - 1
+        return None if number < 1 else (number, self._peers.copy())
+
+    def _topology(self, members: Sequence[Member]) -> Topology:
+        section, partners = self.experiment.topology, self._rule.partners()
+        rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
+        kind, made = (section.target, section.make) if section is not None else (partners, partners)
+        assert kind is not None
+        assert made is not None
+
+        def make(**given: Any) -> "nx.Graph[int]":
+            return meeting(members, made(**given))
+
+        topology = Topology(make, kind, len(members), self.prepared.streams, **rules)
+        self._rule.check_topology(topology)
+        if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
+            return topology
+        raise InvalidExperiment(
+            f"algorithm {self.experiment.algorithm.kind} needs an undirected topology, for real peers come and go, "
+            f"got {section.kind if section else 'directed partners'}: choose algorithm sgp, or another topology"
+        )
+
+
+def _check(codec: PeerCodec | None, key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Decode another's message, so that one that cannot be decoded is refused when it comes.
+
+    Raises:
+        InvalidPayload: if it cannot be decoded, or to numbers that are not finite.
+    """
+    if codec is None or tensors[-1].dtype != torch.uint8:
+        return
+    if not codec.decode([tensors[-1]], [client_id_of(name)], key.round).isfinite().all():
+        raise InvalidPayload("its vectors must be finite")

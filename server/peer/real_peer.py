@@ -1,0 +1,210 @@
+"""Run of an experiment at a real peer, whatever it does together with others."""
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fed.clients.data import ClientId
+from fed.clients.setup import Preparation
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.config.experiment import Experiment
+from fed.identity.credentials import PeerCredentials
+from fed.reports.html import run_report
+from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
+from fed.server.federation import Federation, State
+from fed.server.peer.links import StreamPatience
+from fed.server.peer.member_service import MemberService
+from fed.server.peer.membership import Member, Timing
+from fed.server.resume import run_fingerprint
+from fed.server.rounds.synchronous import Synchronous
+from fed.server.training_loop import Scoring, TrainingLoop
+from fed.storage.checkpoints import Tree
+from fed.storage.run_folder import RunFolder
+from fed.wire.rate_limits import Refusals
+
+__all__ = ["PeerSetup", "RealPeer", "messages_folder"]
+
+_DEADLINE_S = 60.0  # where rounds have none
+_AGREED = ("seed", "model", "local", "algorithm", "topology", "rounds", "uplink", "error_feedback", "checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSetup:
+    """Setup of a peer among others.
+
+    Args:
+        name: of its certificate, or where there is none what it is to be called.
+        listen: HOST:PORT; port 0 takes a free one; None: it only dials.
+        join: addresses of other peers.
+        credentials: of the peer; None: no encryption, for loopback alone.
+        advertise: HOST:PORT at which others reach it; as it listens unless given.
+        min_peers: the number of peers to wait for before the first round.
+    """
+
+    name: str
+    listen: str | None
+    join: Sequence[str] = ()
+    credentials: PeerCredentials | None = None
+    advertise: str | None = None
+    min_peers: int = 2
+
+
+class RealPeer(ABC):
+    """Peer's part in a run.
+
+    Args:
+        experiment: to run.
+        prepared: its algorithm, first model and this peer's samples.
+        client: that this peer is.
+        setup: how it meets the others.
+        output: the run's folder.
+        is_resumed: the run goes on.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        prepared: Preparation,
+        client: ClientId,
+        setup: PeerSetup,
+        output: Path,
+        *,
+        is_resumed: bool,
+    ) -> None:
+        self.experiment, self.prepared, self.client, self.setup = experiment, prepared, client, setup
+        self._output, self._is_resumed = output, is_resumed
+        self.policy = experiment.rounds.make()
+        if isinstance(self.policy, Synchronous):
+            self.policy.check_peers(setup.min_peers)
+        given_s = self.policy.deadline_s if isinstance(self.policy, Synchronous) else None
+        self.deadline_s = given_s or _DEADLINE_S
+        self.size = prepared.data.size_of(client)
+        self.executor = InProcess(partial(Work, prepared.recipe))
+
+    @property
+    @abstractmethod
+    def service(self) -> MemberService:
+        """Service of this peer."""
+
+    @property
+    @abstractmethod
+    def federation(self) -> Federation:
+        """Federation, as this peer sees it."""
+
+    @property
+    @abstractmethod
+    def is_behind(self) -> bool:
+        """True while rounds pass in which this peer takes no part."""
+
+    @abstractmethod
+    def resume(self, kept: tuple[int, Tree] | None) -> None:
+        """Take up what is on disk, before the service listens.
+
+        Args:
+            kept: the newest checkpoint, with its round; None: the run begins.
+        """
+
+    @abstractmethod
+    def listen(self) -> int | None:
+        """Begin to speak with others; returns the port.
+
+        Raises:
+            InvalidInput: if nothing can listen there.
+        """
+
+    @abstractmethod
+    def meet(self) -> int:
+        """Wait for the others; returns how many there are with this one."""
+
+    @abstractmethod
+    def close(self, reason: str, *, lingers: bool) -> None:
+        """Leave the others.
+
+        Args:
+            reason: to tell them.
+            lingers: once they need this peer no more.
+        """
+
+    def of_service(self, *, is_ready: bool, gone_after_s: float) -> dict[str, Any]:
+        """Arguments of any :class:`fed.server.peer.member_service.MemberService`.
+
+        Args:
+            is_ready: the peer takes part in rounds from the beginning.
+            gone_after_s: seconds of silence after which another is gone.
+        """
+        return {
+            "own": Member(self.setup.name, "", time.time_ns(), samples=self.size, is_ready=is_ready),
+            "experiment": _hash(run_fingerprint(self.experiment, self.prepared.layout, None)),
+            "introducers": tuple(self.setup.join),
+            "folder": messages_folder(self._output),
+            "credentials": self.setup.credentials,
+            "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
+            "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
+            "refusals": Refusals(),
+        }
+
+    def loop(
+        self,
+        fingerprint: Mapping[str, Any],
+        folder: RunFolder,
+        after_round: Callable[[Mapping[str, Any]], None] | None,
+    ) -> TrainingLoop:
+        """The training loop of this peer.
+
+        Args:
+            fingerprint: that its checkpoints belong to.
+            folder: of the run.
+            after_round: called after each round with its line of the metrics.
+        """
+        prepared, held_out = self.prepared, self.prepared.held_out
+
+        def begin_scoring() -> Scoring:
+            if self.is_behind:
+                return lambda: {"test_accuracy": None, "test_loss": None}
+            if held_out is not None:
+                return ScoringByClients(held_out, self.federation, self.executor).line
+            return ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).line
+
+        def load_module(state: State) -> nn.Module:
+            prepared.layout.unpack(*state, prepared.module)
+            return prepared.module.eval()
+
+        return TrainingLoop(
+            self.experiment,
+            self.federation,
+            begin_scoring=begin_scoring,
+            has_scores=held_out is not None or prepared.recipe.test is not None,
+            scores_meanwhile=False,
+            load_module=load_module,
+            facts=lambda: {
+                "peer": self.service.own.name,
+                "clients": len(self.service.standing().present),
+                "parameters": prepared.layout.parameters,
+                "refused": self.service.refusals.count,
+            },
+            report=lambda run: run_report(run, None),
+            fingerprint=fingerprint,
+            folder=folder,
+            after_round=after_round,
+        )
+
+
+def messages_folder(output: Path) -> Path:
+    """Folder of what a peer must not lose between rounds, beside that of its run."""
+    return output.with_name(f".{output.name}.messages")
+
+
+def _hash(fingerprint: Mapping[str, Any]) -> str:
+    """Hash of what peers must agree on."""
+    keys = fingerprint["experiment"]
+    agreed = {**{key: keys[key] for key in _AGREED}, "shapes": fingerprint["shapes"]}
+    return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,101 @@
+"""Real peer that is a replica of the coordinator, with an equal share in its work."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fed.aggregators.base import Aggregator
+from fed.clients.data import ClientId
+from fed.clients.setup import Preparation
+from fed.clients.training.executor import InProcess
+from fed.clients.training.worker import Work
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
+from fed.server.peer.ballots import BallotTiming
+from fed.server.peer.real_peer import PeerSetup, RealPeer
+from fed.server.peer.replica import Replicated, ReplicatedFleet
+from fed.server.peer.replica_service import ReplicaService
+from fed.server.peer.service_thread import ServiceThread
+from fed.storage.checkpoints import Tree
+
+__all__ = ["ReplicaPeer"]
+
+_SLOWEST_RING_S = 30.0
+_KEPT = 8  # rounds whose sums stay for those that are behind, at least
+
+
+class ReplicaPeer(RealPeer):
+    """Peer of a rule over ``mean`` without a coordinator."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        prepared: Preparation,
+        client: ClientId,
+        setup: PeerSetup,
+        output: Path,
+        *,
+        is_resumed: bool,
+    ) -> None:
+        super().__init__(experiment, prepared, client, setup, output, is_resumed=is_resumed)
+        assert isinstance(prepared.algorithm, Aggregator)
+        if prepared.algorithm.needs_fixed_members:
+            raise InvalidExperiment(
+                "fed peer cannot run a rule that numbers its clients, for real peers come and go, got "
+                f"{type(prepared.algorithm).__name__}: choose a rule such as fedavg, or simulate the experiment"
+            )
+        message = prepared.message_format(setup.min_peers)
+        self.executor = InProcess(partial(Work, replace(prepared.recipe, format=message)))
+        gone_after_s = max(1.5, min(5.0, self.deadline_s / 2))
+        ballots = BallotTiming(
+            resend_s=0.3,
+            takeover_s=min(1.0, gone_after_s / 2),
+            ballot_s=max(_SLOWEST_RING_S, self.deadline_s),
+            deadline_s=self.deadline_s,
+            kept=max(_KEPT, 1 + (experiment.checkpoints.every or 0)),
+        )
+        service = ReplicaService(
+            **self.of_service(is_ready=True, gone_after_s=gone_after_s),
+            message=message,
+            ballots=ballots,
+            min_peers=setup.min_peers,
+            snapshot=lambda: self._replicated.snapshot,
+        )
+        self._thread, states = ServiceThread(service), prepared.client_states(message)
+        fleet = ReplicatedFleet(self._thread, self.size, states, self.executor, sum(message.summed_sizes))
+        self._replicated = Replicated(experiment, prepared, self.policy, fleet, message, states)
+
+    @property
+    def service(self) -> ReplicaService:
+        """Service of this peer."""
+        return self._thread.service
+
+    @property
+    def federation(self) -> Replicated:
+        """The replica of the coordinator, and its clients."""
+        return self._replicated
+
+    @property
+    def is_behind(self) -> bool:
+        """True while rounds pass in which this peer takes no part."""
+        return self._replicated.is_behind
+
+    def resume(self, kept: tuple[int, Tree] | None) -> None:
+        """Take up what this replica has promised, and the sums that are on disk."""
+        self._thread.call(self.service.restore, 0 if kept is None else kept[0])
+
+    def listen(self) -> int | None:
+        """Begin to speak with others; returns the port."""
+        return self._thread.listen(self.setup.listen, self.setup.advertise)
+
+    def meet(self) -> int:
+        """Wait until there is a group, which this peer founds with others or joins."""
+        self._replicated.found(self._thread.wait_for(self.service.founded()))
+        self._replicated.take_over_if_later(self._thread.call(self.service.kept_copy))
+        return len(self._thread.call(self.service.standing).present)
+
+    def close(self, reason: str, *, lingers: bool) -> None:
+        """Leave the others."""
+        if lingers:
+            self._thread.call(self.service.begin, self.service.round + 1, self.service.round)
+        self._thread.close(reason, self.deadline_s if lingers else 0.0)

@@ -1,0 +1,565 @@
+"""Service of a replica to the others: the agreement on each round's sum, the rings that make it, and copies of states.
+
+What has been promised, voted and summed stays on disk, so that a replica that was killed takes up where it was.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fed.errors import FedError, InvalidPayload
+from fed.server.peer.agreement import Agreement
+from fed.server.peer.ballots import (
+    Apply,
+    Ballot,
+    BallotTiming,
+    Copy,
+    Fetch,
+    Output,
+    Persist,
+    Record,
+    RunRing,
+    Send,
+    Value,
+)
+from fed.server.peer.decrees import ReplicaFiles, heard, said
+from fed.server.peer.founding import Founding
+from fed.server.peer.links import Link, Refused
+from fed.server.peer.member_service import MemberService
+from fed.server.peer.membership import MOST_MEMBERS, Member
+from fed.server.peer.ring import Ring, RoundSum, sum_specs
+from fed.storage.checkpoints import Tree
+from fed.wire import protocol_pb2 as pb
+from fed.wire.format import Format
+from fed.wire.payloads import Incoming, TensorSpec, read, written
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Decision", "ReplicaService", "Snapshot", "in_a_ring"]
+
+_log = logging.getLogger(__name__)
+_TICK_S = 0.05
+_SAYS_EVERY_S = 30.0
+_REACHED_WITHIN_S = 2.0  # the next member of a ring, over a stream
+_MOST_COPY_BYTES_PER_NUMBER = 1024
+_COPY_BYTES = 1 << 28  # beside its numbers
+
+
+class Decision(NamedTuple):
+    """Outcome of a round.
+
+    Args:
+        value: that was agreed on.
+        total: the round's sum.
+    """
+
+    value: Value
+    total: RoundSum
+
+
+class Snapshot(NamedTuple):
+    """State of a replica after a round.
+
+    Args:
+        round: the round.
+        state: what all replicas have in common, with the value that was agreed on.
+    """
+
+    round: int
+    state: Tree
+
+
+class _Part(NamedTuple):
+    """Place of a message in a ring."""
+
+    round: int
+    ballot: Ballot
+    step: int
+    sender: str
+
+
+@dataclass(kw_only=True)
+class ReplicaService(MemberService):
+    """Replica among others.
+
+    Attributes:
+        bytes_sent: of rings and sums.
+        bytes_received: likewise.
+
+    Args:
+        message: the format of clients' messages.
+        ballots: time limits of the agreement.
+        min_peers: the number of founders at least.
+        snapshot: gives the state after the last round; None before the first.
+    """
+
+    message: Format
+    ballots: BallotTiming
+    min_peers: int
+    snapshot: Callable[[], Snapshot | None]
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._numbers = sum(self.message.summed_sizes)
+        self._disk = ReplicaFiles(self.folder, self._numbers)
+        self._founding = Founding(self.own.name, self.min_peers)
+        self._agreement: Agreement | None = None
+        self._contribution: tuple[int, RoundSum] | None = None
+        self._decided: dict[int, Value] = {}
+        self._parts: dict[_Part, list[Tensor]] = {}
+        self._ring: RunRing | None = None
+        self._ring_files: list[tuple[str, pb.PeerMessage, Path]] = []
+        self._reducing: asyncio.Task[None] | None = None
+        self._wanted: set[str] = set()
+        self._copy: Snapshot | None = None
+        self._giving: asyncio.Task[None] | None = None
+        self._wants_copy = self._lacks_sums = False
+        self._applied = 0
+        self._said_s = self._asked_s = 0.0
+        self._failure: FedError | None = None
+
+    # The run's side.
+
+    def restore(self, applied: int) -> None:
+        """Take up what is on disk, before the service starts.
+
+        Args:
+            applied: the last round that this replica's model has been moved by.
+
+        Raises:
+            InvalidCheckpoint: if the record is damaged.
+        """
+        record, founders = self._disk.restore()
+        self.round = record.round
+        self._applied = applied
+        if record != Record():
+            self._founding.members, self._founding.is_late = founders or None, not founders
+            self._agree(record)
+
+    def begin(self, number: int, durable: int) -> None:
+        """Begin a round."""
+        self.round, self.durable = number, durable
+        self._tell_progress()
+
+    def contribute(self, number: int, total: RoundSum) -> None:
+        """Have this replica's own update ready for a round."""
+        assert self._agreement is not None
+        self._contribution = number, total
+        if self._agreement.record.round == number:
+            self._do(self._agreement.ready(time.monotonic()))
+
+    def is_decided(self, number: int) -> bool:
+        """Tell whether a round is over, or a copy of a later state has come."""
+        return number in self._decided or self._copy is not None
+
+    async def founded(self) -> tuple[str, ...]:
+        """Wait until this replica is one of a group; returns the first round's members, none where it joins later."""
+        while self._agreement is None:
+            await self._next_change()
+        return self._founding.members or ()
+
+    def kept_copy(self) -> Snapshot | None:
+        """The copy of another's state that came last, before this process began."""
+        found = self._disk.copy()
+        return None if found is None else Snapshot(*found)
+
+    async def decision(self, number: int) -> Decision | Snapshot:
+        """Wait for the outcome of a round, or a copy of another's state after this round or a later one.
+
+        Raises:
+            RunFailed: if what must be on disk cannot be written.
+        """
+        while True:
+            if self._copy is not None:
+                copy, self._copy = self._copy, None
+                if copy.round >= number:
+                    return copy
+            if (value := self._decided.get(number)) is not None:
+                return Decision(value, self._disk.sum(value.sum_sha256))
+            await self._next_change()
+
+    def apply(self, number: int) -> None:
+        """Take note that this replica's model has been moved by a round."""
+        self._applied = number
+        self._decided = {its: value for its, value in self._decided.items() if its > number}
+        self._drop()
+
+    def adopt(self, number: int, value: Value) -> None:
+        """Take note that this replica's state is now, on disk too, a copy of another's after a round."""
+        assert self._agreement is not None
+        self._wants_copy = self._lacks_sums = False
+        self.apply(number)
+        self._do(self._agreement.copied(number, value, time.monotonic()))
+
+    def owes(self) -> bool:
+        """Tell whether a present member may still need this replica: it has not come to the end."""
+        names = {member.name for member in self.members.present(time.monotonic())}
+        behind = [link.name for link in self.links.all() if link.progress and link.progress.round < self.round]
+        return not names.isdisjoint(behind)
+
+    async def start(self, listen: str | None, advertise: str | None) -> int | None:
+        """Listen, and begin to look for others; returns the port."""
+        port = await super().start(listen, advertise)
+        self._ticking = asyncio.create_task(self._tick_on())
+        return port
+
+    async def stop(self, reason: str) -> None:
+        """Say farewell, and end all streams."""
+        self._ticking.cancel()
+        self._end_ring()
+        await super().stop(reason)
+
+    # The others' side.
+
+    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
+        """Make the file that a message is put into."""
+        self._hear(link)
+        match header.WhichOneof("what"):
+            case "ring_part":
+                part = _part(header.ring_part, link.name)
+                if reason := self._reason_against(part):
+                    raise Refused(f"its part of a ring of round {part.round}: {reason}")
+                specs = sum_specs(self.message, self._members_at_most())
+                return None if part in self._parts else Incoming(self._new_file(), header.ring_part.payload, specs)
+            case "sum":
+                if header.sum.payload.sha256 not in self._wanted:
+                    return None
+                return Incoming(self._new_file(), header.sum.payload, sum_specs(self.message, self._members_at_most()))
+            case "copy":
+                if not self._wants_copy:
+                    return None
+                most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
+                return Incoming(self._new_file(), header.copy.payload, [TensorSpec(torch.uint8, most_bytes, True)])
+        raise Refused("replicas exchange no vectors with neighbours")
+
+    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
+        """Take a file that is whole."""
+        if header.HasField("copy"):
+            if self._wants_copy and header.copy.round >= self._least_copy():
+                self._copy = Snapshot(*self._disk.take_copy(incoming.path, header.copy.round))
+            incoming.path.unlink(missing_ok=True)
+        elif header.HasField("sum"):
+            self._take_sum(incoming)
+        else:
+            self.bytes_received += incoming.payload.size_bytes
+            self._parts[_part(header.ring_part, link.name)] = read(incoming.path, incoming.payload)
+            incoming.path.unlink(missing_ok=True)
+        self._changed.set()
+
+    def _take(self, link: Link, message: pb.PeerMessage) -> None:
+        match message.WhichOneof("what"):
+            case "decree":
+                if self._agreement is not None:
+                    self._do(self._agreement.receive(link.name, heard(message.decree), time.monotonic()))
+            case "founding":
+                number = 0 if self._agreement is None else self._agreement.record.round
+                self._found(self._founding.receive(link.name, message.founding, number))
+            case "sum_wanted":
+                if (found := self._disk.file(message.sum_wanted.sha256)) is not None:
+                    path, payload = found
+                    link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
+                    self.bytes_sent += payload.size_bytes
+            case "copy_wanted":
+                if self._giving is None or self._giving.done():
+                    self._giving = asyncio.create_task(self._give_copy(link))
+            case _:
+                raise Refused("it says nothing that is known here")
+
+    def _resend(self, link: Link) -> None:
+        for name, header, path in self._ring_files:
+            if name == link.name:
+                link.send(header, path)
+
+    def _take_progress(self, name: str, progress: pb.Progress) -> None:
+        pass
+
+    # Details.
+
+    async def _next_change(self) -> None:
+        """Wait until something may have changed.
+
+        Raises:
+            FedError: if this replica cannot go on.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def _tick_on(self) -> None:
+        while True:
+            try:
+                self._tick()
+            except FedError as error:
+                self._fail(error)
+            await asyncio.sleep(_TICK_S)
+
+    def _fail(self, error: FedError) -> None:
+        """End the run at this replica: what it has promised must be on disk before it says so."""
+        self._failure = error
+        self._changed.set()
+
+    def _tick(self) -> None:
+        now_s = time.monotonic()
+        there = self.members.present(now_s)
+        names, ready = [member.name for member in there], [member.name for member in there if member.is_ready]
+        hubs = [member.name for member in there if member.address]
+        if self._agreement is None:
+            rounds = {link.name: link.progress.round for link in self.links.all() if link.progress}
+            self._found(self._founding.tick(now_s, ready, rounds, hubs))
+            return
+        self._do(self._agreement.tick(now_s, names, ready, hubs))
+        if self._lacks_sums and now_s - self._asked_s > self.ballots.takeover_s:
+            self._asked_s = now_s
+            ahead = [link for link in self.links.all() if link.progress and link.progress.round > self._least_copy()]
+            if ahead:
+                random.choice(ahead).tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+        if self._agreement.is_waiting and now_s - self._said_s > _SAYS_EVERY_S:
+            self._said_s = now_s
+            members = self._agreement.record.members
+            here = [name for name in members if name in names]
+            _log.warning(
+                "round %d waits: %d of its %d members are there, and more than half are needed",
+                self._agreement.record.round,
+                len(here),
+                len(members),
+            )
+
+    def _found(self, messages: Sequence[tuple[str, pb.Founding]]) -> None:
+        for name, message in messages:
+            self._tell(name, pb.PeerMessage(founding=message))
+        if self._agreement is None and self._founding.members is not None:
+            record = Record(1, self._founding.members)
+            self._disk.persist(record, self._founding.members)
+            self._agree(record)
+        elif self._agreement is None and self._founding.is_late:
+            self._agree(Record())
+
+    def _agree(self, record: Record) -> None:
+        """Begin to agree, from what is on disk."""
+        self._agreement = Agreement(
+            self.own.name, record, self.ballots, random.Random(), now_s=time.monotonic(), held={*self._disk.held}
+        )
+        missed = self._agreement.missed(self._applied)
+        self._wants_copy = self._lacks_sums = missed is None
+        self._do(missed or [])
+        self._changed.set()
+
+    def _do(self, outputs: Sequence[Output]) -> None:
+        assert self._agreement is not None
+        try:
+            for output in outputs:
+                self._perform(output)
+        except FedError as error:
+            self._fail(error)
+        self._drop()
+
+    def _perform(self, output: Output) -> None:
+        match output:
+            case Persist(record):
+                self._disk.persist(record, self._founding.members or ())
+            case Send(receiver, message):
+                self._tell(receiver, said(message))
+            case RunRing():
+                self._reduce(output)
+            case Fetch(sum_sha256, holders):
+                self._wanted.add(sum_sha256)
+                for name in holders[:2]:
+                    self._tell(name, pb.PeerMessage(sum_wanted=pb.SumWanted(sha256=sum_sha256)))
+            case Apply(number, value):
+                self._wanted = set()
+                if number > self._applied:
+                    self._decided[number] = value
+                self._changed.set()
+            case Copy(_, _, holder):
+                self._wants_copy = True
+                self._tell(holder, pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+
+    def _tell(self, name: str, message: pb.PeerMessage) -> None:
+        if (link := self.links.link(name)) is not None:
+            link.tell(message)
+        else:
+            self.reach(frozenset([name]))
+
+    def _drop(self) -> None:
+        """Remove sums that nobody may need."""
+        assert self._agreement is not None
+        needed = self._agreement.needed | {value.sum_sha256 for value in self._decided.values()}
+        for sha256 in {*self._disk.held} - needed:
+            self._disk.drop(sha256)
+
+    def _least_copy(self) -> int:
+        """The first round after which another's state is of use here."""
+        assert self._agreement is not None
+        return max(self._applied + 1, self._agreement.record.round - 1)
+
+    def _members_at_most(self) -> int:
+        return MOST_MEMBERS if self._agreement is None else max(len(self._agreement.record.members), 1)
+
+    def _take_sum(self, incoming: Incoming) -> None:
+        sha256 = incoming.payload.sha256
+        if sha256 not in self._wanted or self._agreement is None:
+            incoming.path.unlink(missing_ok=True)
+            return
+        self.bytes_received += incoming.payload.size_bytes
+        self._disk.take(incoming.path, incoming.payload)
+        self._wanted.discard(sha256)
+        self._do(self._agreement.holds(sha256, time.monotonic()))
+
+    async def _give_copy(self, link: Link) -> None:
+        """Send a copy of this replica's state, if there is one; else the other asks again."""
+        if (found := self.snapshot()) is not None:
+            path = self._new_file()
+            try:
+                payload = await asyncio.to_thread(self._disk.write_copy, path, *found)
+            except FedError as error:
+                _log.warning("a copy for %r: %s", link.name, error)
+                return
+            link.send(pb.PeerMessage(copy=pb.Copy(round=found.round, payload=payload)), path)
+
+    def _reason_against(self, part: _Part) -> str | None:
+        if self._agreement is None:
+            return "this peer is in no group"
+        record = self._agreement.record
+        if part.round != record.round or part.sender not in record.members:
+            return f"this peer is in round {record.round}, with {len(record.members)} members"
+        if part.ballot < record.promised:
+            return "a later ballot has been promised"
+        if part.step >= 2 * len(record.members):
+            return f"a ring of {len(record.members)} has no step {part.step}"
+        if sum(one.sender == part.sender for one in self._parts) > 4 * len(record.members):
+            return "it has sent more than two rings have"
+        return None
+
+    # Rings.
+
+    def _reduce(self, ring: RunRing) -> None:
+        """Begin a ring, in place of the one that goes on."""
+        self._end_ring()
+        self._ring = ring
+        self._parts = {
+            part: tensors
+            for part, tensors in self._parts.items()
+            if part.round == ring.round and part.ballot >= ring.ballot
+        }
+        self._reducing = asyncio.create_task(self._reduced(ring))
+
+    def _end_ring(self) -> None:
+        if self._reducing is not None:
+            self._reducing.cancel()
+        self._ring = self._reducing = None
+        for _, _, path in self._ring_files:
+            path.unlink(missing_ok=True)
+        self._ring_files = []
+
+    async def _reduced(self, ring: RunRing) -> None:
+        assert self._agreement is not None
+        unreachable: tuple[str, ...] = ()
+        try:
+            total = await self._total(ring)
+            path = self._new_file()
+            payload = await asyncio.to_thread(self._disk.write, path, total.tensors())
+            self._disk.take(path, payload)
+            self._do(self._agreement.summed(ring, payload.sha256, time.monotonic()))
+            return
+        except _Broken as broken:
+            unreachable = broken.names
+        except FedError as error:
+            self._fail(error)
+            return
+        if self._ring == ring:
+            _log.info("round %d: the ring has broken%s", ring.round, f" at {unreachable[0]!r}" if unreachable else "")
+            self._do(self._agreement.broken(ring, time.monotonic(), unreachable))
+
+    async def _total(self, ring: RunRing) -> RoundSum:
+        """Sum over a ring.
+
+        Raises:
+            _Broken: if it cannot be found.
+        """
+        if self._contribution is None or self._contribution[0] != ring.round:
+            raise _Broken
+        members = in_a_ring(ring.members, self.members.present(time.monotonic()))
+        part = Ring(members.index(self.own.name), members, self._contribution[1])
+        for step in range(part.messages):
+            tensors = await asyncio.to_thread(part.message, step)
+            path = self._new_file()
+            payload = written(path, tensors)
+            of_ring = pb.Ballot(attempt=ring.ballot.attempt, proposer=ring.ballot.proposer)
+            header = pb.PeerMessage(ring_part=pb.RingPart(round=ring.round, ballot=of_ring, step=step, payload=payload))
+            self._ring_files.append((part.successor, header, path))
+            self.bytes_sent += payload.size_bytes
+            if (link := self.links.link(part.successor)) is not None:
+                link.send(header, path)
+            received = await self._received(_Part(ring.round, ring.ballot, step, part.predecessor), part.successor)
+            try:
+                await asyncio.to_thread(part.take, received)
+            except InvalidPayload as error:
+                self.refusals.note(part.predecessor, str(error))
+                raise _Broken(part.predecessor) from None
+        return await asyncio.to_thread(part.result)
+
+    async def _received(self, part: _Part, successor: str) -> list[Tensor]:
+        """The next message of the predecessor.
+
+        Raises:
+            _Broken: if a neighbour in the ring is gone, or cannot be reached.
+        """
+        began_s = time.monotonic()
+        while part not in self._parts:
+            now_s = time.monotonic()
+            present = {member.name for member in self.members.present(now_s)}
+            for name in (part.sender, successor):
+                if name not in present:
+                    raise _Broken(name)
+                if self.links.link(name) is None and now_s - began_s > _REACHED_WITHIN_S:
+                    raise _Broken(name)
+            self.reach(frozenset([part.sender, successor]))
+            if now_s - began_s > self.ballots.ballot_s:
+                raise _Broken
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(0.1):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        return self._parts.pop(part)
+
+
+class _Broken(Exception):
+    """A ring that cannot end; ``names`` are those that could not be reached."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+
+def in_a_ring(names: Sequence[str], members: Sequence[Member]) -> list[str]:
+    """Members in an order in which two that only dial are no neighbours, where there is one.
+
+    Args:
+        names: of the ring.
+        members: with their addresses.
+    """
+    listen = {member.name for member in members if member.address}
+    hubs, dialers = [one for one in names if one in listen], [one for one in names if one not in listen]
+    ordered: list[str] = []
+    for place, hub in enumerate(hubs):
+        ordered.append(hub)
+        begin, end = (len(dialers) * each // len(hubs) for each in (place, place + 1))
+        ordered += dialers[begin:end]
+    return ordered or dialers
+
+
+def _part(said: pb.RingPart, sender: str) -> _Part:
+    return _Part(said.round, Ballot(said.ballot.attempt, said.ballot.proposer), said.step, sender)

@@ -1,0 +1,136 @@
+"""Real replicas of a coordinator: its bits at every peer, through kills, resumptions and partitions."""
+
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fed.config.experiment import Experiment
+from fed.simulations.simulate import simulate
+from tests.server.peer.processes import Processes, processes
+
+LOCAL = {"lr": 0.1, "steps": 4, "batch_size": 16}
+
+
+def keys(rounds: int, deadline_s: float, peers: int, rule: str = "fedavg", **others: Any) -> dict[str, Any]:
+    data = {"kind": "digits", "clients": peers, "partition": {"kind": "dirichlet", "alpha": 1.0}}
+    return {
+        "name": "replicas",
+        "algorithm": {"kind": "allreduce", "rule": rule},
+        "data": data,
+        "local": LOCAL,
+        "rounds": {"count": rounds, "deadline_s": deadline_s},
+        "evaluation": "coordinator",
+        "checkpoints": {"every": 2},
+        "simulation": {"batching": "off"},
+        **others,
+    }
+
+
+def models(peers: Processes) -> dict[int, dict[str, Tensor]]:
+    return {peer: load_file(peers.output(peer) / "model.safetensors") for peer in peers.running}
+
+
+def assert_coordinated(peers: Processes) -> None:
+    """Each peer has the bits of the rule under a coordinator."""
+    given = {
+        **peers.keys,
+        "algorithm": peers.keys["algorithm"]["rule"],
+        "rounds": {"count": peers.keys["rounds"]["count"]},
+    }
+    coordinated = simulate(Experiment(**given)).model.state_dict()
+    for peer, found in models(peers).items():
+        for name, tensor in coordinated.items():
+            assert torch.equal(tensor, found[name]), (peer, name, peers.said())
+
+
+LONG = [pytest.param(rule, marks=pytest.mark.long) for rule in ("fedavg", "bmuf", "diloco", "easgd", "feddyn")]
+
+
+@pytest.mark.parametrize("rule", ["scaffold", *LONG])
+def test_replicas_end_with_the_coordinators_bits(rule: str, tmp_path: Path) -> None:
+    with processes(tmp_path, keys(6, 60.0, 8, rule), 8) as peers:
+        peers.start(*range(8))
+        peers.await_end()
+        assert_coordinated(peers)
+
+
+def test_killed_replicas_resume_with_the_same_bits(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(12, 60.0, 4, "scaffold", local={**LOCAL, "steps": 40}), 4) as peers:
+        peers.start(*range(4))
+        peers.await_round(3, 2)
+        peers.kill(2)
+        peers.start(2, resume=True)
+        peers.await_round(6)
+        peers.kill(*range(4))
+        peers.start(3, 1, 0, 2, resume=True)
+        peers.await_end()
+        assert_coordinated(peers)
+
+
+@pytest.mark.parametrize("is_frozen", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_majority_goes_on_and_the_others_catch_up(is_frozen: bool, tmp_path: Path) -> None:
+    with processes(tmp_path, keys(40, 2.0, 5, "bmuf"), 5) as peers:
+        peers.start(*range(5))
+        peers.await_round(4)
+        if is_frozen:
+            for peer in (1, 3):
+                peers.signal(peer, signal.SIGSTOP)
+            peers.await_round(20, 0, 2, 4)
+            for peer in (1, 3):
+                peers.signal(peer, signal.SIGCONT)
+        else:
+            peers.kill(1, 3)
+            peers.await_round(20, 0, 2, 4)
+            peers.start(1, 3, resume=True)
+        peers.await_end()
+        for peer in (0, 2, 4):
+            waits_s = [line["wall_s"] for line in peers.lines(peer)]
+            assert max(later - earlier for earlier, later in pairwise(waits_s)) < 2.0 + 1.0, peers.said()
+        first, *others = models(peers).values()
+        for other in others:
+            assert all(torch.equal(first[name], other[name]) for name in first), peers.said()
+
+
+def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(30, 2.0, 4), 4) as peers:
+        peers.start(*range(4))
+        peers.await_round(3)
+        peers.kill(1, 2)
+        peers.await_that(lambda: "waits: 2 of its 4 members are there" in (tmp_path / "log-0").read_text())
+        reached = len(peers.lines(0))
+        peers.start(1, resume=True)
+        peers.await_end()
+        assert reached < 30
+        first, *others = models(peers).values()
+        for other in others:
+            assert all(torch.equal(first[name], other[name]) for name in first), peers.said()
+
+
+def test_a_replica_joins_with_a_copy_and_contributes(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(40, 20.0, 5, "bmuf", local={**LOCAL, "steps": 40}), 5, min_peers=4) as peers:
+        peers.start(*range(4))
+        peers.await_round(5)
+        peers.start(4)
+        peers.await_end()
+        assert peers.lines(0)[-1]["replied"] == 5
+        of_joined = [line["replied"] for line in peers.lines(4)]
+        first = next(place for place, replied in enumerate(of_joined) if replied)
+        assert first > 3
+        assert set(of_joined[first + 1 :]) == {5}
+        first_model, *others = models(peers).values()
+        for other in others:
+            assert all(torch.equal(first_model[name], other[name]) for name in first_model)
+
+
+def test_replicas_that_only_dial_are_no_neighbours_in_the_ring(tmp_path: Path) -> None:
+    with processes(tmp_path, keys(6, 60.0, 4), 4) as peers:
+        peers.start(1, 2)
+        peers.start(0, 3, listens=False)
+        peers.await_end()
+        assert_coordinated(peers)
