@@ -91,10 +91,10 @@ def test_client_killed_in_training_and_restarted_changes_no_bit(deployed: _Start
 
 
 def test_server_killed_in_a_round_and_resumed_changes_no_bit(deployed: _Start, tmp_path: Path) -> None:
-    deployment = deployed(epochs=20)
+    deployment = deployed(clients=1, epochs=20)
     server, _ = deployment.server(), deployment.all_clients()
     deployment.wait_for_round(2)
-    _wait_until_it_trains(deployment, 1)
+    _wait_until_it_trains(deployment, 0)
     server.kill()
     again = deployment.server(resume=True)
     assert again.end() == 0, again.said
@@ -155,6 +155,7 @@ def test_client_that_lost_its_state_resumes_and_both_report(deployed: _Start) ->
     _hold_tidy(deployment)
 
 
+@pytest.mark.long
 def test_client_frozen_beyond_the_deadline_is_late_and_returns(deployed: _Start) -> None:
     patience = {"silence_s": 60.0, "stall_s": 60.0}
     deployment = deployed(

@@ -346,7 +346,7 @@ def written(one: fed.Experiment, folder: Path) -> Path:
 def test_killed_again_and_again_it_ends_with_the_same_bits(case: str, tmp_path: Path) -> None:
     one = experiment(case, 12)
     fed.simulate(one, output=tmp_path / "whole")
-    program("killed", written(one, tmp_path), tmp_path / "killed", 4, 0)
+    program("killed", written(one, tmp_path), tmp_path / "killed", 2, 0)
     assert left_in(tmp_path / "killed") == left_in(tmp_path / "whole")
 
 

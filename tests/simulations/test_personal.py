@@ -219,25 +219,6 @@ def test_batched_clients_keep_what_single_ones_keep(kind: str) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
 
 
-def test_any_number_of_workers_keeps_the_same_bits() -> None:
-    runs = [
-        simulate(
-            fed.Experiment(
-                algorithm={"kind": "ditto"},
-                rounds={"count": 2, "cohort": 5},
-                simulation={"batching": "on", "group": 2, "workers": workers},
-                **STOCHASTIC,
-            ),
-            data=data(),
-            model=module(),
-        )
-        for workers in (0, 2)
-    ]
-    assert states_of(runs[0].models) == states_of(runs[1].models)
-    lines = [[{**line, "wall_s": 0} for line in run.metrics] for run in runs]
-    assert lines[0] == lines[1]
-
-
 @pytest.mark.parametrize(("kind", "numbers"), [("fedper", 4 * 5 + 5), ("fedrep", 4 * 5 + 5), ("fedbn", 25 + 18)])
 def test_what_is_private_does_not_travel(kind: str, numbers: int) -> None:
     run = simulate(experiment(kind, "plain"), data=data(), model=module(norm=kind == "fedbn"))

@@ -75,6 +75,18 @@ class Training:
         return Scores(id=examination.id, samples=1, loss=0.5)
 
 
+class BusyTraining(Training):
+    """Takes until the end to prepare, so that all else waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def prepare(self, experiment: Experiment, signature: bytes) -> None:
+        super().prepare(experiment, signature)
+        self.over.wait(BOUND_S)
+
+
 class Server(CoordinationServicer):
     """Says what it is told to, and takes down what it hears."""
 
@@ -121,20 +133,24 @@ def assignment(number: int = 1, **changed: Any) -> ToNode:
 
 
 def served(
-    tmp_path: Path, says: Callable[[Server], Iterator[ToNode]], chunks: Sequence[Chunk] = ()
+    tmp_path: Path,
+    says: Callable[[Server], Iterator[ToNode]],
+    chunks: Sequence[Chunk] = (),
+    training: Training | None = None,
 ) -> tuple[str, Training]:
     """What a node says last that dials such a server, and what it has trained with."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
     add_CoordinationServicer_to_server(Server(says, chunks), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    training: Any = Training()
+    training = training or Training()
+    trains: Any = training
     node = EdgeNode(
         f"127.0.0.1:{port}",
         None,
         "0",
         0,
-        training,
+        trains,
         tmp_path,
         patience=DialPatience(backoff_s=0.01),
     )
@@ -224,7 +240,9 @@ def test_a_flood_ends_the_node_in_a_sentence(flood: Callable[[int], ToNode], tmp
         for number in range(100_000):
             yield flood(number)
 
-    words, _ = served(tmp_path, says)
+    training = BusyTraining()
+    words, _ = served(tmp_path, says, training=training)
+    training.over.set()
     assert "more than 100 things at once" in words
 
 

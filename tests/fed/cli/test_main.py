@@ -156,8 +156,6 @@ def test_json_is_the_summary_alone_on_standard_output(run: Run, folder: Path) ->
     ("arguments", "note"),
     [
         (("simulate", "tiny.yaml"), "kept in runs/tiny"),
-        (("simulate", "tiny.yaml", "--output", "here"), "kept in here"),
-        (("compare", "two.yaml", "--jobs", "1"), "report in runs/two/report.html"),
         (("compare", "two.yaml", "--jobs", "1", "--output", "here"), "report in here/report.html"),
     ],
 )

@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fedprox": {"kind": "fedprox", "mu": 0.3},
     "fedavgm": {"kind": "fedavgm"},
     "bmuf": {"kind": "bmuf", "nesterov": True},
+    "ditto": {"kind": "ditto"},
     "dpsgd": {"kind": "dpsgd"},
     "local": {"kind": "local"},
 }

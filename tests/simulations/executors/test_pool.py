@@ -99,7 +99,7 @@ def bits(tensor: Tensor) -> list[int]:
 # The same results, in whatever process.
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7])
+@pytest.mark.parametrize("count", [0, 1, 3])
 def test_results_are_the_same_bits_however_many_workers_there_are(count: int) -> None:
     items = training(30)
     with Workers(work.caller, count, CAPACITY_BYTES) if count else InProcess(work.caller) as executor:
@@ -282,7 +282,7 @@ def test_many_killed_workers_change_nothing() -> None:
     chaos(count=7, items=1500, kills=40)
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.long)])
 def test_workers_that_are_all_killed_at_work_are_replaced(pool: Workers, tmp_path: Path, name: str) -> None:
     file, go = tmp_path / "order", tmp_path / "go"
     before = settled(pool)
@@ -311,7 +311,12 @@ WAYS = {
     work.crashes: rf"ended by signal 11 \(SIGSEGV\), Fatal Python error: Segmentation fault, "
     rf"{work.__file__}:\d+ in crashes",
 }
-OFTEN = {work.raises_in_torch, work.leaves, work.leaves_at_once}  # more of the same takes long together
+OFTEN = {
+    work.raises_in_torch,
+    work.leaves,
+    work.leaves_at_once,
+    work.kills_itself,
+}  # more of the same takes long together
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=pytest.mark.long if how in OFTEN else ()) for how in WAYS])
@@ -446,6 +451,10 @@ def test_workers_that_cannot_be_made_say_so_at_once() -> None:
 def test_workers_that_are_killed_before_they_begin_are_replaced_twice(tmp_path: Path) -> None:
     with Workers(work.KilledInTheMaking(tmp_path / "twice", 2), 1, 0) as workers:
         assert run(workers, work.same) is None
+
+
+@pytest.mark.long
+def test_workers_that_are_always_killed_before_they_begin_say_so(tmp_path: Path) -> None:
     with (
         Workers(work.KilledInTheMaking(tmp_path / "always", 9), 1, 0) as workers,
         pytest.raises(RunFailed, match=r"^worker processes cannot begin: killed by signal 9 .*; use workers: 0"),
