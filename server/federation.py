@@ -63,7 +63,7 @@ class Coordinated:
         fleet: the clients, simulated or real.
         message: the format of the run's messages.
         states: the clients' own.
-        sends: True where models travel.
+        moved_bytes: what has travelled up and down in the last round, where a fleet does not count it.
         occupation: the clients' use of their time.
     """
 
@@ -74,7 +74,7 @@ class Coordinated:
     message: InitVar[Format]
     states: ClientStates
     _: KW_ONLY
-    sends: bool = True
+    moved_bytes: Callable[[], tuple[int, int]] | None = None
     occupation: Callable[[], dict[str, Any]] = dict
 
     def __post_init__(self, experiment: Experiment, prepared: Preparation, fleet: Fleet, message: Format) -> None:
@@ -93,8 +93,10 @@ class Coordinated:
     def round(self, number: int) -> RoundStats:
         """One round of the policy."""
         stats = self.policy.round(self.coordinator, number, self._policy_state)
-        # what a fleet counts has not travelled where data are pooled
-        return stats if self.sends else stats._replace(bytes_up=0, bytes_down=0)
+        if self.moved_bytes is None:
+            return stats
+        up, down = self.moved_bytes()
+        return stats._replace(bytes_up=up, bytes_down=down)
 
     def measures(self) -> dict[str, float]:
         """Give none: there is one model."""

@@ -18,7 +18,7 @@ from fed.storage.checkpoints import Tree
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 
-__all__ = ["HierarchicalFleet", "Hierarchy"]
+__all__ = ["HierarchicalFleet", "Hierarchy", "summed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,12 @@ class HierarchicalFleet:
             else:
                 of_edges.setdefault(self._edges[answer.clients[0]], []).append(answer)
         self._passed_s += up_s if of_edges else 0.0
-        yield from map(self._summed, of_edges.values())
+        for edge, answers in of_edges.items():
+            # the edge's message and the model that it received travel once more
+            size_bytes, more_bytes_down = self._message.sum_bytes, self._received_bytes.pop(edge, 0)
+            yield summed(
+                answers, sum(self._message.summed_sizes), size_bytes=size_bytes, more_bytes_down=more_bytes_down
+            )
 
     def _bytes_to_edges(self, tasks: Sequence[Task]) -> dict[int, int]:
         """Bytes that each edge receives to send on: the whole model, if a client needs it, and the most differences."""
@@ -117,24 +122,6 @@ class HierarchicalFleet:
             # the differences that one client lacks are the last of those that another lacks
             of_edge[is_whole] = max(of_edge.get(is_whole, 0), task.size_bytes())
         return {edge: sum(of_edge.values()) for edge, of_edge in received.items()}
-
-    def _summed(self, answers: Sequence[Answer]) -> Answer:
-        """One answer for an edge's clients; its message and the model that it received travel once more."""
-        total = WeightedMean(sum(self._message.summed_sizes))
-        for answer in answers:
-            total.add(answer.mean_update_M, answer.weight)
-        integers = [answer.integers_I for answer in answers]
-        return Answer(
-            tasks=tuple(task for answer in answers for task in answer.tasks),
-            round=answers[0].round,
-            clients=tuple(client for answer in answers for client in answer.clients),
-            integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
-            samples=tuple(count for answer in answers for count in answer.samples),
-            train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
-            size_bytes=sum(answer.size_bytes for answer in answers) + self._message.sum_bytes,
-            partial=total,
-            more_bytes_down=self._received_bytes.pop(self._edges[answers[0].clients[0]], 0),
-        )
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait as the clients' fleet does."""
@@ -154,6 +141,32 @@ class HierarchicalFleet:
         self._passed_s, self._edges = state["passed_s"], state["edges"]
         self._received_bytes = state["received_bytes"]
         self._fleet.restore(state["fleet"])
+
+
+def summed(answers: Sequence[Answer], numbers: int, *, size_bytes: int, more_bytes_down: int) -> Answer:
+    """One answer with the exact sum of several.
+
+    Args:
+        answers: of tasks that started from one model.
+        numbers: M of each message.
+        size_bytes: what has travelled upward beside the clients' own messages.
+        more_bytes_down: what has travelled downward beside their tasks.
+    """
+    total = WeightedMean(numbers)
+    for answer in answers:
+        total.add(answer.mean_update_M, answer.weight)
+    integers = [answer.integers_I for answer in answers]
+    return Answer(
+        tasks=tuple(task for answer in answers for task in answer.tasks),
+        round=answers[0].round,
+        clients=tuple(client for answer in answers for client in answer.clients),
+        integers_I=torch.stack(integers).amax(0) if integers[0].numel() else integers[0],
+        samples=tuple(count for answer in answers for count in answer.samples),
+        train_losses=tuple(loss for answer in answers for loss in answer.train_losses),
+        size_bytes=sum(answer.size_bytes for answer in answers) + size_bytes,
+        partial=total,
+        more_bytes_down=more_bytes_down,
+    )
 
 
 def _sooner(task: Task, by_s: float) -> Task:

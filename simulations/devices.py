@@ -50,6 +50,12 @@ class Device:
     up_bytes_per_s: PositiveFloat = 1.25e6
     latency_s: NonNegativeFloat = 0.05
 
+    @classmethod
+    def on_site(cls, samples_per_s: float) -> "Device":
+        """Device that needs to send nothing."""
+        links = {"down_bytes_per_s": math.inf, "up_bytes_per_s": math.inf, "latency_s": 0.0}
+        return Device(samples_per_s=samples_per_s, **links)
+
     def exchange_s(self, *, bytes_down: int, samples: int, bytes_up: int) -> float:
         """Seconds from a task's dispatch to its answer's arrival.
 
@@ -152,7 +158,7 @@ class OnSite(Devices):
     """One device where all the data are already: nothing is sent."""
 
     def device(self, client: ClientId, streams: Streams) -> Device:  # noqa: D102
-        return Device(down_bytes_per_s=math.inf, up_bytes_per_s=math.inf, latency_s=0.0)
+        return Device.on_site(Device().samples_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
 from fed.server.peer.peers import exchanged_bytes
 from fed.server.rounds.synchronous import Synchronous
+from fed.simulations.ring import ring_bytes
 from fed.simulations.simulation import Simulation, begin_scoring
 
 __all__ = ["Expectation", "expect"]
@@ -72,6 +73,9 @@ def _bytes(simulation: Simulation, sent: int, answered: int) -> tuple[int, int]:
         return moved, moved
     if algorithm.pools_data:
         return 0, 0
+    if simulation.is_replicated:
+        moved = simulation.policy.count * ring_bytes(message, simulation.population)
+        return moved, moved
     up, first = answered * message.uplink_bytes, simulation.trainees
     if message.downlink_encoder is None:
         return up, first * message.downlink_bytes + (sent - first) * message.later_downlink_bytes

@@ -26,6 +26,7 @@ class SimulatedClients:
         executor: does the work.
         devices: what they run on.
         streams: the run's.
+        have_links: False where what they send is counted elsewhere.
 
     Raises:
         InvalidInput: if there can be no such devices.
@@ -36,6 +37,7 @@ class SimulatedClients:
     executor: Executor
     devices: Devices
     streams: Streams
+    have_links: bool = True
 
     def __post_init__(self) -> None:
         """Make a device, so that a file of them that is wrong is found before the first round."""
@@ -56,7 +58,12 @@ class SimulatedClients:
     @cached_property
     def device_of(self) -> Callable[[ClientId], Device]:
         """Device of a client; those asked for last are kept, for there may be a million clients."""
-        return lru_cache(_KEPT_DEVICES)(lambda client: self.devices.device(client, self.streams))
+
+        def device(client: ClientId) -> Device:
+            found = self.devices.device(client, self.streams)
+            return found if self.have_links else Device.on_site(found.samples_per_s)
+
+        return lru_cache(_KEPT_DEVICES)(device)
 
     def fate(self, samples: int, steps: int | None, *named: int | str) -> tuple[int | None, float | None]:
         """Fate of a client in its local steps.

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -33,8 +33,12 @@ from fed.simulations.batching import Batching, choose
 from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
+from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.topology import Topology
+
+if TYPE_CHECKING:
+    from fed.server.fleet import Fleet
 
 __all__ = ["Simulation", "begin_scoring"]
 
@@ -71,7 +75,7 @@ class Simulation:
         self.algorithm, self.layout = self.prepared.algorithm, self.prepared.layout
         if isinstance(self.algorithm, Aggregator):
             self.algorithm.check(self.policy.cohort_of(self.population))
-        elif self.algorithm.primitive == "mix":
+        if self.is_replicated or (self.has_peers and self.algorithm.primitive == "mix"):
             self.policy.check_peers(self.population)
         self.attackers: Attackers | None = None
         if experiment.adversaries is not None:
@@ -102,6 +106,11 @@ class Simulation:
     def has_peers(self) -> bool:
         """True if clients keep models of their own and no coordinator has one."""
         return isinstance(self.algorithm, PeerRule)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if every client is a replica of the coordinator."""
+        return isinstance(self.algorithm, Aggregator) and self.algorithm.is_replicated
 
     @property
     def _deadline_s(self) -> float | None:
@@ -158,7 +167,7 @@ class Simulation:
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
         simulated = SimulatedFleet(
-            clients,
+            replace(clients, have_links=not self.is_replicated),
             states=states,
             message=self.message,
             reduces=self.algorithm.linear and edges is None,  # an edge sums answers of its own clients alone
@@ -166,9 +175,13 @@ class Simulation:
             places=self.algorithm.needs_fixed_members,
             attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
         )
-        fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
+        fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
+        moved_bytes = (lambda: (0, 0)) if pools_data else None
+        if self.is_replicated:
+            fleet = ring = RingFleet(simulated, clients, self.message)
+            moved_bytes = lambda: (ring.moved_bytes, ring.moved_bytes)  # noqa: E731  # in place of the other one
         parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
-        return Coordinated(*parts, sends=not pools_data, occupation=simulated.occupation)
+        return Coordinated(*parts, moved_bytes=moved_bytes, occupation=simulated.occupation)
 
     def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
         """A module of its own, on the CPU and in evaluation mode, in a given state."""

@@ -124,7 +124,6 @@ _RULES = {
     **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto"),
     **_in("aggregators.local_sgd", "LocalSGD"),
     **_in("aggregators.post_local_sgd", "PostLocalSGD"),
-    **_in("aggregators.robust.algorithms", norm_bound="FedNormBound"),
 }
 
 RULES = Family("rule", Component, _RULES, default="fedavg")
@@ -144,7 +143,7 @@ ALGORITHMS = Family(
         **_in("aggregators.robust.algorithms", median="FedMedian", trimmed_mean="FedTrimmedMean", krum="FedKrum"),
         **_in("aggregators.robust.algorithms", multi_krum="FedMultiKrum", bulyan="FedBulyan"),
         **_in("aggregators.robust.algorithms", geometric_median="FedGeometricMedian"),
-        **_in("aggregators.robust.algorithms", centered_clipping="FedCenteredClipping"),
+        **_in("aggregators.robust.algorithms", centered_clipping="FedCenteredClipping", norm_bound="FedNormBound"),
     },
     default="fedavg",
 )

@@ -230,7 +230,7 @@ class Replicated(Coordinated):
     """
 
     def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+        super().__init__(*parts, moved_bytes=self._moved_in_round)
         self._fleet: ReplicatedFleet = self.coordinator.fleet  # type: ignore[assignment]
         self._service = self._fleet.thread.service
         self._moved = (0, 0)
@@ -260,10 +260,7 @@ class Replicated(Coordinated):
             self.take_over(overtaken.snapshot)
             return _NOTHING
         self._end(number)
-        moved = self._service.bytes_sent, self._service.bytes_received
-        up, down = (now - then for now, then in zip(moved, self._moved, strict=True))
-        self._moved = moved
-        return stats._replace(bytes_up=up, bytes_down=down)
+        return stats
 
     def state(self) -> Tree:
         """State for a checkpoint."""
@@ -292,6 +289,10 @@ class Replicated(Coordinated):
         assert self._fleet.value is not None
         self._fleet.thread.call(self._service.adopt, snapshot.round, self._fleet.value)
         _log.info("this peer goes on after round %d, with a copy of another's state", snapshot.round)
+
+    def _moved_in_round(self) -> tuple[int, int]:
+        before, self._moved = self._moved, (self._service.bytes_sent, self._service.bytes_received)
+        return self._moved[0] - before[0], self._moved[1] - before[1]
 
     def _end(self, number: int) -> None:
         """Have a round's state ready for others."""

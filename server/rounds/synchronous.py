@@ -164,8 +164,8 @@ class Synchronous(Rounds):
         """
         if self.cohort not in ("all", population):
             raise InvalidExperiment(
-                f"rounds.cohort must be {population}, the number of peers, under an algorithm over mix, got "
-                f"{self.cohort}: leave it out, or write all"
+                f"rounds.cohort must be {population}, the number of peers, without a coordinator, got {self.cohort}: "
+                "leave it out, or write all"
             )
         coordinators = {
             "sampling": ("uniform", SAMPLINGS.validate(self.sampling).kind),
@@ -177,9 +177,8 @@ class Synchronous(Rounds):
         for key, (default, value) in coordinators.items():
             if value != default:
                 raise InvalidExperiment(
-                    f"rounds.{key} needs a coordinator that asks clients, got {value} under an algorithm over mix, "
-                    "whose peers all train in every round: leave it out, or choose an algorithm over mean such as "
-                    "fedavg"
+                    f"rounds.{key} needs a coordinator that asks clients, got {value} among peers, who all train in "
+                    "every round: leave it out, or choose an algorithm over mean such as fedavg"
                 )
 
     def cohort_of(self, population: int) -> int:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import fed
 from fed.errors import Diverged, InvalidExperiment
 from fed.randomness import Streams
+from fed.server import hierarchy
 from fed.server.hierarchy import HierarchicalFleet
 from fed.simulations.estimate import expect
 from fed.simulations.fleet import SimulatedFleet
@@ -194,20 +195,19 @@ def test_the_clock_takes_what_is_sent(tmp_path: Path) -> None:
 def test_backups_reach_their_edges_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What edges receive is counted, if they are sent something twice in a round."""
     sent, told = list[int](), list[int]()
-    bytes_to_edges, summed = HierarchicalFleet._bytes_to_edges, HierarchicalFleet._summed
+    bytes_to_edges, summed = HierarchicalFleet._bytes_to_edges, hierarchy.summed
 
     def to_edges(fleet: HierarchicalFleet, tasks: Sequence[Task]) -> dict[int, int]:
         received = bytes_to_edges(fleet, tasks)
         sent.extend(received.values())
         return received
 
-    def of_edge(fleet: HierarchicalFleet, answers: Sequence[Answer]) -> Answer:
-        answer = summed(fleet, answers)
-        told.append(answer.more_bytes_down)
-        return answer
+    def of_edge(answers: Sequence[Answer], numbers: int, **moved: int) -> Answer:
+        told.append(moved["more_bytes_down"])
+        return summed(answers, numbers, **moved)
 
     monkeypatch.setattr(HierarchicalFleet, "_bytes_to_edges", to_edges)
-    monkeypatch.setattr(HierarchicalFleet, "_summed", of_edge)
+    monkeypatch.setattr(hierarchy, "summed", of_edge)
     given = experiment(
         rounds={"count": 8, "cohort": 3, "backup_after_s": 0.5},
         devices={"kind": "lognormal", "samples_per_s": 10.0},

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fed
+from fed.config.compatibility import Feature, lacks
 from fed.config.registry import ALGORITHMS, TOPOLOGIES
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
@@ -35,7 +36,7 @@ def assert_as_expected(**keys: Any) -> None:
 @pytest.mark.parametrize("rounds", [{"count": 1}, {"count": 3}, {"count": 3, "cohort": 7}], ids=str)
 @pytest.mark.parametrize("kind", ALGORITHMS.builtin)
 def test_as_many_bytes_travel_as_expected(kind: str, rounds: dict[str, Any]) -> None:
-    if "cohort" in rounds and ALGORITHMS.make(kind).make().primitive == "mix":
+    if "cohort" in rounds and lacks(ALGORITHMS.make(kind).make(), Feature.COORDINATOR):
         rounds = {**rounds, "cohort": CLIENTS}
     downlink: dict[str, Any] = {"downlink": []} if "cohort" in rounds else {}  # else it depends on who comes when
     assert_as_expected(algorithm={"kind": kind}, rounds=rounds, **downlink)
