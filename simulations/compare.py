@@ -9,8 +9,10 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 from torch import nn
 
+from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
 from fed.clients.evaluation import Metric
@@ -21,8 +23,9 @@ from fed.errors import InvalidInput
 from fed.randomness import Streams
 from fed.reports.charts import Partition
 from fed.reports.html import comparison_report, comparison_svg
-from fed.reports.summary import ComparisonResult, Runs, row_of
+from fed.reports.summary import ComparisonResult, Runs, has_finished, row_of
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
+from fed.simulations.simulation import topology_of
 from fed.storage.atomic_files import held, write_atomically
 from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
 
@@ -30,6 +33,8 @@ __all__ = ["ComparisonFolder", "compare", "slugs"]
 
 _PARTITIONS = 4
 """How many partitions of variants whose data differ a report draws."""
+_GRAPHS = 8
+"""How many graphs of peers it draws."""
 
 
 def compare(
@@ -191,9 +196,30 @@ class ComparisonFolder:
         picture = comparison_svg(result)
         if picture is not None:
             write_atomically(self.path / "comparison.svg", picture.encode())
-        write_atomically(self.path / "report.html", comparison_report(result, self._partitions(data)).encode())
+        page = comparison_report(result, self._partitions(data), self._graphs(result))
+        write_atomically(self.path / "report.html", page.encode())
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
+
+    def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":
+        """Names of variants → the graph of their peers, each graph once, of those with finished runs."""
+        streams = Streams(result.comparison.seeds[0])
+        found: list[tuple[list[str], nx.Graph[int]]] = []
+        for name, variant in self._variants.items():
+            peers = next((run["summary"]["clients"] for run in result.runs[name].values() if has_finished(run)), None)
+            rule = variant.algorithm.make()
+            if peers is None or not isinstance(rule, PeerRule):
+                continue
+            topology = topology_of(rule, variant.topology, peers, streams)
+            if topology is None:
+                continue
+            graph = topology.graph(1)
+            alike = next((names for names, other in found if nx.utils.graphs_equal(graph, other)), None)
+            if alike is None:
+                found.append(([name], graph))
+            else:
+                alike.append(name)
+        return {", ".join(names): graph for names, graph in found[:_GRAPHS]}
 
     def _partitions(self, data: FederatedData | None) -> dict[str, Partition | None]:
         """Heading → samples by client, one for each section ``data`` that differs, with the first seed."""

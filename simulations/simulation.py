@@ -40,7 +40,7 @@ from fed.topology import Topology
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet
 
-__all__ = ["Simulation", "begin_scoring"]
+__all__ = ["Simulation", "begin_scoring", "topology_of"]
 
 _MOST_HELD_BYTES = 2**30
 
@@ -190,13 +190,10 @@ class Simulation:
         return module
 
     def _topology(self, section: Component | None) -> Topology | None:
-        """The section's topology, or the partners that the rule chooses; None: peers never meet."""
-        if partners := self.algorithm.partners():
-            return Topology(partners, partners, self.population, self.streams)
-        if section is None:
-            return None
-        rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
-        topology = Topology(section.make, section.target, self.population, self.streams, **rules)
+        """The topology, if it suits the rule; None: peers never meet."""
+        topology = topology_of(self.algorithm, section, self.population, self.streams)
+        if topology is None or section is None:
+            return topology
         self.algorithm.check_topology(topology)
         devices = self.experiment.devices.make()
         comes_and_goes = not devices.are_always_there or devices.failure or devices.interruption
@@ -210,6 +207,23 @@ class Simulation:
             f"{section.kind}{missing or leaves}: choose algorithm sgp, or an undirected "
             "topology"
         )
+
+
+def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: Streams) -> Topology | None:
+    """The section's topology, or the partners that the rule chooses; None: peers never meet.
+
+    Args:
+        rule: of the peers.
+        section: ``topology``.
+        peers: N.
+        streams: the run's.
+    """
+    if partners := rule.partners():
+        return Topology(partners, partners, peers, streams)
+    if section is None:
+        return None
+    rules = {name: getattr(section, name) for name in ("weights", "lazy") if hasattr(section, name)}
+    return Topology(section.make, section.target, peers, streams, **rules)
 
 
 def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:

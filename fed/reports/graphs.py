@@ -1,7 +1,7 @@
 """Pictures of graphs of peers."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
@@ -18,18 +18,18 @@ _NAMED = 64
 _DPI = 200
 
 
-def picture(graph: "nx.Graph[int]") -> str:
+def picture(graph: "nx.Graph[Any]") -> str:
     """The graph of a round as SVG.
 
     Args:
-        graph: its nodes 0 … n − 1; a directed one is drawn with arrows from sender to receiver.
+        graph: its nodes 0 … n − 1, or names; a directed one is drawn with arrows from sender to receiver.
     """
     with blank(_SIDE_INCH, _SIDE_INCH) as figure:
         _draw(figure, graph)
         return svg_of(figure, dpi=_DPI)
 
 
-def write(graph: "nx.Graph[int]", path: Path) -> None:
+def write(graph: "nx.Graph[Any]", path: Path) -> None:
     """Write the picture of a graph to a file, of the type that its name ends with.
 
     Raises:
@@ -44,7 +44,7 @@ def write(graph: "nx.Graph[int]", path: Path) -> None:
         figure.savefig(path, dpi=_DPI)
 
 
-def _draw(figure: "Figure", graph: "nx.Graph[int]") -> None:
+def _draw(figure: "Figure", graph: "nx.Graph[Any]") -> None:
     axes = figure.subplots()
     axes.set_axis_off()
     axes.set_aspect("equal")

@@ -31,12 +31,15 @@ _EDGES = 5000
 _Partitions: TypeAlias = Mapping[str, charts.Partition | None]
 
 
-def comparison_report(result: ComparisonResult, partitions: _Partitions) -> str:
+def comparison_report(
+    result: ComparisonResult, partitions: _Partitions, graphs: "Mapping[str, nx.Graph[int]] | None" = None
+) -> str:
     """The page of a comparison.
 
     Args:
         result: what it found.
         partitions: heading → who holds what; None: not known.
+        graphs: names of variants → the graph of their first round's neighbours.
     """
     variants, reference, look = result.comparison.variants(), _reference(result), _look(result)
     return _page(
@@ -47,6 +50,7 @@ def comparison_report(result: ComparisonResult, partitions: _Partitions) -> str:
         summaries=[run["summary"] for runs in result.runs.values() for run in runs.values() if has_finished(run)],
         by_clients=bool(_where_clients_evaluate(result.runs)),
         figures=list(_curve_figures(result, look)),
+        graphs={names: picture(graph) for names, graph in (graphs or {}).items() if _can_be_drawn(graph)},
         columns=columns(result),
         looks=list(look.values()),
         failures=failures(result),
@@ -60,17 +64,18 @@ def comparison_svg(result: ComparisonResult) -> str | None:
     return next((for_file(svg) for _, svg in _curve_figures(result, _look(result))), None)
 
 
-def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[int] | None" = None) -> str:
+def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[Any] | None" = None) -> str:
     """The page of a single run, however it ended.
 
     Args:
         run: what to report; its summary may be that of an interrupted or failed run.
         partition: who held what, if that is known here.
-        graph: of the first round's neighbours, where there are some.
+        graph: of the first round's neighbours, where there are some; of a real peer's run, of its own in the last one.
     """
     figures = list(_run_figures(run.metrics))
-    if graph is not None and graph.number_of_edges() <= _EDGES:
-        figures.append(("Peers and their neighbours", picture(graph)))
+    if graph is not None and _can_be_drawn(graph):
+        is_real = "peer" in run.summary
+        figures.append(("This peer and its neighbours" if is_real else "Peers and their neighbours", picture(graph)))
     return _page(
         "run.html",
         {"Who holds what": partition},
@@ -79,6 +84,10 @@ def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[in
         figures=figures,
         settings=yaml.dump(run.experiment.dump()),
     )
+
+
+def _can_be_drawn(graph: "nx.Graph[Any]") -> bool:
+    return graph.number_of_edges() <= _EDGES
 
 
 def _page(template: str, partitions: _Partitions, **content: Any) -> str:
@@ -119,6 +128,10 @@ def _run_figures(metrics: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
         yield f"{label.capitalize()} against simulated time", svg
     if apart := _run_curves(metrics, {"of peers' models from their mean": "consensus_distance"}):
         yield "Consensus by round", charts.by_round({"consensus distance": apart})
+    if any("neighbours" in line for line in metrics):  # of a real peer, whose tasks are its own
+        met = _run_curves(metrics, {"members": "members", "neighbours": "neighbours", "mixed without": "late"})
+        yield "Members and neighbours", charts.by_round({"peers": met})
+        return
     happened = [
         key for key in ("replied", "late", "failed", "staleness_mean") if any(line.get(key) for line in metrics)
     ]

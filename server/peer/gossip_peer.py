@@ -103,6 +103,10 @@ class GossipPeer(RealPeer):
         self._network.make_ready()
         return len(self._network.await_members(self.setup.min_peers).present)
 
+    def graph(self) -> "nx.Graph[str]":
+        """Graph of this peer's own neighbours."""
+        return self._network.graph()
+
     def close(self, reason: str, *, lingers: bool) -> None:
         """Leave the others."""
         self._network.close(reason, lingers=lingers)

@@ -116,6 +116,9 @@ class Neighbourhood(Exchange, Protocol):
     def end(self) -> None:
         """End the round."""
 
+    def measures(self) -> dict[str, float]:
+        """Counts of the round's others, as a single peer knows them."""
+
     def state(self) -> Tree:
         """State for a checkpoint."""
 

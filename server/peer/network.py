@@ -46,7 +46,7 @@ class PeerNetwork:
 
     Attributes:
         left_out: neighbours that were left out of this round's exchanges.
-        neighbours: of this round.
+        neighbours: of this round, those that send to this peer and those that it sends to.
 
     Args:
         service: this peer among others; it must not have been started.
@@ -65,6 +65,9 @@ class PeerNetwork:
         self.neighbours: frozenset[str] = frozenset()
         self.skips_to = 0
         self._moved = (0, 0)
+        self._seen = 1  # members at the beginning of the round, with this peer
+        self._from: dict[str, float] = {}
+        self._to: dict[str, float] = {}
         self._topology = lru_cache(2)(topology)
         self._pushes, self._deadline_s = pushes, deadline_s
         self._began_s = time.monotonic()
@@ -132,13 +135,15 @@ class PeerNetwork:
     def begin(self, number: int) -> Attendance:
         """Find a round's neighbours; a peer that others have left behind takes no part until it is with them."""
         self.bytes_sent = self.bytes_received = 0
-        self.left_out = set()
+        self.left_out, self.neighbours = set(), frozenset()
         durable = self._written if self._keeps_checkpoints else number - 1
         standing = self._thread.call(self.service.begin, number, durable)
+        self._seen = len(standing.present)
         if number >= self.skips_to:
             self._find_neighbours(number, standing)
             self._catch_up(number, standing)
         if number < self.skips_to:
+            self.neighbours = frozenset()
             return Attendance(torch.empty(0, dtype=torch.int64), [], 0)
         return Attendance(torch.zeros(1, dtype=torch.int64), [None], 0)
 
@@ -194,6 +199,20 @@ class PeerNetwork:
             _log.warning("round %d: mixed without %s", self.service.round, named)
         self._left_out_before = self.left_out
 
+    def measures(self) -> dict[str, float]:
+        """Members at the beginning of the round, with this peer, and the neighbours that it then had."""
+        return {"members": self._seen, "neighbours": len(self.neighbours)}
+
+    def graph(self) -> "nx.Graph[str]":
+        """Members and this peer's own neighbours in the last round in which it took part."""
+        import networkx as nx
+
+        own = self.service.members.own.name
+        graph: nx.Graph[str] = nx.DiGraph() if self._pushes else nx.Graph()
+        graph.add_nodes_from(self._last_names or [own])
+        graph.add_edges_from([(name, own) for name in self._from] + [(own, name) for name in self._to])
+        return graph
+
     def state(self) -> Tree:
         """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
         self._written = self.service.round
@@ -233,6 +252,7 @@ class PeerNetwork:
         self._own = float(weights_X[row & column].sum())
         self._from = _by_name(self._last_names, senders_X[row & ~column], weights_X[row & ~column])
         self._to = _by_name(self._last_names, rows_X[column & ~row], weights_X[column & ~row])
+        self.neighbours = frozenset(self._from) | frozenset(self._to)
 
     def _catch_up(self, number: int, standing: Standing) -> None:
         """Skip rounds that a neighbour has left behind without this peer.

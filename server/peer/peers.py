@@ -91,14 +91,14 @@ class Peers:
         return vectors_HV.mean(0, dtype=torch.float64).to(self.layout.dtype), integers_I
 
     def measures(self) -> dict[str, float]:
-        r"""The consensus distance of the models that are here; a real peer knows its own alone, and measures nothing.
+        r"""The consensus distance of the models that are here; a real peer knows its own alone, and counts the others.
 
         .. math:: \sqrt{\frac{1}{N} \sum_i \|x_i - \bar x\|^2}, \qquad \bar x = \frac{1}{N} \sum_i x_i
 
         x are the parameters of the rule's state, without buffers.
         """
         if len(self.neighbourhood.members) == 1:
-            return {}
+            return self.neighbourhood.measures()
         return {"consensus_distance": float(self._counted(self._state.model_NP).var(0, correction=0).sum().sqrt())}
 
     def _counted(self, part_N: Tensor) -> Tensor:

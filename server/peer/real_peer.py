@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -30,6 +30,9 @@ from fed.server.training_loop import Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
 from fed.wire.rate_limits import Refusals
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
@@ -104,6 +107,10 @@ class RealPeer(ABC):
     @abstractmethod
     def is_behind(self) -> bool:
         """True while rounds pass in which this peer takes no part."""
+
+    def graph(self) -> "nx.Graph[str] | None":
+        """Graph of this peer's neighbours for the report; None: it has none."""
+        return None
 
     @abstractmethod
     def resume(self, kept: tuple[int, Tree] | None) -> None:
@@ -191,7 +198,7 @@ class RealPeer(ABC):
                 "parameters": prepared.layout.parameters,
                 "refused": self.service.refusals.count,
             },
-            report=lambda run: run_report(run, None),
+            report=lambda run: run_report(run, None, self.graph()),
             fingerprint=fingerprint,
             folder=folder,
             after_round=after_round,

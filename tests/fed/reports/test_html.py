@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -240,6 +241,41 @@ def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path) -> None
     assert re.findall(r">(\d)</text>", drawn) == [*"01234"]
     fed.simulate(fed.Experiment(**{**keys, "algorithm": "fedavg"}), output=tmp_path / "clients")
     assert "Peers and their neighbours" not in (tmp_path / "clients" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_comparison_draws_each_graph_of_peers_once(tmp_path: Path) -> None:
+    base: dict[str, Any] = {"data": {"clients": 4}, "rounds": {"count": 1}, "model": {"kind": "logistic"}}
+    ring = {"algorithm": "dpsgd", "topology": "ring"}
+    compare: Any = [
+        {"name": "on a ring", **ring},
+        {"name": "tracked", **ring, "algorithm": "gradient_tracking"},
+        {"name": "all", **ring, "topology": "complete"},
+        {"name": "pairs", "algorithm": "noloco"},
+        {"name": "led", "algorithm": "fedavg"},
+        {"name": "alone", "algorithm": "local"},
+    ]
+    fed.compare(fed.Comparison(base=base, compare=compare), output=tmp_path / "both")
+    page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
+    assert Reading(page).open == []
+    drawn = re.findall('aria-label="Peers and their neighbours: ([^"]*)">(.*?)</figure>', page, re.DOTALL)
+    assert [names for names, _ in drawn] == ["on a ring, tracked", "all", "pairs"]
+    assert [len(re.findall(r"<path [^>]*clip-path", svg)) for _, svg in drawn] == [4, 6, 2]
+    assert all(re.findall(r">(\d)</text>", svg) == [*"0123"] for _, svg in drawn)
+
+
+def test_the_page_of_a_real_peer_shows_what_it_saw() -> None:
+    run = fed.simulate(fed.Experiment().override({"data.clients": 5, "rounds.count": 3}))
+    seen = [{"members": 4 - late, "neighbours": 2, "late": late} for late in (0, 1, 1)]
+    metrics = [{**line, **its} for line, its in zip(run.metrics, seen, strict=True)]
+    of_peer = fed.Run(run.experiment, metrics, {**run.summary, "peer": "<ann>", "clients": 3}, run.model)
+    page = run_report(of_peer, None, nx.Graph([("<ann>", "ben"), ("<ann>", "$cy$")]))
+    reading = Reading(page)
+    assert reading.open == []
+    text = "".join(reading.texts)
+    for words in ("<ann>", "ben", "$cy$", "members at the end", "mixed without", "neighbours", "members"):
+        assert words in text
+    assert "This peer and its neighbours" in text
+    assert "What became of tasks" not in text
 
 
 def test_interrupted_run_says_so() -> None:

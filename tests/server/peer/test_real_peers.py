@@ -1,5 +1,6 @@
 """Real peers beside simulated ones: the same bits, through kills and resumptions; and the others go on."""
 
+import re
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -117,3 +118,11 @@ def test_peers_that_only_dial_mix_over_their_own_streams(diallers: tuple[int, ..
         # two such peers are not neighbours: of the ring there is left a path
         path = {"kind": "edges", "pairs": [[0, 1], [1, 2], [0, 3]]}
         assert_simulated(peers, **({} if len(diallers) == 1 else {"topology": path}))
+        degrees = [2, 2, 2, 2] if len(diallers) == 1 else [2, 2, 1, 1]
+        for peer, degree in enumerate(degrees):
+            seen = [(line["members"], line["neighbours"], line["late"]) for line in peers.lines(peer)]
+            assert seen == [(4, degree, 0)] * 6
+            page = (peers.output(peer) / "report.html").read_text()
+            drawn = page.partition('aria-label="This peer and its neighbours"')[2].partition("</figure>")[0]
+            assert sorted(re.findall(r">(\d)</text>", drawn)) == [*"0123"]
+            assert len(re.findall(r"<path [^>]*clip-path", drawn)) == degree
