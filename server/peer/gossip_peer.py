@@ -1,7 +1,7 @@
 """Real peer that mixes with its neighbours."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.groups import Groups
 from fed.config.experiment import Experiment
+from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.federation import step_sizes
 from fed.server.peer.membership import Member
@@ -61,10 +62,12 @@ class GossipPeer(RealPeer):
             specs=exchange_specs(rule, layout, codec),
             copied=(),
             ahead=_AHEAD + (every or 0),
-            snapshot=self._snapshot,
+            snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),
         )
-        self._network = PeerNetwork(service, self._topology, pushes=rule.corrects_weights, deadline_s=self.deadline_s)
+        self._network = PeerNetwork(
+            service, self._topology_or_ring, pushes=rule.corrects_weights, deadline_s=self.deadline_s
+        )
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
         first, lr_in = layout.pack(prepared.module), step_sizes(experiment, self.policy)
         self._peers = Peers(rule, self._network, [self.size], groups, self.executor, layout, first, lr_in, codec)
@@ -122,9 +125,15 @@ class GossipPeer(RealPeer):
         self._network.skips_to = number + 1
         _log.info("joined after round %d, with a copy of another peer's model", number)
 
-    def _snapshot(self) -> tuple[int, Sequence[torch.Tensor]] | None:
-        number = self.service.round - 1
-        return None if number < 1 else (number, self._peers.copy())
+    def _topology_or_ring(self, members: Sequence[Member]) -> Topology:
+        """The topology of these members; a ring of them where it cannot be made of so many."""
+        try:
+            return self._topology(members)
+        except InvalidExperiment as error:
+            _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
+        ring = TOPOLOGIES.make("ring")
+        make = partial(_met, members, ring.make)
+        return Topology(make, ring.target, len(members), self.prepared.streams, lazy=True)
 
     def _topology(self, members: Sequence[Member]) -> Topology:
         section, partners = self.experiment.topology, self._rule.partners()
@@ -132,11 +141,7 @@ class GossipPeer(RealPeer):
         kind, made = (section.target, section.make) if section is not None else (partners, partners)
         assert kind is not None
         assert made is not None
-
-        def make(**given: Any) -> "nx.Graph[int]":
-            return meeting(members, made(**given))
-
-        topology = Topology(make, kind, len(members), self.prepared.streams, **rules)
+        topology = Topology(partial(_met, members, made), kind, len(members), self.prepared.streams, **rules)
         self._rule.check_topology(topology)
         if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
             return topology
@@ -144,6 +149,10 @@ class GossipPeer(RealPeer):
             f"algorithm {self.experiment.algorithm.kind} needs an undirected topology, for real peers come and go, "
             f"got {section.kind if section else 'directed partners'}: choose algorithm sgp, or another topology"
         )
+
+
+def _met(members: Sequence[Member], made: "Callable[..., nx.Graph[int]]", **given: Any) -> "nx.Graph[int]":
+    return meeting(members, made(**given))
 
 
 def _check(codec: PeerCodec | None, key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:

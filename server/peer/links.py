@@ -276,7 +276,7 @@ class Links:
             await self._talk_to(address, name)
         except grpc.aio.AioRpcError as error:
             self._note_failure(address, error)
-        except (TurnedAway, grpc.RpcError) as error:
+        except (TurnedAway, grpc.RpcError, InvalidInput) as error:
             self._refusals.note(name or Unnamed(address), str(error))
         finally:
             del self._dialling[key]

@@ -88,6 +88,7 @@ class MemberService(ABC):
         self._changed = asyncio.Event()
         self._suspected: set[str] = set()
         self._gone: set[str] = set()
+        self._is_contested = False
         self._files = 0
         self._beating: asyncio.Task[None] | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -239,6 +240,11 @@ class MemberService(ABC):
         if gone != self._gone:
             self._changed.set()
         self._suspected, self._gone = suspected, gone
+        if self.members.contested > 1 and not self._is_contested:
+            self._is_contested = True
+            _log.warning(
+                "another process has this peer's name, %r: give each peer a certificate of its own", self.own.name
+            )
 
     def _table(self, receiver: str, *, is_answer: bool = False) -> pb.PeerMessage:
         members = [pb.Member(**member._asdict()) for member in self.members.table(receiver)]

@@ -62,7 +62,6 @@ class PeerNetwork:
         self.bytes_sent = self.bytes_received = 0
         self.left_out: set[str] = set()
         self._left_out_before: set[str] = set()
-        self.neighbours: frozenset[str] = frozenset()
         self.skips_to = 0
         self._moved = (0, 0)
         self._seen = 1  # members at the beginning of the round, with this peer
@@ -277,7 +276,7 @@ class PeerNetwork:
 
 
 def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":
-    """A graph without edges between two members that only dial; parts that fall off are joined at a listening member.
+    """A graph without edges between two members that only dial; parts that fall off are joined to a listening member.
 
     Args:
         members: in the order of the graph's nodes.
@@ -296,15 +295,25 @@ def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]
         raise InvalidExperiment("one peer at least must listen, got none: start it with --listen HOST:PORT")
     met = graph.copy()
     met.remove_edges_from(cannot)
-    parts = sorted(map(sorted, nx.connected_components(met.to_undirected())))
-    for part in parts:
-        if not any(members[place].address for place in part):
-            met.add_edge(part[0], listening[0])
-            if met.is_directed():
-                met.add_edge(listening[0], part[0])
+    for whole in map(sorted, nx.connected_components(graph.to_undirected())):
+        hub = next((place for place in whole if members[place].address), listening[0])
+        for part in _parts(met.subgraph(whole), graph.subgraph(whole)):
+            if hub not in part:
+                met.add_edge(part[0], hub)
+                if met.is_directed():
+                    met.add_edge(hub, part[0])
     named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
     _log.info("these only dial and cannot be neighbours: %s", named)
     return met
+
+
+def _parts(met: Any, graph: Any) -> list[list[int]]:
+    """Parts of a graph between which nothing passes, or one way alone though it passed both ways before."""
+    import networkx as nx
+
+    both_ways = graph.is_directed() and nx.is_strongly_connected(graph)
+    parts = nx.strongly_connected_components(met) if both_ways else nx.connected_components(met.to_undirected())
+    return sorted(map(sorted, parts))
 
 
 def _by_name(names: Sequence[str], places_X: Tensor, weights_X: Tensor) -> dict[str, float]:

@@ -57,6 +57,9 @@ class Peers:
         codec: of vectors that travel encoded, where the rule has some.
         honest: rows of the peers whose models count in the mean and in measures; None: all.
 
+    Attributes:
+        copied: of a single peer, the last round and the state after it, for one that joins.
+
     Raises:
         InvalidExperiment: if the rule's state is none.
     """
@@ -77,6 +80,7 @@ class Peers:
         self._vectors_NV, self._integers_NI = (part.repeat(len(self.neighbourhood.members), 1) for part in first)
         self._state = first_state(self.rule, self._vectors_NV[:, : self.layout.parameters].double())
         self._codec_state = _first_codec_state(self.codec, len(self.neighbourhood.members))
+        self.copied: tuple[int, tuple[Tensor, ...]] | None = None
 
     @property
     def clock(self) -> float:
@@ -151,6 +155,8 @@ class Peers:
         count = len(attendance.rows_S)
         train_loss = self._step(number, attendance) if count else None
         self.neighbourhood.end()
+        if len(self.neighbourhood.members) == 1:
+            self.copied = number, self.copy()  # together: another thread gives it to those that join
         return RoundStats(
             selected=count + attendance.failed,
             replied=count,

@@ -239,6 +239,9 @@ class PeerService(MemberService):
         except InvalidPayload as error:
             self._refuse(key, name, str(error))
             raise
+        if (key, name) in self._arrivals:  # over another stream
+            self._tell_verdict(name, key, None)
+            return
         self.bytes_received += incoming.payload.size_bytes
         if self._open is not None and key == self._open.key and name not in self._open.senders:  # opened meanwhile
             self._tell_verdict(name, key, _NO_NEIGHBOUR)

@@ -92,6 +92,18 @@ def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path)
             assert max(later - earlier for earlier, later in pairwise(waits_s)) < 2.0 + 1.0
 
 
+def test_peers_go_on_where_their_topology_cannot_be_made(tmp_path: Path) -> None:
+    """A cube has a power of two as its number of peers."""
+    with processes(tmp_path, keys(20, 2.0, 4, topology={"kind": "hypercube"}), 4) as peers:
+        peers.start(*range(4))
+        peers.await_round(4)
+        peers.kill(2)
+        peers.await_end()
+        assert [len(peers.lines(peer)) for peer in (0, 1, 3)] == [20] * 3
+        for peer in (0, 1, 3):
+            assert "3 peers mix over a ring until others come or go" in (tmp_path / f"log-{peer}").read_text()
+
+
 def test_a_peer_joins_with_a_copy_and_mixes(tmp_path: Path) -> None:
     with processes(tmp_path, keys(60, 20.0, 5, local={**LOCAL, "steps": 40}), 5, min_peers=4) as peers:
         peers.start(*range(4))

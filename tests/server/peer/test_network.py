@@ -1,0 +1,51 @@
+"""Neighbours that can meet: no two of them only dial, and no part of the graph falls off."""
+
+import random
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from fed.errors import InvalidExperiment
+from fed.server.peer.membership import Member
+from fed.server.peer.network import meeting
+
+
+def members(listening: list[bool]) -> list[Member]:
+    return [Member(str(place), f"host:{place + 1}" if listens else "", 1) for place, listens in enumerate(listening)]
+
+
+def test_parts_with_listening_members_are_joined_too() -> None:
+    met = meeting(members([True, False, False, True, False, False]), nx.cycle_graph(6))
+    assert sorted(map(sorted, met.edges)) == [[0, 1], [0, 2], [0, 5], [2, 3], [3, 4]]
+
+
+def components(graph: Any) -> list[list[int]]:
+    found = nx.strongly_connected_components(graph) if graph.is_directed() else nx.connected_components(graph)
+    return sorted(map(sorted, found))
+
+
+@pytest.mark.parametrize("is_directed", [False, True])
+def test_a_graph_stays_connected_whoever_only_dials(is_directed: bool) -> None:
+    draws, tried = random.Random(0), 0
+    while tried < 200:
+        peers = draws.randint(2, 9)
+        graph = nx.gnp_random_graph(peers, draws.uniform(0.2, 0.8), seed=draws.randrange(10**9), directed=is_directed)
+        whole = nx.is_strongly_connected(graph) if is_directed else True
+        listening = [draws.random() < 0.5 for _ in range(peers)]
+        has_hub = all(
+            any(listening[place] for place in part) for part in nx.connected_components(graph.to_undirected())
+        )
+        if not (whole and has_hub):
+            continue
+        tried += 1
+        met = meeting(members(listening), graph)
+        assert components(met) == components(graph)
+        assert all(listening[one] or listening[other] for one, other in met.edges)
+        kept = {(one, other) for one, other in graph.edges if listening[one] or listening[other]}
+        assert kept <= {*met.edges} | {(other, one) for one, other in met.edges if not is_directed}
+
+
+def test_somebody_must_listen() -> None:
+    with pytest.raises(InvalidExperiment, match="one peer at least must listen"):
+        meeting(members([False, False]), nx.path_graph(2))
