@@ -62,6 +62,7 @@ class PeerNetwork:
         self.bytes_sent = self.bytes_received = 0
         self.left_out: set[str] = set()
         self._left_out_before: set[str] = set()
+        self.neighbours: frozenset[str] = frozenset()
         self.skips_to = 0
         self._moved = (0, 0)
         self._seen = 1  # members at the beginning of the round, with this peer
