@@ -359,16 +359,18 @@ class Progress(_message.Message):
     def __init__(self, round: _Optional[int] = ..., durable: _Optional[int] = ...) -> None: ...
 
 class Vectors(_message.Message):
-    __slots__ = ("round", "exchange", "view", "payload")
+    __slots__ = ("round", "exchange", "view", "payload", "before")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     EXCHANGE_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     round: int
     exchange: int
     view: str
     payload: Payload
-    def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., view: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ...) -> None: ...
+    before: str
+    def __init__(self, round: _Optional[int] = ..., exchange: _Optional[int] = ..., view: _Optional[str] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., before: _Optional[str] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("round", "exchange", "taken", "reason")

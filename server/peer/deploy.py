@@ -106,11 +106,6 @@ def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPee
             f"fed peer needs an algorithm over mix, or allreduce, got {experiment.algorithm.kind}: choose one such as "
             "dpsgd, or coordinate the clients with fed server"
         )
-    if rule.needs_fixed_graph:
-        raise InvalidExperiment(
-            f"fed peer cannot run {experiment.algorithm.kind}, for real peers come and go, and miss what their "
-            "neighbours' copies need: choose an algorithm such as deepsqueeze, or simulate it"
-        )
     return GossipPeer
 
 

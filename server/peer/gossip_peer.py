@@ -161,7 +161,8 @@ def _check(codec: PeerCodec | None, key: Key, name: str, tensors: Sequence[torch
     Raises:
         InvalidPayload: if it cannot be decoded, or to numbers that are not finite.
     """
-    if codec is None or tensors[-1].dtype != torch.uint8:
+    message = next((tensor for tensor in tensors if tensor.dtype == torch.uint8), None)
+    if codec is None or message is None:
         return
-    if not codec.decode([tensors[-1]], [client_id_of(name)], key.round).isfinite().all():
+    if not codec.decode([message], [client_id_of(name)], key.round).isfinite().all():
         raise InvalidPayload("its vectors must be finite")

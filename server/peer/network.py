@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
+from fed.server.peer.copies import Copies
 from fed.server.peer.member_service import Standing
 from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
@@ -74,6 +75,7 @@ class PeerNetwork:
         self._earlier_s = 0.0
         self._written = 0  # the last round whose state was asked for, for a checkpoint
         self._last_names: list[str] = []
+        self._copies = Copies()
         self._thread = ServiceThread(service)
         self.listen = self._thread.listen
 
@@ -153,6 +155,9 @@ class PeerNetwork:
     def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
         """Send this peer's row to its neighbours, and wait for theirs until the deadline."""
         tensors = [part_NM[0] for part_NM in parts_NM] + ([encoded.messages[0]] if encoded is not None else [])
+        differences = None
+        if encoded is not None and encoded.before_NM is not None:
+            differences = self._copies.begin(self.service.round, encoded.before_NM[0], self._to, self._from)
         key = Key(self.service.round, self._exchange)
         self._exchange += 1
         outcome: Outcome = self._thread.wait_for(
@@ -163,6 +168,7 @@ class PeerNetwork:
                 frozenset(self._from),
                 frozenset(self._to),
                 self._deadline_s,
+                differences,
             )
         )
         own = self._own
@@ -183,9 +189,14 @@ class PeerNetwork:
             for place, part_NM in enumerate(parts_NM)
         ]
         if encoded is not None:
-            messages = [outcome.vectors[name][-1] for name in here]
+            messages = [outcome.vectors[name][len(parts_NM)] for name in here]
             senders = [client_id_of(name) for name in here]
             decoded_SM = encoded.decode(messages, senders, key.round) if here else encoded.vectors_NM[:0]
+            if differences is not None:
+                before = [self._copies.before(name, outcome.vectors[name][-1]) for name in here]
+                decoded_SM = torch.stack(before) + decoded_SM if here else decoded_SM
+                after = dict(zip(here, decoded_SM, strict=True))
+                self._copies.end(after, outcome.reached, self._last_names)
             received.append(decoded_SM)
         return weights, tuple(received)
 
@@ -217,12 +228,14 @@ class PeerNetwork:
         """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
         self._written = self.service.round
         included = self._thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
-        return {"clock": self.clock, "members": self._last_names, "included": included}
+        kept = {"members": self._last_names, "included": included, "copies": self._copies.state()}
+        return {"clock": self.clock, **kept}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
         self._earlier_s, self._began_s = state["clock"], time.monotonic()
         self._last_names = state["members"]
+        self._copies.restore(state["copies"])
 
     def resume(self, number: int, state: Mapping[str, Any] | None, *, keeps_checkpoints: bool) -> None:
         """Make the service ready, before it listens.

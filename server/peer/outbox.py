@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 from torch import Tensor
@@ -33,6 +33,7 @@ class Letter:
         payload: of its file.
         path: of its file.
         owed: those that may need it again.
+        before: hash of what its differences are added to; empty where it has none.
     """
 
     key: Key
@@ -40,10 +41,12 @@ class Letter:
     payload: pb.Payload
     path: Path
     owed: set[str]
+    before: str = ""
 
     def header(self) -> pb.PeerMessage:
         """Message that goes before the file."""
         vectors = pb.Vectors(round=self.key.round, exchange=self.key.exchange, view=self.view, payload=self.payload)
+        vectors.before = self.before
         return pb.PeerMessage(vectors=vectors)
 
 
@@ -56,9 +59,18 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._letters: dict[Key, Letter] = {}
+        self._letters: dict[Path, Letter] = {}
 
-    def keep(self, key: Key, view: str, tensors: Sequence[Tensor], receivers: Collection[str]) -> Letter:
+    def keep(
+        self,
+        key: Key,
+        view: str,
+        tensors: Sequence[Tensor],
+        receivers: Collection[str],
+        *,
+        before: str = "",
+        is_whole: bool = False,
+    ) -> Letter:
         """Write a message down.
 
         Args:
@@ -66,16 +78,19 @@ class Outbox:
             view: by which this peer found its neighbours.
             tensors: to send.
             receivers: who may need it.
+            before: hash of what its differences are added to.
+            is_whole: it is the one with that vector, of two messages of the exchange.
 
         Raises:
             RunFailed: if it cannot be written.
         """
-        path = self._folder / f"{key.round:06d}-{key.exchange}.out"
+        path = self._folder / f"{key.round:06d}-{key.exchange}{'-whole' if is_whole else ''}.out"
         with os_errors_as(RunFailed, f"{self._folder} cannot be written to", "make room there, then resume the run"):
             payload = written(path, tensors)
-            said = {"key": key, "view": view, "owed": sorted(receivers), "payload": MessageToDict(payload)}
+            said: dict[str, Any] = {"key": key, "view": view, "owed": sorted(receivers), "before": before}
+            said |= {"payload": MessageToDict(payload)}
             path.with_suffix(".json").write_text(json.dumps(said))
-        letter = self._letters[key] = Letter(key, view, payload, path, set(receivers))
+        letter = self._letters[path] = Letter(key, view, payload, path, set(receivers), before)
         return letter
 
     def owed_to(self, name: str) -> list[Letter]:
@@ -94,14 +109,15 @@ class Outbox:
             name: of the receiver.
             is_open: the exchange goes on, and the file stays.
         """
-        if (letter := self._letters.get(key)) is not None and name in letter.owed:
-            letter.owed.discard(name)
-            if not is_open:
-                self.close(letter)
+        for letter in self.owed_to(name):
+            if letter.key == key:
+                letter.owed.discard(name)
+                if not is_open:
+                    self.close(letter)
 
     def close(self, letter: Letter) -> None:
         """Remove a message that nobody may need."""
-        if not letter.owed and self._letters.pop(letter.key, None) is not None:
+        if not letter.owed and self._letters.pop(letter.path, None) is not None:
             for path in (letter.path.with_suffix(".json"), letter.path):
                 path.unlink(missing_ok=True)
 
@@ -112,12 +128,13 @@ class Outbox:
                 said = json.loads(path.read_text())
                 key = Key(*said["key"])
                 payload = ParseDict(said["payload"], pb.Payload())
-                letter = Letter(key, said["view"], payload, path.with_suffix(".out"), set(said["owed"]))
+                file = path.with_suffix(".out")
+                letter = Letter(key, said["view"], payload, file, set(said["owed"]), said["before"])
                 is_whole = letter.path.stat().st_size == payload.size_bytes
             except (OSError, ValueError, KeyError, TypeError):
                 is_whole = False
             if is_whole and key.round <= number:
-                self._letters[key] = letter
+                self._letters[letter.path] = letter
         wanted = {letter.path for letter in self._letters.values()}
         for path in self._folder.iterdir():
             if path.with_suffix(".out") not in wanted:

@@ -348,5 +348,7 @@ class _Trial:
         if encoded is not None:
             specs.append(TensorSpec(torch.uint8, encoded.most_bytes, True))
             self.sent_bytes += encoded.size_bytes
+            if encoded.before_NM is not None:
+                specs.append(TensorSpec(torch.float64, encoded.before_NM.shape[1], True))
         self.sent.append(tuple(specs))
         return Weights.of(torch.ones(1, 1)), parts_NM if encoded is None else (*parts_NM, encoded.vectors_NM)

@@ -4,6 +4,8 @@ A message stays on disk until its receivers have the outcome of its round on dis
 was killed finds, when it is back, all that its neighbours have sent it since its last checkpoint.
 
 All of it runs in one event loop; a run in another thread begins rounds and exchanges.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 import asyncio
@@ -16,6 +18,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fed.errors import InvalidPayload
+from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
 from fed.server.peer.outbox import Key, Letter, Outbox
@@ -29,6 +32,7 @@ _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.1
 
 _OVER = "this exchange is over"
+_LACKS = "this peer has no copy of the vector that the differences are added to"
 _NO_NEIGHBOUR = "it is not a neighbour in this round"
 
 
@@ -52,11 +56,21 @@ class _Open:
     view: str
     senders: frozenset[str]
     receivers: frozenset[str]
+    differences: Differences | None
 
 
 class _Arrival(NamedTuple):
     view: str
     tensors: list[Tensor]
+    before: str
+
+    def flaw(self, held: str | None) -> str | None:
+        """Reason why its differences cannot be added to the copy that is held, or None."""
+        if not self.before:
+            return "its differences must say what they are added to"
+        if (whole_P := self.tensors[-1]).numel():
+            return None if hash_of(whole_P) == self.before else "the vector that it sent has another hash than it says"
+        return None if held == self.before else _LACKS
 
 
 @dataclass(kw_only=True)
@@ -119,6 +133,7 @@ class PeerService(MemberService):
         senders: frozenset[str],
         receivers: frozenset[str],
         limit_s: float,
+        differences: Differences | None = None,
     ) -> Outcome:
         """Send vectors to neighbours, and wait for theirs.
 
@@ -129,14 +144,15 @@ class PeerService(MemberService):
             senders: the neighbours that send to this peer.
             receivers: the neighbours that it sends to.
             limit_s: how long to wait.
+            differences: that the message consists of; None: it stands by itself.
         """
-        self._open = _Open(key, view, senders, receivers)
-        letter = self._outbox.keep(key, view, tensors, receivers)
-        for arrived in [name for its_key, name in self._arrivals if its_key == key and name not in senders]:
-            del self._arrivals[key, arrived]
-            self._tell_verdict(arrived, key, _NO_NEIGHBOUR)
-        for name in sorted(receivers):
-            self._send(letter, name)
+        self._open = _Open(key, view, senders, receivers, differences)
+        letters = self._letters(key, view, tensors, receivers, differences)
+        for its_key, name in [one for one in self._arrivals if one[0] == key]:
+            self._hold_to_exchange(its_key, name)
+        for letter in letters:
+            for name in sorted(letter.owed):
+                self._send(letter, name)
         self.reach(senders | receivers)
         until_s = time.monotonic() + limit_s
         while not self._is_settled() and (left_s := until_s - time.monotonic()) > 0:
@@ -146,7 +162,7 @@ class PeerService(MemberService):
                     await self._changed.wait()
             except TimeoutError:
                 self.reach(senders | receivers)
-        return self._close(letter)
+        return self._close(letters)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
         """A member's state, and the round after which it is; None if nobody gives one."""
@@ -191,7 +207,8 @@ class PeerService(MemberService):
             self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
             return None
         if (key, name) in self._arrivals:
-            self._tell_verdict(name, key, None)
+            if not vectors.before:
+                self._tell_verdict(name, key, None)
             return None
         if (key, name) in self._coming:  # over an earlier stream; the last one counts
             self._coming.discard((key, name))
@@ -240,14 +257,13 @@ class PeerService(MemberService):
             self._refuse(key, name, str(error))
             raise
         if (key, name) in self._arrivals:  # over another stream
-            self._tell_verdict(name, key, None)
             return
         self.bytes_received += incoming.payload.size_bytes
-        if self._open is not None and key == self._open.key and name not in self._open.senders:  # opened meanwhile
-            self._tell_verdict(name, key, _NO_NEIGHBOUR)
-            return
-        self._arrivals[key, name] = _Arrival(vectors.view, tensors)
-        self._tell_verdict(name, key, None)
+        self._arrivals[key, name] = _Arrival(vectors.view, tensors, vectors.before)
+        if self._open is not None and key == self._open.key:
+            self._hold_to_exchange(key, name)
+        elif not vectors.before:  # whether differences can be taken is known when their exchange opens
+            self._tell_verdict(name, key, None)
         self._changed.set()
 
     def went(self, link: Link) -> None:
@@ -285,6 +301,42 @@ class PeerService(MemberService):
     def _release(self, key: Key, name: str) -> None:
         self._outbox.release(key, name, is_open=self._open is not None and self._open.key == key)
 
+    def _letters(
+        self,
+        key: Key,
+        view: str,
+        tensors: Sequence[Tensor],
+        receivers: frozenset[str],
+        differences: Differences | None,
+    ) -> list[Letter]:
+        """Messages of an exchange, on disk: one for all, or of differences one more with the vector before them."""
+        if differences is None:
+            return [self._outbox.keep(key, view, tensors, receivers)]
+        before, whole_P, known_by, _ = differences
+        of_both = [*tensors, whole_P[:0]], [*tensors, whole_P]
+        kept = zip(of_both, (receivers & known_by, receivers - known_by), (False, True), strict=True)
+        return [
+            self._outbox.keep(key, view, content, names, before=before, is_whole=is_whole)
+            for content, names, is_whole in kept
+            if names
+        ]
+
+    def _hold_to_exchange(self, key: Key, name: str) -> None:
+        """Tell a neighbour that its vectors of the open exchange are taken; drop what is not of it, and say why."""
+        assert self._open is not None
+        differences, flaw = self._open.differences, None
+        if name not in self._open.senders:
+            del self._arrivals[key, name]
+            self._tell_verdict(name, key, _NO_NEIGHBOUR)
+            return
+        if differences is not None:
+            flaw = self._arrivals[key, name].flaw(differences.held.get(name))
+        if flaw is None:
+            self._tell_verdict(name, key, None)
+        else:
+            del self._arrivals[key, name]
+            self._refuse(key, name, flaw)
+
     def _send(self, letter: Letter, name: str) -> None:
         if (link := self.links.link(name)) is not None:
             self._send_over(link, letter)
@@ -320,7 +372,7 @@ class PeerService(MemberService):
         assert self._open is not None
         return self._verdicts.get((self._open.key, name)) if name in self._open.receivers else True
 
-    def _close(self, letter: Letter) -> Outcome:
+    def _close(self, letters: Sequence[Letter]) -> Outcome:
         assert self._open is not None
         key, senders, receivers = self._open.key, self._open.senders, self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does
@@ -329,13 +381,15 @@ class PeerService(MemberService):
         }
         reached = frozenset(name for name in receivers if self._went(name) and (name not in senders or name in vectors))
         self.included[key] = frozenset(vectors)
-        letter.owed &= reached
+        for letter in letters:
+            letter.owed &= reached
         for name in sorted(senders - vectors.keys()):  # one that has not had this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
         self._open, self._next = None, Key(key.round, key.exchange + 1)
         for its_key in [one for one in self._arrivals if one[0] == key]:
             del self._arrivals[its_key]
-        self._outbox.close(letter)
+        for letter in letters:
+            self._outbox.close(letter)
         return Outcome(vectors, reached)
 
     def _reason_against(self, key: Key, name: str) -> str | None:

@@ -50,6 +50,7 @@ def assert_simulated(peers: Processes, **others: Any) -> None:
         pytest.param({"algorithm": "sgp"}, marks=pytest.mark.long),
         pytest.param({"algorithm": "deepsqueeze", "uplink": ["topk", "qsgd"]}, marks=pytest.mark.long),
         pytest.param({"algorithm": "noloco", "topology": None}, marks=pytest.mark.long),
+        pytest.param({"algorithm": "choco", "uplink": ["topk", "qsgd"]}, marks=pytest.mark.long),
     ],
     ids=lambda others: others["algorithm"],
 )
@@ -60,8 +61,16 @@ def test_real_peers_end_with_the_simulations_bits(others: dict[str, Any], tmp_pa
         assert_simulated(peers)
 
 
-def test_killed_peers_resume_with_the_same_bits(tmp_path: Path) -> None:
-    with processes(tmp_path, keys(12, 60.0, 4, local={**LOCAL, "steps": 40}), 4) as peers:
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param({"algorithm": "gradient_tracking"}, marks=pytest.mark.long),
+        {"algorithm": "choco", "uplink": ["topk"]},
+    ],
+    ids=lambda others: others["algorithm"],
+)
+def test_killed_peers_resume_with_the_same_bits(others: dict[str, Any], tmp_path: Path) -> None:
+    with processes(tmp_path, keys(12, 60.0, 4, local={**LOCAL, "steps": 40}, **others), 4) as peers:
         peers.start(*range(4))
         peers.await_round(3, 2)
         peers.kill(2)
@@ -90,6 +99,22 @@ def test_others_go_on_without_half_of_the_peers(is_frozen: bool, tmp_path: Path)
         for peer in (0, 3, 5):
             waits_s = [line["wall_s"] for line in peers.lines(peer)]
             assert max(later - earlier for earlier, later in pairwise(waits_s)) < 2.0 + 1.0
+
+
+def test_copies_of_neighbours_are_renewed_after_missed_messages(tmp_path: Path) -> None:
+    """A frozen peer has missed differences; whole vectors then take their place, and nobody is left out any more."""
+    algorithm = {"kind": "choco", "consensus_step": 0.3}
+    given = keys(40, 2.0, 4, algorithm=algorithm, uplink=[{"kind": "topk", "fraction": 0.1}])
+    with processes(tmp_path, given, 4) as peers:
+        peers.start(*range(4))
+        peers.await_round(4)
+        peers.signal(1, signal.SIGSTOP)
+        peers.await_round(12, 0, 2, 3)
+        peers.signal(1, signal.SIGCONT)
+        peers.await_end()
+        for peer in range(4):
+            assert [line["late"] for line in peers.lines(peer)[-3:]] == [0] * 3, peers.said()
+            assert peers.lines(peer)[-1]["replied"] == 1
 
 
 def test_peers_go_on_where_their_topology_cannot_be_made(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from fed.errors import InvalidPayload
+from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.outbox import Key
 from fed.server.peer.service import Outcome, PeerService
 from fed.wire import protocol_pb2 as pb
-from tests.server.peer.services import Stranger, await_that, hello, listening, made, port_of
+from fed.wire.payloads import TensorSpec
+from tests.server.peer.services import SPEC, Stranger, await_that, hello, listening, made, port_of
 
 WITHIN_S = 2.0  # after the last peer listens
 
@@ -107,6 +109,46 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
         alone = await one.exchange(Key(2, 0), [X], view, OTHER, OTHER, 0.3)
         late = await other.exchange(Key(2, 0), [Y], view, ONE, ONE, 5.0)
         assert alone == late == Outcome({}, frozenset())
+        await stop(one, other)
+
+    asyncio.run(run())
+
+
+def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
+    """A peer that holds another copy refuses the message, so that neither counts; with the vector itself both do."""
+    whole_P = torch.tensor([7.0, 8.0, 9.0], dtype=torch.float64)
+    right, wrong = hash_of(whole_P), "0" * 64
+
+    async def run() -> None:
+        one, other = await pair(tmp_path)
+        view = one.standing().view
+        one.specs = other.specs = [(SPEC, TensorSpec(torch.float64, 3, True))]
+
+        async def exchanged(number: int, before: str, known_by: frozenset[str], held: str) -> list[Outcome]:
+            for service in (one, other):
+                service.begin(number, 0)
+            key = Key(number, 0)
+            first, second = (
+                Differences(before, whole_P, known_by, {"1": right}),
+                Differences(right, whole_P, ONE, {"0": held}),
+            )
+            both = await asyncio.gather(
+                one.exchange(key, [X], view, OTHER, OTHER, 5.0, first),
+                other.exchange(key, [Y], view, ONE, ONE, 5.0, second),
+            )
+            return [*both]
+
+        nobody = Outcome({}, frozenset())
+        first, second = await exchanged(1, right, OTHER, right)
+        assert torch.equal(second.vectors["0"][0], X)
+        assert not second.vectors["0"][1].numel()
+        assert first.reached == OTHER
+        assert await exchanged(2, right, OTHER, wrong) == [nobody, nobody]
+        _, second = await exchanged(3, right, frozenset(), wrong)
+        assert torch.equal(second.vectors["0"][1], whole_P)
+        # hostile ones: a vector of another hash, and differences to nothing
+        assert await exchanged(4, wrong, frozenset(), right) == [nobody, nobody]
+        assert await exchanged(5, "", OTHER, right) == [nobody, nobody]
         await stop(one, other)
 
     asyncio.run(run())
