@@ -91,21 +91,21 @@ def one(left: Any) -> Matrix:
 # Other people's versions. Sums are taken in other orders, so that a few bits of 53 may differ.
 
 
-def same(ours: Any, theirs: Any) -> None:
+def assert_same(ours: Any, theirs: Any) -> None:
     np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-12, atol=1e-13)
 
 
 @AT_ONCE
 def test_the_median_is_byzfls(count: int, size: int, attackers: int) -> None:
     messages_SM = drawn(count, size)
-    same(one(reduced(Median(), messages_SM)), byzfl.Median()(messages_SM))
+    assert_same(one(reduced(Median(), messages_SM)), byzfl.Median()(messages_SM))
 
 
 @AT_ONCE
 def test_the_trimmed_mean_is_byzfls(count: int, size: int, attackers: int) -> None:
     messages_SM = drawn(count, size)
     theirs = byzfl.TrMean(f=attackers)(messages_SM)
-    same(one(reduced(TrimmedMean(attackers=attackers), messages_SM)), theirs)
+    assert_same(one(reduced(TrimmedMean(attackers=attackers), messages_SM)), theirs)
 
 
 @AT_ONCE
@@ -153,7 +153,7 @@ def test_centred_clipping_is_byzfls_round_after_round(count: int, size: int, att
     for number in range(4):
         messages_SM = drawn(count, size, seed=number) + number
         state, message_1M, _ = reduced(ours, messages_SM, state=state)
-        same(message_1M[0], theirs(messages_SM))
+        assert_same(message_1M[0], theirs(messages_SM))
 
 
 @AT_ONCE
@@ -161,7 +161,7 @@ def test_the_norm_bound_is_byzfls_clipping(count: int, size: int, attackers: int
     messages_SM = drawn(count, size)
     bound = float(np.median(np.linalg.norm(messages_SM, axis=1)))
     _, ours_SM, weights_S = reduced(NormBound(norm=bound), messages_SM, range(1, count + 1))
-    same(ours_SM, byzfl.Clipping(c=bound)(messages_SM.copy()))
+    assert_same(ours_SM, byzfl.Clipping(c=bound)(messages_SM.copy()))
     assert weights_S.tolist() == list(range(1, count + 1))
 
 
@@ -169,7 +169,7 @@ def test_the_norm_bound_is_byzfls_clipping(count: int, size: int, attackers: int
 def test_nearest_neighbour_mixing_is_byzfls(count: int, size: int, attackers: int) -> None:
     messages_SM = drawn(count, size)
     _, ours_SM, _ = reduced(NearestNeighbourMixing(attackers=attackers), messages_SM)
-    same(ours_SM, byzfl.NNM(f=attackers)(messages_SM))
+    assert_same(ours_SM, byzfl.NNM(f=attackers)(messages_SM))
 
 
 @AT_ONCE
@@ -181,7 +181,7 @@ def test_bucketing_is_byzfls(count: int, size: int, attackers: int, bucket: int)
     piece, stream = Bucketing(size=bucket), np.random.RandomState(3)
     messages = Messages(torch.from_numpy(messages_SM), torch.ones(count, dtype=torch.float64))
     _, (ours_BM, weights_B) = piece.reduce(None, messages, stream)  # type: ignore[arg-type]  # as a generator permutes
-    same(ours_BM, theirs)
+    assert_same(ours_BM, theirs)
     assert len(ours_BM) == piece.left(count)
     assert set(weights_B.tolist()) == {1.0}
 
@@ -202,7 +202,7 @@ def test_bulyan_is_its_definition(count: int, size: int, attackers: int) -> None
     for column in np.array(chosen).T:
         median = np.median(column)
         expected.append(np.mean(sorted(column, key=lambda value: abs(value - median))[: count - 4 * attackers]))
-    same(one(reduced(Bulyan(attackers=attackers), messages_SM)), expected)
+    assert_same(one(reduced(Bulyan(attackers=attackers), messages_SM)), expected)
 
 
 def test_krum_adds_up_squares_of_distances() -> None:
@@ -211,7 +211,7 @@ def test_krum_adds_up_squares_of_distances() -> None:
         messages_SM = drawn(7, 2, seed=seed)
         apart_SS = np.sort(np.linalg.norm(messages_SM[:, np.newaxis] - messages_SM, axis=2), axis=1)[:, 1:5]
         best = int((apart_SS**2).sum(1).argmin())
-        same(one(reduced(Krum(attackers=1), messages_SM)), messages_SM[best])
+        assert_same(one(reduced(Krum(attackers=1), messages_SM)), messages_SM[best])
         differ += best != int(apart_SS.sum(1).argmin())
     assert differ, "distances themselves would do as well"
 
@@ -331,7 +331,7 @@ def name_of(rule: Robust) -> str:
 def test_the_order_of_messages_does_not_matter(rule: Robust) -> None:
     messages_SM, weights_S = drawn(11, 7), np.ones(11)
     for order_S in (np.random.default_rng(seed).permutation(11) for seed in range(10)):
-        same(result(rule, messages_SM[order_S], weights_S[order_S]), result(rule, messages_SM, weights_S))
+        assert_same(result(rule, messages_SM[order_S], weights_S[order_S]), result(rule, messages_SM, weights_S))
 
 
 # All but those with a fixed centre: the norm bound, and clipping about what it kept.
@@ -349,14 +349,14 @@ def test_a_message_is_moved_as_all_are_moved(rule: Robust) -> None:
 @pytest.mark.parametrize("rule", EVERY, ids=name_of)
 def test_messages_that_agree_are_the_result(rule: Robust) -> None:
     message_M = np.linspace(-0.5, 0.5, 7)  # shorter than what is clipped
-    same(result(rule, np.tile(message_M, (11, 1))), message_M)
+    assert_same(result(rule, np.tile(message_M, (11, 1))), message_M)
 
 
 @pytest.mark.parametrize("scale", [0.25, 8.0])
 @pytest.mark.parametrize("rule", EVERY, ids=name_of)
 def test_weights_scaled_by_a_constant_change_nothing(rule: Robust, scale: float) -> None:
     messages_SM = drawn(11, 7)
-    same(result(rule, messages_SM, np.full(11, scale)), result(rule, messages_SM))
+    assert_same(result(rule, messages_SM, np.full(11, scale)), result(rule, messages_SM))
 
 
 # Five messages with 10 samples between them; of five one is cut at either end, of ten two.
@@ -382,17 +382,17 @@ def test_a_weight_is_so_many_messages(weighted: Reducer, repeated: Reducer) -> N
 def test_the_norm_bound_weighs_what_it_has_shortened() -> None:
     messages_SM = drawn(5, 9, seed=2)
     rule = FedNormBound(norm=0.5)
-    same(result(rule, messages_SM, REPEATS), result(rule, np.repeat(messages_SM, REPEATS, axis=0)))
+    assert_same(result(rule, messages_SM, REPEATS), result(rule, np.repeat(messages_SM, REPEATS, axis=0)))
 
 
 def test_buckets_and_neighbours_are_means_by_weight() -> None:
     messages_SM, weights = drawn(4, 3), [1.0, 2.0, 3.0, 6.0]
     mean_M = np.average(messages_SM, axis=0, weights=weights)
     _, bucket_1M, weight_1 = reduced(Bucketing(size=4), messages_SM, weights)
-    same(bucket_1M[0], mean_M)
+    assert_same(bucket_1M[0], mean_M)
     assert weight_1.tolist() == [3.0]
     _, mixed_SM, weights_S = reduced(NearestNeighbourMixing(attackers=0), messages_SM, weights)
-    same(mixed_SM, np.tile(mean_M, (4, 1)))
+    assert_same(mixed_SM, np.tile(mean_M, (4, 1)))
     assert weights_S.tolist() == weights
 
 
@@ -474,8 +474,8 @@ def test_the_centre_stays_from_round_to_round_behind_other_transforms() -> None:
     for _ in range(3):
         v += (10 - v) / np.hypot(10 - v, 10)
         x += v
-    same(state.kept[1].centre_P, [v])
-    same(state.model_P, [x])
+    assert_same(state.kept[1].centre_P, [v])
+    assert_same(state.model_P, [x])
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=name_of)
@@ -499,6 +499,6 @@ def test_the_geometric_median_leaves_a_message_that_it_begins_at() -> None:
 
 def test_no_column_is_forgotten_where_there_are_many() -> None:
     messages_SM = drawn(5, 70_001)
-    same(one(reduced(Median(), messages_SM)), np.median(messages_SM, axis=0))
+    assert_same(one(reduced(Median(), messages_SM)), np.median(messages_SM, axis=0))
     away_SSM = messages_SM[:, np.newaxis] - messages_SM
-    same(distances(torch.from_numpy(messages_SM)), np.linalg.norm(away_SSM, axis=2))
+    assert_same(distances(torch.from_numpy(messages_SM)), np.linalg.norm(away_SSM, axis=2))

@@ -249,8 +249,8 @@ def test_what_waits_behind_long_work_goes_to_an_idle_worker(pool: Workers, tmp_p
 # Death.
 
 
-def chaos(count: int, items: int, kills: int) -> None:
-    """Kill a worker whenever some results have come, and see every item done once, as it should be."""
+def chaos(count: int, items: int, kills: int) -> int:
+    """Kill a worker whenever some results have come, and see every item done once, as it should be; how many it hit."""
     generator = random.Random(0)
     todo = training(items)
     others = set(work.pids())
@@ -268,18 +268,18 @@ def chaos(count: int, items: int, kills: int) -> None:
             if alive and len(done) % (items // (kills + 1)) == 0:
                 os.kill(generator.choice(alive), signal.SIGKILL)
                 killed += 1
-    assert killed >= kills // 2
     assert [done[ticket] for ticket in tickets] == expected(todo)
     assert set(work.pids()) == others
+    return killed
 
 
 def test_killed_workers_change_nothing() -> None:
-    chaos(count=2, items=100, kills=3)
+    assert chaos(count=2, items=100, kills=3) >= 1
 
 
 @pytest.mark.long
 def test_many_killed_workers_change_nothing() -> None:
-    chaos(count=7, items=1500, kills=40)
+    assert chaos(count=7, items=1500, kills=40) >= 20
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.long)])
