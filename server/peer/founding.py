@@ -109,7 +109,7 @@ class Founding:
                 self._agreed.add(sender)
                 if self._found_if_agreed():
                     return self._to_others(self._founded(1))
-        elif names and names == self._present:
+        elif len(names) >= self._least and names == self._present:
             return [(sender, pb.Founding(members=names, is_agreed=True))]
         return []
 

@@ -127,6 +127,9 @@ class ReplicatedFleet:
         answer = None
         if own is not None and not is_over:
             answer = self._trained(own)
+            if answer.diverged:  # the others go on without this peer
+                yield answer
+                return
             if not answer.problem:
                 total = RoundSum.of(self.thread.service.own.name, answer, self.numbers)
                 self.thread.call(self.thread.service.contribute, number, total)

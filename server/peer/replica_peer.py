@@ -10,7 +10,8 @@ from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
-from fed.errors import InvalidExperiment
+from fed.errors import InvalidCheckpoint, InvalidExperiment
+from fed.reduction import PACKED_BYTES
 from fed.server.peer.ballots import BallotTiming
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.server.peer.replica import Replicated, ReplicatedFleet
@@ -20,7 +21,7 @@ from fed.storage.checkpoints import Tree
 
 __all__ = ["ReplicaPeer"]
 
-_SLOWEST_RING_S = 30.0
+_SLOWEST_BYTES_PER_S = 1e5  # of a ring's links
 _KEPT = 8  # rounds whose sums stay for those that are behind, at least
 
 
@@ -46,11 +47,12 @@ class ReplicaPeer(RealPeer):
             )
         message = prepared.message_format(setup.min_peers)
         self.executor = InProcess(partial(Work, replace(prepared.recipe, format=message)))
+        numbers = sum(message.summed_sizes)
         gone_after_s = max(1.5, min(5.0, self.deadline_s / 2))
         ballots = BallotTiming(
             resend_s=0.3,
             takeover_s=min(1.0, gone_after_s / 2),
-            ballot_s=max(_SLOWEST_RING_S, self.deadline_s),
+            ballot_s=max(self.deadline_s, 2 * PACKED_BYTES * numbers / _SLOWEST_BYTES_PER_S),
             deadline_s=self.deadline_s,
             kept=max(_KEPT, 1 + (experiment.checkpoints.every or 0)),
         )
@@ -62,7 +64,7 @@ class ReplicaPeer(RealPeer):
             snapshot=lambda: self._replicated.snapshot,
         )
         self._thread, states = ServiceThread(service), prepared.client_states(message)
-        fleet = ReplicatedFleet(self._thread, self.size, states, self.executor, sum(message.summed_sizes))
+        fleet = ReplicatedFleet(self._thread, self.size, states, self.executor, numbers)
         self._replicated = Replicated(experiment, prepared, self.policy, fleet, message, states)
 
     @property
@@ -83,6 +85,11 @@ class ReplicaPeer(RealPeer):
     def resume(self, kept: tuple[int, Tree] | None) -> None:
         """Take up what this replica has promised, and the sums that are on disk."""
         self._thread.call(self.service.restore, 0 if kept is None else kept[0])
+        if kept is not None and not self.service.has_record:
+            raise InvalidCheckpoint(
+                f"{self.service.folder} must hold what this peer has promised the others, got nothing: bring it back, "
+                "or let the peer join anew, under another name and with another --output"
+            )
 
     def listen(self) -> int | None:
         """Begin to speak with others; returns the port."""

@@ -5,6 +5,7 @@ What has been promised, voted and summed stays on disk, so that a replica that w
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fed.errors import FedError, InvalidPayload
+from fed.errors import FedError, InvalidPayload, RunFailed
 from fed.server.peer.agreement import Agreement
 from fed.server.peer.ballots import (
     Apply,
@@ -38,7 +39,7 @@ from fed.server.peer.ring import Ring, RoundSum, sum_specs
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
-from fed.wire.payloads import Incoming, TensorSpec, read, written
+from fed.wire.payloads import Incoming, TensorSpec, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +51,7 @@ _TICK_S = 0.05
 _SAYS_EVERY_S = 30.0
 _REACHED_WITHIN_S = 2.0  # the next member of a ring, over a stream
 _MOST_COPY_BYTES_PER_NUMBER = 1024
+_COPY_AGAIN_S = 3.0
 _COPY_BYTES = 1 << 28  # beside its numbers
 
 
@@ -122,10 +124,14 @@ class ReplicaService(MemberService):
         self._reducing: asyncio.Task[None] | None = None
         self._wanted: set[str] = set()
         self._copy: Snapshot | None = None
+        self._coming: Incoming | None = None
+        self._received_bytes = 0
+        self._given: Path | None = None
         self._giving: asyncio.Task[None] | None = None
         self._wants_copy = self._lacks_sums = False
         self._applied = 0
-        self._said_s = self._asked_s = 0.0
+        self._said_s = self._asked_s = -math.inf
+        self._began_s = time.monotonic()
         self._failure: FedError | None = None
 
     # The run's side.
@@ -145,6 +151,11 @@ class ReplicaService(MemberService):
         if record != Record():
             self._founding.members, self._founding.is_late = founders or None, not founders
             self._agree(record)
+
+    @property
+    def has_record(self) -> bool:
+        """True if what this replica has promised is known."""
+        return self._agreement is not None
 
     def begin(self, number: int, durable: int) -> None:
         """Begin a round."""
@@ -239,7 +250,9 @@ class ReplicaService(MemberService):
                 if not self._wants_copy:
                     return None
                 most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
-                return Incoming(self._new_file(), header.copy.payload, [TensorSpec(torch.uint8, most_bytes, True)])
+                spec = [TensorSpec(torch.uint8, most_bytes, True)]
+                self._coming = Incoming(self._new_file(), header.copy.payload, spec)
+                return self._coming
         raise Refused("replicas exchange no vectors with neighbours")
 
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
@@ -302,6 +315,8 @@ class ReplicaService(MemberService):
                 self._tick()
             except FedError as error:
                 self._fail(error)
+            except Exception as error:
+                self._fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
             await asyncio.sleep(_TICK_S)
 
     def _fail(self, error: FedError) -> None:
@@ -317,14 +332,19 @@ class ReplicaService(MemberService):
         if self._agreement is None:
             rounds = {link.name: link.progress.round for link in self.links.all() if link.progress}
             self._found(self._founding.tick(now_s, ready, rounds, hubs))
+            if now_s - self._said_s > _SAYS_EVERY_S and now_s - self._began_s > 1.0:
+                self._said_s = now_s
+                _log.info("%d of %d peers are there", len(ready), self.min_peers)
             return
         self._do(self._agreement.tick(now_s, names, ready, hubs))
-        if self._lacks_sums and now_s - self._asked_s > self.ballots.takeover_s:
-            self._asked_s = now_s
-            ahead = [link for link in self.links.all() if link.progress and link.progress.round > self._least_copy()]
-            if ahead:
-                random.choice(ahead).tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
-        if self._agreement.is_waiting and now_s - self._said_s > _SAYS_EVERY_S:
+        if self._lacks_sums:
+            links = self.links.all()
+            self._ask_for_copy(
+                [link.name for link in links if link.progress and link.progress.round > self._least_copy()]
+            )
+        if not self._agreement.is_waiting:
+            self._said_s = -math.inf
+        elif now_s - self._said_s > _SAYS_EVERY_S:
             self._said_s = now_s
             members = self._agreement.record.members
             here = [name for name in members if name in names]
@@ -334,6 +354,16 @@ class ReplicaService(MemberService):
                 len(here),
                 len(members),
             )
+
+    def _ask_for_copy(self, holders: Sequence[str]) -> None:
+        """Ask one of these for a copy of its state, unless one is on its way."""
+        now_s, received_bytes = time.monotonic(), 0 if self._coming is None else self._coming.received_bytes
+        if not holders or now_s - self._asked_s < _COPY_AGAIN_S:
+            return
+        self._asked_s = now_s
+        if received_bytes == self._received_bytes:
+            self._tell(random.choice(holders), pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+        self._received_bytes = received_bytes
 
     def _found(self, messages: Sequence[tuple[str, pb.Founding]]) -> None:
         for name, message in messages:
@@ -374,7 +404,9 @@ class ReplicaService(MemberService):
                 self._reduce(output)
             case Fetch(sum_sha256, holders):
                 self._wanted.add(sum_sha256)
-                for name in holders[:2]:
+                self.reach(frozenset(holders))
+                linked = [name for name in holders if self.links.link(name) is not None]
+                for name in random.sample(linked, min(2, len(linked))):
                     self._tell(name, pb.PeerMessage(sum_wanted=pb.SumWanted(sha256=sum_sha256)))
             case Apply(number, value):
                 self._wanted = set()
@@ -383,7 +415,7 @@ class ReplicaService(MemberService):
                 self._changed.set()
             case Copy(_, _, holder):
                 self._wants_copy = True
-                self._tell(holder, pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+                self._ask_for_copy([holder])
 
     def _tell(self, name: str, message: pb.PeerMessage) -> None:
         if (link := self.links.link(name)) is not None:
@@ -393,7 +425,8 @@ class ReplicaService(MemberService):
 
     def _drop(self) -> None:
         """Remove sums that nobody may need."""
-        assert self._agreement is not None
+        if self._agreement is None:
+            return
         needed = self._agreement.needed | {value.sum_sha256 for value in self._decided.values()}
         for sha256 in {*self._disk.held} - needed:
             self._disk.drop(sha256)
@@ -419,7 +452,9 @@ class ReplicaService(MemberService):
     async def _give_copy(self, link: Link) -> None:
         """Send a copy of this replica's state, if there is one; else the other asks again."""
         if (found := self.snapshot()) is not None:
-            path = self._new_file()
+            if self._given is not None:
+                self._given.unlink(missing_ok=True)
+            path = self._given = self._new_file()
             try:
                 payload = await asyncio.to_thread(self._disk.write_copy, path, *found)
             except FedError as error:
@@ -477,6 +512,9 @@ class ReplicaService(MemberService):
         except FedError as error:
             self._fail(error)
             return
+        except Exception as error:
+            self._fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
+            return
         if self._ring == ring:
             _log.info("round %d: the ring has broken%s", ring.round, f" at {unreachable[0]!r}" if unreachable else "")
             self._do(self._agreement.broken(ring, time.monotonic(), unreachable))
@@ -494,7 +532,7 @@ class ReplicaService(MemberService):
         for step in range(part.messages):
             tensors = await asyncio.to_thread(part.message, step)
             path = self._new_file()
-            payload = written(path, tensors)
+            payload = self._disk.write(path, tensors)
             of_ring = pb.Ballot(attempt=ring.ballot.attempt, proposer=ring.ballot.proposer)
             header = pb.PeerMessage(ring_part=pb.RingPart(round=ring.round, ballot=of_ring, step=step, payload=payload))
             self._ring_files.append((part.successor, header, path))

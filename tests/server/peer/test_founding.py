@@ -1,0 +1,74 @@
+"""Founding of a group: one group whatever the order of starts and losses, and its order in a ring."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from fed.server.peer.founding import Founding
+from fed.server.peer.membership import Member
+from fed.server.peer.replica_service import in_a_ring
+from fed.wire import protocol_pb2 as pb
+
+NAMES = "ann", "bob", "cy", "dan", "eve"
+
+
+def founded(draws: random.Random, least: int, loss: float) -> list[Founding]:
+    """Peers that come one after the other, over a network that loses messages, until each is in the group or late."""
+    order = draws.sample(NAMES, len(NAMES))
+    peers: dict[str, Founding] = {}
+    began = {name: draws.uniform(0, 3) for name in order}
+    now_s, mail = 0.0, list[tuple[str, str, pb.Founding]]()
+    while len(peers) < len(NAMES) or any(one.members is None and not one.is_late for one in peers.values()):
+        now_s += 0.05
+        assert now_s < 120
+        for name in order:
+            if name not in peers and began[name] <= now_s:
+                peers[name] = Founding(name, least)
+        rounds = {name: int(one.members is not None) for name, one in peers.items()}
+        for name, one in peers.items():
+            others = {other: number for other, number in rounds.items() if other != name}
+            mail += [(name, receiver, message) for receiver, message in one.tick(now_s, [*peers], others)]
+        draws.shuffle(mail)
+        for _ in range(len(mail) // 2 + 1 if mail else 0):
+            sender, receiver, message = mail.pop()
+            if receiver in peers and draws.random() >= loss:
+                one = peers[receiver]
+                mail += [
+                    (receiver, to, said) for to, said in one.receive(sender, message, int(one.members is not None))
+                ]
+    return [*peers.values()]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3])
+def test_one_group_is_founded_by_more_than_half(loss: float) -> None:
+    for seed in range(60):
+        draws = random.Random(seed)
+        peers = founded(draws, draws.randint(3, 5), loss)
+        groups = {one.members for one in peers if one.members is not None}
+        (group,) = groups
+        assert {one.own for one in peers if one.members is not None} == {*group}
+        assert len(group) >= 3
+
+
+def test_a_peer_agrees_to_what_it_sees_alone() -> None:
+    bob = Founding("bob", 2)
+    bob.tick(0.0, ["ann", "bob"], {})
+    assert bob.receive("ann", pb.Founding(members=["ann", "bob", "cy"]), 0) == []
+    assert bob.receive("ann", pb.Founding(members=["bob"]), 0) == []
+    ((_, agreed),) = bob.receive("ann", pb.Founding(members=["ann", "bob"]), 0)
+    assert agreed.is_agreed
+    assert Founding("bob", 3).receive("ann", pb.Founding(), 0) == []
+
+
+@pytest.mark.parametrize(
+    ("listening", "dialling"), [("abc", ""), ("abc", "de"), ("abc", "def"), ("a", "b"), ("", "ab")]
+)
+def test_two_that_only_dial_are_apart_in_a_ring(listening: Sequence[str], dialling: Sequence[str]) -> None:
+    names = sorted([*listening, *dialling], key=lambda name: random.Random(name).random())
+    members = [Member(name, "host:1" if name in listening else "", 1) for name in names]
+    order = in_a_ring(names, members)
+    assert sorted(order) == sorted(names)
+    if len(dialling) <= len(listening):
+        for one, after in zip(order, [*order[1:], order[0]], strict=True):
+            assert one in listening or after in listening
