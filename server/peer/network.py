@@ -66,7 +66,6 @@ class PeerNetwork:
         self.neighbours: frozenset[str] = frozenset()
         self.skips_to = 0
         self._moved = (0, 0)
-        self.neighbours: frozenset[str] = frozenset()
         self._seen = 1  # members at the beginning of the round, with this peer
         self._from: dict[str, float] = {}
         self._to: dict[str, float] = {}
