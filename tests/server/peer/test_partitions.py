@@ -83,3 +83,35 @@ def test_sides_of_a_cut_go_on_and_merge(tmp_path: Path) -> None:
 
 def said(folder: Path, peer: int) -> str:
     return (folder / f"log-{peer}").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("sides")
+def test_replicas_go_on_where_more_than_half_of_them_are(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "keys")
+    for peer in range(5):
+        authority.issue(str(peer), is_peer=True)
+    side_of = (0, 0, 0, 1, 1)
+    homes = [Home(HOSTS[side], SIDES[side], tmp_path / "keys") for side in side_of]
+    keys = {
+        "name": "cut",
+        "data": {"kind": "digits", "clients": 5},
+        "algorithm": {"kind": "allreduce", "rule": "bmuf"},
+        "local": {"lr": 0.1, "steps": 100, "batch_size": 16},
+        "rounds": {"count": 80, "deadline_s": 3.0},
+        "evaluation": "coordinator",
+    }
+    with processes(tmp_path, keys, homes) as peers:
+        peers.start(*range(5))
+        peers.await_round(5)
+        cut(is_cut=True)
+        peers.await_that(lambda: all("waits: 2 of its 5 members are there" in said(tmp_path, peer) for peer in (3, 4)))
+        before = len(peers.lines(0)), len(peers.lines(3))
+        peers.await_that(lambda: len(peers.lines(0)) > before[0] + 15)
+        assert len(peers.lines(3)) == before[1]
+        cut(is_cut=False)
+        peers.await_end()
+        assert peers.lines(0)[-1]["replied"] == 5
+        first, *others = [load_file(peers.output(peer) / "model.safetensors") for peer in range(5)]
+    for other in others:
+        assert all(torch.equal(first[name], other[name]) for name in first)
