@@ -10,6 +10,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -127,6 +128,13 @@ class MemberService(ABC):
         for member in self.members.present(time.monotonic()):
             if member.name in names and member.address and self.links.link(member.name) is None:
                 self.links.dial(member.address, member.name)
+
+    async def next_change(self, limit_s: float | None = None) -> None:
+        """Wait until something may have changed, or for so long."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._changed.wait()
 
     @abstractmethod
     def owes(self) -> bool:
@@ -257,7 +265,8 @@ class MemberService(ABC):
         for link in self.links.all():
             link.tell(pb.PeerMessage(progress=self._progress()))
 
-    def _new_file(self) -> Path:
+    def new_file(self) -> Path:
+        """Path of a new file in the folder of messages."""
         self._files += 1
         return self.folder / f"incoming-{self._files}"
 

@@ -294,7 +294,7 @@ class Replicated(Coordinated):
         _log.info("this peer goes on after round %d, with a copy of another's state", snapshot.round)
 
     def _moved_in_round(self) -> tuple[int, int]:
-        before, self._moved = self._moved, (self._service.bytes_sent, self._service.bytes_received)
+        before, self._moved = self._moved, self._service.moved_bytes
         return self._moved[0] - before[0], self._moved[1] - before[1]
 
     def _end(self, number: int) -> None:

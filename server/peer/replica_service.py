@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
-from fed.errors import FedError, InvalidPayload, RunFailed
+from fed.errors import FedError, RunFailed
 from fed.server.peer.agreement import Agreement
 from fed.server.peer.ballots import (
     Apply,
-    Ballot,
     BallotTiming,
     Copy,
     Fetch,
@@ -34,22 +32,22 @@ from fed.server.peer.decrees import ReplicaFiles, heard, said
 from fed.server.peer.founding import Founding
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService
-from fed.server.peer.membership import MOST_MEMBERS, Member
-from fed.server.peer.ring import Ring, RoundSum, sum_specs
+from fed.server.peer.membership import MOST_MEMBERS
+from fed.server.peer.ring import RoundSum, sum_specs
+from fed.server.peer.ring_transport import RingTransport
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
-from fed.wire.payloads import Incoming, TensorSpec, read
+from fed.wire.payloads import Incoming, TensorSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Decision", "ReplicaService", "Snapshot", "in_a_ring"]
+__all__ = ["Decision", "ReplicaService", "Snapshot"]
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _SAYS_EVERY_S = 30.0
-_REACHED_WITHIN_S = 2.0  # the next member of a ring, over a stream
 _MOST_COPY_BYTES_PER_NUMBER = 1024
 _COPY_AGAIN_S = 3.0
 _COPY_BYTES = 1 << 28  # beside its numbers
@@ -79,22 +77,9 @@ class Snapshot(NamedTuple):
     state: Tree
 
 
-class _Part(NamedTuple):
-    """Place of a message in a ring."""
-
-    round: int
-    ballot: Ballot
-    step: int
-    sender: str
-
-
 @dataclass(kw_only=True)
 class ReplicaService(MemberService):
     """Replica among others.
-
-    Attributes:
-        bytes_sent: of rings and sums.
-        bytes_received: likewise.
 
     Args:
         message: the format of clients' messages.
@@ -107,8 +92,6 @@ class ReplicaService(MemberService):
     ballots: BallotTiming
     min_peers: int
     snapshot: Callable[[], Snapshot | None]
-    bytes_sent: int = 0
-    bytes_received: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,10 +101,7 @@ class ReplicaService(MemberService):
         self._agreement: Agreement | None = None
         self._contribution: tuple[int, RoundSum] | None = None
         self._decided: dict[int, Value] = {}
-        self._parts: dict[_Part, list[Tensor]] = {}
-        self._ring: RunRing | None = None
-        self._ring_files: list[tuple[str, pb.PeerMessage, Path]] = []
-        self._reducing: asyncio.Task[None] | None = None
+        self._rings = RingTransport(self, self._disk, self, self.ballots.ballot_s)
         self._wanted: set[str] = set()
         self._copy: Snapshot | None = None
         self._coming: Incoming | None = None
@@ -129,7 +109,7 @@ class ReplicaService(MemberService):
         self._given: Path | None = None
         self._giving: asyncio.Task[None] | None = None
         self._wants_copy = self._lacks_sums = False
-        self._applied = 0
+        self._applied = self._sums_sent = self._sums_received = 0
         self._said_s = self._asked_s = -math.inf
         self._began_s = time.monotonic()
         self._failure: FedError | None = None
@@ -151,6 +131,11 @@ class ReplicaService(MemberService):
         if record != Record():
             self._founding.members, self._founding.is_late = founders or None, not founders
             self._agree(record)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received, of rings and sums."""
+        return self._rings.bytes_sent + self._sums_sent, self._rings.bytes_received + self._sums_received
 
     @property
     def has_record(self) -> bool:
@@ -176,7 +161,7 @@ class ReplicaService(MemberService):
     async def founded(self) -> tuple[str, ...]:
         """Wait until this replica is one of a group; returns the first round's members, none where it joins later."""
         while self._agreement is None:
-            await self._next_change()
+            await self._changed_or_failed()
         return self._founding.members or ()
 
     def kept_copy(self) -> Snapshot | None:
@@ -197,7 +182,7 @@ class ReplicaService(MemberService):
                     return copy
             if (value := self._decided.get(number)) is not None:
                 return Decision(value, self._disk.sum(value.sum_sha256))
-            await self._next_change()
+            await self._changed_or_failed()
 
     def apply(self, number: int) -> None:
         """Take note that this replica's model has been moved by a round."""
@@ -227,8 +212,30 @@ class ReplicaService(MemberService):
     async def stop(self, reason: str) -> None:
         """Say farewell, and end all streams."""
         self._ticking.cancel()
-        self._end_ring()
+        self._rings.end()
         await super().stop(reason)
+
+    def summed(self, ring: RunRing, path: "Path", payload: pb.Payload) -> None:
+        """Keep the sum of a ring, and say so.
+
+        Args:
+            ring: as it was to be run.
+            path: of its sum's file.
+            payload: of that file.
+        """
+        assert self._agreement is not None
+        self._disk.take(path, payload)
+        self._do(self._agreement.summed(ring, payload.sha256, time.monotonic()))
+
+    def broken(self, ring: RunRing, unreachable: tuple[str, ...]) -> None:
+        """Say that a ring cannot end."""
+        assert self._agreement is not None
+        self._do(self._agreement.broken(ring, time.monotonic(), unreachable))
+
+    def fail(self, error: FedError) -> None:
+        """End the run at this replica: what it has promised must be on disk before it says so."""
+        self._failure = error
+        self._changed.set()
 
     # The others' side.
 
@@ -237,21 +244,20 @@ class ReplicaService(MemberService):
         self._hear(link)
         match header.WhichOneof("what"):
             case "ring_part":
-                part = _part(header.ring_part, link.name)
-                if reason := self._reason_against(part):
-                    raise Refused(f"its part of a ring of round {part.round}: {reason}")
-                specs = sum_specs(self.message, self._members_at_most())
-                return None if part in self._parts else Incoming(self._new_file(), header.ring_part.payload, specs)
+                record = Record() if self._agreement is None else self._agreement.record
+                if not self._rings.wants(link.name, header.ring_part, record):
+                    return None
+                return Incoming(self.new_file(), header.ring_part.payload, self._sum_specs())
             case "sum":
                 if header.sum.payload.sha256 not in self._wanted:
                     return None
-                return Incoming(self._new_file(), header.sum.payload, sum_specs(self.message, self._members_at_most()))
+                return Incoming(self.new_file(), header.sum.payload, self._sum_specs())
             case "copy":
                 if not self._wants_copy:
                     return None
                 most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
                 spec = [TensorSpec(torch.uint8, most_bytes, True)]
-                self._coming = Incoming(self._new_file(), header.copy.payload, spec)
+                self._coming = Incoming(self.new_file(), header.copy.payload, spec)
                 return self._coming
         raise Refused("replicas exchange no vectors with neighbours")
 
@@ -264,8 +270,7 @@ class ReplicaService(MemberService):
         elif header.HasField("sum"):
             self._take_sum(incoming)
         else:
-            self.bytes_received += incoming.payload.size_bytes
-            self._parts[_part(header.ring_part, link.name)] = read(incoming.path, incoming.payload)
+            self._rings.arrived(link.name, header.ring_part, incoming)
             incoming.path.unlink(missing_ok=True)
         self._changed.set()
 
@@ -281,7 +286,7 @@ class ReplicaService(MemberService):
                 if (found := self._disk.file(message.sum_wanted.sha256)) is not None:
                     path, payload = found
                     link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
-                    self.bytes_sent += payload.size_bytes
+                    self._sums_sent += payload.size_bytes
             case "copy_wanted":
                 if self._giving is None or self._giving.done():
                     self._giving = asyncio.create_task(self._give_copy(link))
@@ -289,16 +294,14 @@ class ReplicaService(MemberService):
                 raise Refused("it says nothing that is known here")
 
     def _resend(self, link: Link) -> None:
-        for name, header, path in self._ring_files:
-            if name == link.name:
-                link.send(header, path)
+        self._rings.resend(link)
 
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
         pass
 
     # Details.
 
-    async def _next_change(self) -> None:
+    async def _changed_or_failed(self) -> None:
         """Wait until something may have changed.
 
         Raises:
@@ -306,23 +309,17 @@ class ReplicaService(MemberService):
         """
         if self._failure is not None:
             raise self._failure
-        self._changed.clear()
-        await self._changed.wait()
+        await self.next_change()
 
     async def _tick_on(self) -> None:
         while True:
             try:
                 self._tick()
             except FedError as error:
-                self._fail(error)
+                self.fail(error)
             except Exception as error:
-                self._fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
+                self.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
             await asyncio.sleep(_TICK_S)
-
-    def _fail(self, error: FedError) -> None:
-        """End the run at this replica: what it has promised must be on disk before it says so."""
-        self._failure = error
-        self._changed.set()
 
     def _tick(self) -> None:
         now_s = time.monotonic()
@@ -386,12 +383,13 @@ class ReplicaService(MemberService):
         self._changed.set()
 
     def _do(self, outputs: Sequence[Output]) -> None:
-        assert self._agreement is not None
+        if self._failure is not None:
+            return
         try:
             for output in outputs:
                 self._perform(output)
         except FedError as error:
-            self._fail(error)
+            self.fail(error)
         self._drop()
 
     def _perform(self, output: Output) -> None:
@@ -401,7 +399,8 @@ class ReplicaService(MemberService):
             case Send(receiver, message):
                 self._tell(receiver, said(message))
             case RunRing():
-                self._reduce(output)
+                is_own = self._contribution is not None and self._contribution[0] == output.round
+                self._rings.start(output, self._contribution[1] if self._contribution and is_own else None)
             case Fetch(sum_sha256, holders):
                 self._wanted.add(sum_sha256)
                 self.reach(frozenset(holders))
@@ -436,15 +435,16 @@ class ReplicaService(MemberService):
         assert self._agreement is not None
         return max(self._applied + 1, self._agreement.record.round - 1)
 
-    def _members_at_most(self) -> int:
-        return MOST_MEMBERS if self._agreement is None else max(len(self._agreement.record.members), 1)
+    def _sum_specs(self) -> Sequence[TensorSpec]:
+        members = () if self._agreement is None else self._agreement.record.members
+        return sum_specs(self.message, len(members) or MOST_MEMBERS)
 
     def _take_sum(self, incoming: Incoming) -> None:
         sha256 = incoming.payload.sha256
         if sha256 not in self._wanted or self._agreement is None:
             incoming.path.unlink(missing_ok=True)
             return
-        self.bytes_received += incoming.payload.size_bytes
+        self._sums_received += incoming.payload.size_bytes
         self._disk.take(incoming.path, incoming.payload)
         self._wanted.discard(sha256)
         self._do(self._agreement.holds(sha256, time.monotonic()))
@@ -454,150 +454,10 @@ class ReplicaService(MemberService):
         if (found := self.snapshot()) is not None:
             if self._given is not None:
                 self._given.unlink(missing_ok=True)
-            path = self._given = self._new_file()
+            path = self._given = self.new_file()
             try:
                 payload = await asyncio.to_thread(self._disk.write_copy, path, *found)
             except FedError as error:
                 _log.warning("a copy for %r: %s", link.name, error)
                 return
             link.send(pb.PeerMessage(copy=pb.Copy(round=found.round, payload=payload)), path)
-
-    def _reason_against(self, part: _Part) -> str | None:
-        if self._agreement is None:
-            return "this peer is in no group"
-        record = self._agreement.record
-        if part.round != record.round or part.sender not in record.members:
-            return f"this peer is in round {record.round}, with {len(record.members)} members"
-        if part.ballot < record.promised:
-            return "a later ballot has been promised"
-        if part.step >= 2 * len(record.members):
-            return f"a ring of {len(record.members)} has no step {part.step}"
-        if sum(one.sender == part.sender for one in self._parts) > 4 * len(record.members):
-            return "it has sent more than two rings have"
-        return None
-
-    # Rings.
-
-    def _reduce(self, ring: RunRing) -> None:
-        """Begin a ring, in place of the one that goes on."""
-        self._end_ring()
-        self._ring = ring
-        self._parts = {
-            part: tensors
-            for part, tensors in self._parts.items()
-            if part.round == ring.round and part.ballot >= ring.ballot
-        }
-        self._reducing = asyncio.create_task(self._reduced(ring))
-
-    def _end_ring(self) -> None:
-        if self._reducing is not None:
-            self._reducing.cancel()
-        self._ring = self._reducing = None
-        for _, _, path in self._ring_files:
-            path.unlink(missing_ok=True)
-        self._ring_files = []
-
-    async def _reduced(self, ring: RunRing) -> None:
-        assert self._agreement is not None
-        unreachable: tuple[str, ...] = ()
-        try:
-            total = await self._total(ring)
-            path = self._new_file()
-            payload = await asyncio.to_thread(self._disk.write, path, total.tensors())
-            self._disk.take(path, payload)
-            self._do(self._agreement.summed(ring, payload.sha256, time.monotonic()))
-            return
-        except _Broken as broken:
-            unreachable = broken.names
-        except FedError as error:
-            self._fail(error)
-            return
-        except Exception as error:
-            self._fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
-            return
-        if self._ring == ring:
-            _log.info("round %d: the ring has broken%s", ring.round, f" at {unreachable[0]!r}" if unreachable else "")
-            self._do(self._agreement.broken(ring, time.monotonic(), unreachable))
-
-    async def _total(self, ring: RunRing) -> RoundSum:
-        """Sum over a ring.
-
-        Raises:
-            _Broken: if it cannot be found.
-        """
-        if self._contribution is None or self._contribution[0] != ring.round:
-            raise _Broken
-        members = in_a_ring(ring.members, self.members.present(time.monotonic()))
-        part = Ring(members.index(self.own.name), members, self._contribution[1])
-        for step in range(part.messages):
-            tensors = await asyncio.to_thread(part.message, step)
-            path = self._new_file()
-            payload = self._disk.write(path, tensors)
-            of_ring = pb.Ballot(attempt=ring.ballot.attempt, proposer=ring.ballot.proposer)
-            header = pb.PeerMessage(ring_part=pb.RingPart(round=ring.round, ballot=of_ring, step=step, payload=payload))
-            self._ring_files.append((part.successor, header, path))
-            self.bytes_sent += payload.size_bytes
-            if (link := self.links.link(part.successor)) is not None:
-                link.send(header, path)
-            received = await self._received(_Part(ring.round, ring.ballot, step, part.predecessor), part.successor)
-            try:
-                await asyncio.to_thread(part.take, received)
-            except InvalidPayload as error:
-                self.refusals.note(part.predecessor, str(error))
-                raise _Broken(part.predecessor) from None
-        return await asyncio.to_thread(part.result)
-
-    async def _received(self, part: _Part, successor: str) -> list[Tensor]:
-        """The next message of the predecessor.
-
-        Raises:
-            _Broken: if a neighbour in the ring is gone, or cannot be reached.
-        """
-        began_s = time.monotonic()
-        while part not in self._parts:
-            now_s = time.monotonic()
-            present = {member.name for member in self.members.present(now_s)}
-            for name in (part.sender, successor):
-                if name not in present:
-                    raise _Broken(name)
-                if self.links.link(name) is None and now_s - began_s > _REACHED_WITHIN_S:
-                    raise _Broken(name)
-            self.reach(frozenset([part.sender, successor]))
-            if now_s - began_s > self.ballots.ballot_s:
-                raise _Broken
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(0.1):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-        return self._parts.pop(part)
-
-
-class _Broken(Exception):
-    """A ring that cannot end; ``names`` are those that could not be reached."""
-
-    def __init__(self, *names: str) -> None:
-        super().__init__()
-        self.names = names
-
-
-def in_a_ring(names: Sequence[str], members: Sequence[Member]) -> list[str]:
-    """Members in an order in which two that only dial are no neighbours, where there is one.
-
-    Args:
-        names: of the ring.
-        members: with their addresses.
-    """
-    listen = {member.name for member in members if member.address}
-    hubs, dialers = [one for one in names if one in listen], [one for one in names if one not in listen]
-    ordered: list[str] = []
-    for place, hub in enumerate(hubs):
-        ordered.append(hub)
-        begin, end = (len(dialers) * each // len(hubs) for each in (place, place + 1))
-        ordered += dialers[begin:end]
-    return ordered or dialers
-
-
-def _part(said: pb.RingPart, sender: str) -> _Part:
-    return _Part(said.round, Ballot(said.ballot.attempt, said.ballot.proposer), said.step, sender)

@@ -8,7 +8,6 @@ All of it runs in one event loop; a run in another thread begins rounds and exch
 Shapes: see :mod:`fed.layout`.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ __all__ = ["Outcome", "PeerService"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.1
+_ASKS_AGAIN_S = 2.0
 
 _OVER = "this exchange is over"
 _LACKS = "this peer has no copy of the vector that the differences are added to"
@@ -156,12 +156,8 @@ class PeerService(MemberService):
         self.reach(senders | receivers)
         until_s = time.monotonic() + limit_s
         while not self._is_settled() and (left_s := until_s - time.monotonic()) > 0:
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(min(left_s, _LOOKS_EVERY_S)):
-                    await self._changed.wait()
-            except TimeoutError:
-                self.reach(senders | receivers)
+            await self.next_change(min(left_s, _LOOKS_EVERY_S))
+            self.reach(senders | receivers)
         return self._close(letters)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
@@ -174,12 +170,7 @@ class PeerService(MemberService):
                     asked.add(link.name)
                     link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
                     break
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(2.0):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await self.next_change(_ASKS_AGAIN_S)
         found, self._copy = self._copy, None
         return found
 
@@ -200,7 +191,7 @@ class PeerService(MemberService):
         """Make the file that a message is put into."""
         self._hear(link)
         if header.HasField("copy"):
-            return Incoming(self._new_file(), header.copy.payload, self.copied)
+            return Incoming(self.new_file(), header.copy.payload, self.copied)
         vectors = header.vectors
         key, name = Key(vectors.round, vectors.exchange), link.name
         if key < self._next:
@@ -215,7 +206,7 @@ class PeerService(MemberService):
         reason = self._reason_against(key, name)
         if reason is None:
             try:
-                incoming = Incoming(self._new_file(), vectors.payload, self.specs[key.exchange])
+                incoming = Incoming(self.new_file(), vectors.payload, self.specs[key.exchange])
             except InvalidPayload as error:
                 self._refuse(key, name, str(error))
                 raise
@@ -420,6 +411,6 @@ class PeerService(MemberService):
         if found is None:
             raise Refused("it wants a copy before there is one")
         number, tensors = found
-        path = self._new_file()
+        path = self.new_file()
         payload = written(path, tensors)
         link.send(pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path)

@@ -7,7 +7,7 @@ import pytest
 
 from fed.server.peer.founding import Founding
 from fed.server.peer.membership import Member
-from fed.server.peer.replica_service import in_a_ring
+from fed.server.peer.ring_transport import in_a_ring
 from fed.wire import protocol_pb2 as pb
 
 NAMES = "ann", "bob", "cy", "dan", "eve"

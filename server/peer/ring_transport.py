@@ -1,0 +1,242 @@
+"""Rings over the streams of a replica: one at a time, whose messages go to one member and come from another."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from fed.errors import FedError, InvalidPayload, RunFailed
+from fed.server.peer.ballots import Ballot, Record, RunRing
+from fed.server.peer.decrees import ReplicaFiles
+from fed.server.peer.links import Link, Refused
+from fed.server.peer.member_service import MemberService
+from fed.server.peer.membership import Member
+from fed.server.peer.ring import Ring, RoundSum
+from fed.wire import protocol_pb2 as pb
+from fed.wire.payloads import Incoming, read
+
+__all__ = ["RingListener", "RingTransport", "in_a_ring"]
+
+_log = logging.getLogger(__name__)
+_REACHED_WITHIN_S = 2.0  # the next member of a ring, over a stream
+_LOOKS_EVERY_S = 0.1
+
+
+class RingListener(Protocol):
+    """Receiver of what becomes of rings."""
+
+    def summed(self, ring: RunRing, path: Path, payload: pb.Payload) -> None:
+        """Take the sum of a ring that has ended.
+
+        Args:
+            ring: as it was to be run.
+            path: of the file.
+            payload: of the file.
+        """
+
+    def broken(self, ring: RunRing, unreachable: tuple[str, ...]) -> None:
+        """Take note that a ring cannot end.
+
+        Args:
+            ring: as it was to be run.
+            unreachable: its members that this one could not exchange with.
+        """
+
+    def fail(self, error: FedError) -> None:
+        """End the run at this replica."""
+
+
+class _Part(NamedTuple):
+    """Place of a message in a ring."""
+
+    round: int
+    ballot: Ballot
+    step: int
+    sender: str
+
+
+class _Broken(Exception):
+    """A ring that cannot end; ``names`` are those that could not be reached."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+
+class RingTransport:
+    """Messages of rings.
+
+    Attributes:
+        bytes_sent: of messages.
+        bytes_received: likewise.
+
+    Args:
+        service: with the streams.
+        disk: of this replica.
+        listener: hears what becomes of rings.
+        limit_s: for a message to come.
+    """
+
+    def __init__(self, service: MemberService, disk: ReplicaFiles, listener: RingListener, limit_s: float) -> None:
+        self.bytes_sent = self.bytes_received = 0
+        self._service, self._disk, self._listener, self._limit_s = service, disk, listener, limit_s
+        self._own = service.own.name
+        self._parts: dict[_Part, list[Tensor]] = {}
+        self._sent: list[tuple[str, pb.PeerMessage, Path]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self, ring: RunRing, own: RoundSum | None) -> None:
+        """Begin a ring, in place of the one that goes on.
+
+        Args:
+            ring: to be run.
+            own: the sum of this member's update alone; None: it has none.
+        """
+        self.end()
+        parts = self._parts.items()
+        self._parts = {part: one for part, one in parts if part.round == ring.round and part.ballot >= ring.ballot}
+        self._running = asyncio.create_task(self._run(ring, own))
+
+    def end(self) -> None:
+        """End the ring that goes on."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+        for _, _, path in self._sent:
+            path.unlink(missing_ok=True)
+        self._sent = []
+
+    def resend(self, link: Link) -> None:
+        """Send a successor the messages of this ring over a new stream."""
+        for name, header, path in self._sent:
+            if name == link.name:
+                link.send(header, path)
+
+    def wants(self, name: str, message: pb.RingPart, record: Record) -> bool:
+        """Tell whether a message is new.
+
+        Args:
+            name: of its sender.
+            message: its header.
+            record: of this replica.
+
+        Raises:
+            Refused: if it is of no ring that there may be.
+        """
+        part = _part(message, name)
+        if reason := self._reason_against(part, record):
+            raise Refused(f"its part of a ring of round {part.round}: {reason}")
+        return part not in self._parts
+
+    def arrived(self, name: str, message: pb.RingPart, incoming: Incoming) -> None:
+        """Take a message that is whole.
+
+        Args:
+            name: of its sender.
+            message: its header.
+            incoming: its file.
+        """
+        self.bytes_received += incoming.payload.size_bytes
+        self._parts[_part(message, name)] = read(incoming.path, incoming.payload)
+
+    def _reason_against(self, part: _Part, record: Record) -> str | None:
+        if part.round != record.round or part.sender not in record.members:
+            return f"this peer is in round {record.round}, with {len(record.members)} members"
+        if part.ballot < record.promised:
+            return "a later ballot has been promised"
+        if part.step >= 2 * len(record.members):
+            return f"a ring of {len(record.members)} has no step {part.step}"
+        if sum(one.sender == part.sender for one in self._parts) > 4 * len(record.members):
+            return "it has sent more than two rings have"
+        return None
+
+    async def _run(self, ring: RunRing, own: RoundSum | None) -> None:
+        try:
+            if own is None:
+                raise _Broken
+            total = await self._total(ring, own)
+            path = self._service.new_file()
+            payload = await asyncio.to_thread(self._disk.write, path, total.tensors())
+            self._listener.summed(ring, path, payload)
+        except _Broken as broken:
+            at = f" at {broken.names[0]!r}" if broken.names else ""
+            _log.info("round %d: the ring has broken%s", ring.round, at)
+            self._listener.broken(ring, broken.names)
+        except FedError as error:
+            self._listener.fail(error)
+        except Exception as error:
+            self._listener.fail(RunFailed(f"this peer cannot go on: {type(error).__name__}: {error}"))
+
+    async def _total(self, ring: RunRing, own: RoundSum) -> RoundSum:
+        """Sum over a ring.
+
+        Raises:
+            _Broken: if it cannot be found.
+        """
+        members = in_a_ring(ring.members, self._service.members.present(time.monotonic()))
+        part = Ring(members.index(self._own), members, own)
+        for step in range(part.messages):
+            tensors = await asyncio.to_thread(part.message, step)
+            self._send(ring, step, part.successor, tensors)
+            received = await self._received(_Part(ring.round, ring.ballot, step, part.predecessor), part.successor)
+            try:
+                await asyncio.to_thread(part.take, received)
+            except InvalidPayload as error:
+                self._service.refusals.note(part.predecessor, str(error))
+                raise _Broken(part.predecessor) from None
+        return await asyncio.to_thread(part.result)
+
+    def _send(self, ring: RunRing, step: int, successor: str, tensors: Sequence[Tensor]) -> None:
+        path = self._service.new_file()
+        payload = self._disk.write(path, tensors)
+        ballot = pb.Ballot(attempt=ring.ballot.attempt, proposer=ring.ballot.proposer)
+        header = pb.PeerMessage(ring_part=pb.RingPart(round=ring.round, ballot=ballot, step=step, payload=payload))
+        self._sent.append((successor, header, path))
+        self.bytes_sent += payload.size_bytes
+        if (link := self._service.links.link(successor)) is not None:
+            link.send(header, path)
+
+    async def _received(self, part: _Part, successor: str) -> list[Tensor]:
+        """The next message of the predecessor.
+
+        Raises:
+            _Broken: if a neighbour in the ring is gone, or cannot be reached.
+        """
+        service, began_s = self._service, time.monotonic()
+        while part not in self._parts:
+            now_s = time.monotonic()
+            present = {member.name for member in service.members.present(now_s)}
+            for name in (part.sender, successor):
+                is_unreached = service.links.link(name) is None and now_s - began_s > _REACHED_WITHIN_S
+                if name not in present or is_unreached:
+                    raise _Broken(name)
+            if now_s - began_s > self._limit_s:
+                raise _Broken
+            service.reach(frozenset([part.sender, successor]))
+            await service.next_change(_LOOKS_EVERY_S)
+        return self._parts.pop(part)
+
+
+def in_a_ring(names: Sequence[str], members: Sequence[Member]) -> list[str]:
+    """Members in an order in which two that only dial are no neighbours, where there is one.
+
+    Args:
+        names: of the ring.
+        members: with their addresses.
+    """
+    listen = {member.name for member in members if member.address}
+    hubs, dialers = [one for one in names if one in listen], [one for one in names if one not in listen]
+    ordered: list[str] = []
+    for place, hub in enumerate(hubs):
+        ordered.append(hub)
+        begin, end = (len(dialers) * each // len(hubs) for each in (place, place + 1))
+        ordered += dialers[begin:end]
+    return ordered or dialers
+
+
+def _part(said: pb.RingPart, sender: str) -> _Part:
+    return _Part(said.round, Ballot(said.ballot.attempt, said.ballot.proposer), said.step, sender)
