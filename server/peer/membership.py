@@ -239,6 +239,11 @@ class MembershipList:
         away = [one for one in self._records.values() if not one.member.left and not self._is_present(one, time_s)]
         return _sorted([one.member for one in away if one.alive_s > -math.inf])
 
+    def is_unheard(self, name: str) -> bool:
+        """True if this process has had no sign of life of that name, and no goodbye."""
+        known = self._records.get(name)
+        return known is None or (known.alive_s == -math.inf and not known.member.left)
+
     def version(self, now_s: float) -> str:
         """Hash of the present members' names, equal at peers of one view."""
         names = "\n".join([member.name for member in self.present(now_s)])

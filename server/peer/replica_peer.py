@@ -48,16 +48,16 @@ class ReplicaPeer(RealPeer):
         message = prepared.message_format(setup.min_peers)
         self.executor = InProcess(partial(Work, replace(prepared.recipe, format=message)))
         numbers = sum(message.summed_sizes)
-        gone_after_s = max(1.5, min(5.0, self.deadline_s / 2))
+        takeover_s = min(1.0, self.deadline_s / 2)
         ballots = BallotTiming(
-            resend_s=0.3,
-            takeover_s=min(1.0, gone_after_s / 2),
+            resend_s=0.3 * takeover_s,
+            takeover_s=takeover_s,
             ballot_s=max(self.deadline_s, 2 * PACKED_BYTES * numbers / _SLOWEST_BYTES_PER_S),
             deadline_s=self.deadline_s,
             kept=max(_KEPT, 1 + (experiment.checkpoints.every or 0)),
         )
         service = ReplicaService(
-            **self.of_service(is_ready=True, gone_after_s=gone_after_s),
+            **self.of_service(is_ready=True, gone_after_s=self.deadline_s),
             message=message,
             ballots=ballots,
             min_peers=setup.min_peers,

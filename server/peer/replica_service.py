@@ -47,6 +47,7 @@ __all__ = ["Decision", "ReplicaService", "Snapshot"]
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
+_REACHED_WITHIN_S = 5.0  # the next member of a ring, over a stream, where deadlines are short
 _SAYS_EVERY_S = 30.0
 _MOST_COPY_BYTES_PER_NUMBER = 1024
 _COPY_AGAIN_S = 3.0
@@ -101,7 +102,8 @@ class ReplicaService(MemberService):
         self._agreement: Agreement | None = None
         self._contribution: tuple[int, RoundSum] | None = None
         self._decided: dict[int, Value] = {}
-        self._rings = RingTransport(self, self._disk, self, self.ballots.ballot_s)
+        reached_s = max(self.timing.gone_after_s / 4, min(self.timing.gone_after_s, _REACHED_WITHIN_S))
+        self._rings = RingTransport(self, self._disk, self, self.ballots.ballot_s, reached_s)
         self._wanted: set[str] = set()
         self._copy: Snapshot | None = None
         self._coming: Incoming | None = None
@@ -333,6 +335,10 @@ class ReplicaService(MemberService):
                 self._said_s = now_s
                 _log.info("%d of %d peers are there", len(ready), self.min_peers)
             return
+        if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
+            # after a restart the others are given the time to come
+            members = self._agreement.record.members
+            names += [name for name in members if name != self.own.name and self.members.is_unheard(name)]
         self._do(self._agreement.tick(now_s, names, ready, hubs))
         if self._lacks_sums:
             links = self.links.all()

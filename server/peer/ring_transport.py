@@ -22,7 +22,6 @@ from fed.wire.payloads import Incoming, read
 __all__ = ["RingListener", "RingTransport", "in_a_ring"]
 
 _log = logging.getLogger(__name__)
-_REACHED_WITHIN_S = 2.0  # the next member of a ring, over a stream
 _LOOKS_EVERY_S = 0.1
 
 
@@ -79,11 +78,15 @@ class RingTransport:
         disk: of this replica.
         listener: hears what becomes of rings.
         limit_s: for a message to come.
+        reached_s: for a stream with a neighbour in the ring.
     """
 
-    def __init__(self, service: MemberService, disk: ReplicaFiles, listener: RingListener, limit_s: float) -> None:
+    def __init__(
+        self, service: MemberService, disk: ReplicaFiles, listener: RingListener, limit_s: float, reached_s: float
+    ) -> None:
         self.bytes_sent = self.bytes_received = 0
-        self._service, self._disk, self._listener, self._limit_s = service, disk, listener, limit_s
+        self._service, self._disk, self._listener = service, disk, listener
+        self._limit_s, self._reached_s = limit_s, reached_s
         self._own = service.own.name
         self._parts: dict[_Part, list[Tensor]] = {}
         self._sent: list[tuple[str, pb.PeerMessage, Path]] = []
@@ -211,7 +214,7 @@ class RingTransport:
             now_s = time.monotonic()
             present = {member.name for member in service.members.present(now_s)}
             for name in (part.sender, successor):
-                is_unreached = service.links.link(name) is None and now_s - began_s > _REACHED_WITHIN_S
+                is_unreached = service.links.link(name) is None and now_s - began_s > self._reached_s
                 if name not in present or is_unreached:
                     raise _Broken(name)
             if now_s - began_s > self._limit_s:

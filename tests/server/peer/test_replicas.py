@@ -1,6 +1,7 @@
 """Real replicas of a coordinator: its bits at every peer, through kills, resumptions and partitions."""
 
 import signal
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,19 @@ def test_replicas_end_with_the_coordinators_bits(rule: str, tmp_path: Path) -> N
         assert_coordinated(peers)
 
 
-def test_killed_replicas_resume_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("away_s", [0, pytest.param(10, marks=pytest.mark.long)])
+def test_killed_replicas_resume_with_the_same_bits(away_s: float, tmp_path: Path) -> None:
     with processes(tmp_path, keys(12, 60.0, 4, "scaffold", local={**LOCAL, "steps": 40}), 4) as peers:
         peers.start(*range(4))
         peers.await_round(3, 2)
         peers.kill(2)
+        time.sleep(away_s)
         peers.start(2, resume=True)
         peers.await_round(6)
         peers.kill(*range(4))
-        peers.start(3, 1, 0, 2, resume=True)
+        peers.start(3, 1, 0, resume=True)
+        time.sleep(away_s)
+        peers.start(2, resume=True)
         peers.await_end()
         assert_coordinated(peers)
 
