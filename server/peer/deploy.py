@@ -66,9 +66,9 @@ def take_part(
         kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if resume else None
         if not resume:
             shutil.rmtree(messages_folder(output), ignore_errors=True)
+        peer = kind(experiment, prepared, client, setup, output, is_resumed=kept is not None)
         if kept is None:
             folder.begin(experiment)
-        peer = kind(experiment, prepared, client, setup, output, is_resumed=kept is not None)
         peer.resume(kept)
         is_over = False
         try:
@@ -79,7 +79,8 @@ def take_part(
             if kept is not None:
                 loop.restore(*kept)
             count = peer.meet()
-            _log.info("%d peers are there: round %d begins", count, 1 + (kept[0] if kept else 0))
+            there = "1 peer is" if count == 1 else f"{count} peers are"
+            _log.info("%s there: round %d begins", there, 1 + (kept[0] if kept else 0))
             run = loop.run()
             is_over = True
         finally:

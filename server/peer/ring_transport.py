@@ -131,6 +131,8 @@ class RingTransport:
             Refused: if it is of no ring that there may be.
         """
         part = _part(message, name)
+        if part.round < record.round:
+            return False  # it was sent again over a new stream
         if reason := self._reason_against(part, record):
             raise Refused(f"its part of a ring of round {part.round}: {reason}")
         return part not in self._parts

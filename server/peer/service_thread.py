@@ -48,7 +48,12 @@ class ServiceThread(Generic[_Service]):
 
     def wait_for(self, step: Coroutine[Any, Any, _Result]) -> _Result:
         """Result of a coroutine of the service."""
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result()
+        result = asyncio.run_coroutine_threadsafe(step, self._loop)
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            result.cancel()
+            raise
 
     def close(self, reason: str, linger_s: float) -> None:
         """Leave the others, once they need no message of this peer any more.
