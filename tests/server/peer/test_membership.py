@@ -414,3 +414,14 @@ def test_tables_are_bounded_either_way() -> None:
 def test_limits_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueRange, match="lengthen the later one"):
         Timing(suspect_after_s=9.0, gone_after_s=5.0)
+
+
+def test_hearsay_is_no_sign_of_life_and_a_goodbye_is_one() -> None:
+    members = MembershipList(Member("a", "host:1", 1), (), Timing(), random.Random(0))
+    assert members.is_unheard("b")
+    members.merge([Member("b", "host:2", 1, beat=1)], 0.0, "c")
+    assert members.is_unheard("b")
+    members.merge([Member("b", "host:2", 1, beat=1, left=True)], 0.1, "c")
+    assert not members.is_unheard("b")
+    members.merge([Member("d", "host:3", 1, beat=1)], 0.2, "d")
+    assert not members.is_unheard("d")
