@@ -416,7 +416,7 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
         Timing(suspect_after_s=9.0, gone_after_s=5.0)
 
 
-def test_hearsay_is_no_sign_of_life_and_a_goodbye_is_one() -> None:
+def test_hearsay_is_no_sign_of_life() -> None:
     members = MembershipList(Member("a", "host:1", 1), (), Timing(), random.Random(0))
     assert members.is_unheard("b")
     members.merge([Member("b", "host:2", 1, beat=1)], 0.0, "c")
