@@ -93,7 +93,8 @@ def check_deployment(experiment: "Experiment") -> None:
     Raises:
         InvalidExperiment: one line for each reason.
     """
-    needed, lacked = (Term(feature, "simulate it") for feature in (Feature.REPORTS, Feature.SIMULATION))
+    needed = Term(Feature.REPORTS, "run it on peers with fed peer, or simulate it")
+    lacked = Term(Feature.SIMULATION, "simulate it")
     _refuse({**_terms(experiment), "a deployment": ([needed], [lacked])})
     for name, made in experiment.objects().items():
         raise InvalidExperiment(

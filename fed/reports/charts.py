@@ -76,7 +76,7 @@ class Curve:
 
     @property
     def size_bytes(self) -> NDArray[np.float64]:
-        """Bytes sent through each round, both ways."""
+        """Bytes through each round that all clients sent and received; a message between peers counts at both ends."""
         return self.bytes_up + self.bytes_down
 
 
@@ -127,7 +127,7 @@ def curves(lines: Mapping[str, Curve], look: Mapping[str, Style], *, label: str,
         handles = [_line(left, curve.rounds, curve, look[name], len(lines)) for name, curve in lines.items()]
         _rounds_axis(left)
         left.set_ylabel(label)
-        _bytes_axis(right, lines, look, "size_bytes", "bytes sent, both ways")
+        _bytes_axis(right, lines, look, "size_bytes", "bytes sent and received by all")
         _mark_target(left, target)
         _mark_target(right, target, is_named=True)
         return handles
@@ -150,7 +150,7 @@ def against_bytes(
     def draw(figure: "Figure") -> list["Line2D"]:
         left, right = figure.subplots(1, 2, sharey=True)
         handles = _bytes_axis(left, lines, look, "bytes_up", "bytes sent by all clients")
-        _bytes_axis(right, lines, look, "bytes_down", "bytes sent to all clients")
+        _bytes_axis(right, lines, look, "bytes_down", "bytes received by all clients")
         left.set_ylabel(label)
         _mark_target(left, target)
         _mark_target(right, target, is_named=True)

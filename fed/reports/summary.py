@@ -1,8 +1,9 @@
 """Summary of a comparison's runs: one row of figures for each variant.
 
 *To the target* means through the first evaluated round whose test accuracy is at least the target: that round's number,
-the bytes of all rounds up to and with it, both ways, and its virtual time. Each is the mean over the seeds that reach
-the target; how many do stands beside it, and it is None where none does.
+the bytes that all clients sent and received up to and with it (between peers a message counts at both ends), and its
+virtual time. Each is the mean over the seeds that reach the target; how many do stands beside it, and it is None where
+none does.
 """
 
 import math
