@@ -316,6 +316,9 @@ class Aggregator(Algorithm):
             why = "whose one client holds all data"
             features = Feature.REPORTS, Feature.MESSAGES, Feature.ENCODED
             terms += [Term(feature, way_out, why) for feature in features]
+        if self.needs_fixed_members:
+            way_out, why = "choose an algorithm such as fedavg", "whose messages have a place for each client"
+            terms.append(Term(Feature.ANONYMOUS_SUMS, way_out, why))
         if why := self._beside_updates():
             terms.append(Term(Feature.PLAIN_UPDATES, "choose an algorithm such as fedavg", why))
         return terms

@@ -22,19 +22,20 @@ _ROUNDING = 1e-9  # of an eigenvalue
 
 
 class State(NamedTuple):
-    """Every peer's model, and what it was one round and one gradient before."""
+    """Every peer's model, and what it and its step η G were one round before."""
 
     model_NP: Tensor
     last_NP: Tensor
-    gradient_NP: Tensor
+    step_NP: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class D2(PeerRule):
     r"""D-PSGD without the bias of unequal data, by the last round's gradient (Tang et al. 2018, 1803.07068).
 
-    .. math:: X_{t+1} = W (2 X_t - X_{t-1} - η (G_t - G_{t-1})), \qquad X_1 = W (X_0 - η G_0)
+    .. math:: X_{t+1} = W (2 X_t - X_{t-1} - η_t G_t + η_{t-1} G_{t-1}), \qquad X_1 = W (X_0 - η_0 G_0)
 
+    Each step has its own η, so that the mean follows the mean gradient under any schedule; the paper's is constant.
     It converges to the optimum of the peers' mean loss where the smallest eigenvalue of W is above −1/3. An even ring
     with Metropolis–Hastings weights is at −1/3: ``topology: {kind: ring, lazy: true}`` mixes by (I + W)/2.
     """
@@ -46,15 +47,15 @@ class D2(PeerRule):
         return State(params_NP, params_NP, torch.zeros_like(params_NP))
 
     def joined(self, state: State) -> State:
-        """Another's model, at rest: its last step and gradient are not this peer's."""
+        """Another's model, at rest: its last step is not this peer's."""
         return self.init(state.model_NP)
 
     def step(self, state: State, descend: Descend, mix: Mix) -> State:
         """A gradient, and one exchange."""
         x_NP = state.model_NP
-        gradient_NP = (x_NP - descend(x_NP)) / descend.lr
-        moved_NP = 2 * x_NP - state.last_NP - descend.lr * (gradient_NP - state.gradient_NP)
-        return State(mix(moved_NP), x_NP, gradient_NP)
+        step_NP = x_NP - descend(x_NP)
+        moved_NP = 2 * x_NP - state.last_NP - (step_NP - state.step_NP)
+        return State(mix(moved_NP), x_NP, step_NP)
 
     def check_topology(self, topology: Topology) -> None:
         """Refuse weights with an eigenvalue of −1/3 or less."""

@@ -54,6 +54,7 @@ class Preparation:
         layout: the model's, with what is private last.
         codecs: the chain that encodes clients' updates.
         error_feedback: what keeps their errors.
+        secure_aggregation: the section of the experiment, or None.
         recipe: what a process needs to train these clients one by one; the format of their messages is not known yet.
 
     Args:
@@ -88,6 +89,7 @@ class Preparation:
         self.codecs = tuple(made_by(section, "uplink", Codec, Zstd) for section in experiment.uplink)
         self.downlink_codecs = tuple(made_by(section, "downlink", Codec, Zstd) for section in experiment.downlink)
         self.error_feedback = made_by(experiment.error_feedback, "error_feedback", ErrorFeedback)
+        self.secure_aggregation = experiment.secure_aggregation
         self.recipe = Recipe(
             module=self.module,
             loss=loss or cross_entropy,
@@ -102,18 +104,19 @@ class Preparation:
             held_out=None if self.held_out is None else self.held_out.__getitem__,
         )
 
-    def message_format(self, population: int, clients: int = 1) -> Format:
+    def message_format(self, population: int, clients: int = 1, most: int | None = None) -> Format:
         """The format of the run's messages, where clients report to a coordinator.
 
         Args:
             population: the number of clients.
             clients: the number of clients that report in a round.
+            most: the largest number that a round asks; ``clients`` unless given.
 
         Raises:
-            InvalidExperiment: if a codec breaks its contract.
+            InvalidExperiment: if a codec breaks its contract, or messages cannot be added under secure aggregation.
         """
-        shared = self.layout.shared
-        message = format_of(self.algorithm, shared, population, bool(self.codecs), clients)
+        shared, secure = self.layout.shared, self.secure_aggregation
+        message = format_of(self.algorithm, shared, population, bool(self.codecs or secure), clients)
         layers = tuple(part.shape for part in shared.trained)
         message = replace(
             message,
@@ -123,7 +126,7 @@ class Preparation:
             downlink_codecs=self.downlink_codecs,
         )
         message.check_codecs()
-        return message
+        return message.secured(secure, most or clients) if secure else message
 
     def peer_encoder(self) -> Encoder:
         """The chain that encodes peers' vectors, of the model's length; of no codecs it leaves them as they are.

@@ -13,9 +13,10 @@
     │   └── OutputExists        a folder that would be overwritten
     ├── InvalidPayload          what came over the wire is not what was said or asked for
     │   └── DamagedPayload      its bytes are not those that were sent, which may be sent again
-    └── RunFailed               a run that had begun could not go on; the command line exits with 1
-        ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
-        └── Diverged            a client's loss or update is no longer finite
+    ├── RunFailed               a run that had begun could not go on; the command line exits with 1
+    │   ├── CheckpointFailed    a checkpoint cannot be written: a full disk, a folder without permission
+    │   └── Diverged            a client's loss or update is no longer finite
+    └── SessionFailed           a session of secure aggregation that has ended without a sum
 """
 
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidPayload",
     "OutputExists",
     "RunFailed",
+    "SessionFailed",
     "ValueRange",
     "located",
     "os_errors_as",
@@ -92,6 +94,10 @@ class DamagedPayload(InvalidPayload):
 
 class RunFailed(FedError):
     """A run that had begun could not go on."""
+
+
+class SessionFailed(FedError):
+    """A session of secure aggregation has ended without a sum; nothing of a client was revealed."""
 
 
 class CheckpointFailed(RunFailed):

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from fed.errors import Diverged
 from fed.reduction import WeightedMean
 from fed.wire.messages import Answer, Task
+
+if TYPE_CHECKING:
+    from fed.secure_aggregation.fixed_point import SumOfClients
 
 __all__ = ["RoundStats", "Staleness", "UpdateAccumulator", "joined", "mean_loss"]
 
@@ -36,6 +39,8 @@ class RoundStats(NamedTuple):
         bytes_down: to clients.
         train_loss: the clients' mean loss, weighted by samples; None without updates.
         staleness_mean: versions by which the model had moved since the counted updates' tasks were sent, on average.
+        clipped_share: of all coordinates that were added under secure aggregation, those that were clipped.
+        capped_weights: of the clients in that sum, those whose weight was capped.
     """
 
     selected: int
@@ -46,6 +51,13 @@ class RoundStats(NamedTuple):
     bytes_down: int
     train_loss: float | None
     staleness_mean: float = 0.0
+    clipped_share: float | None = None
+    capped_weights: int | None = None
+
+    def measured(self) -> dict[str, Any]:
+        """The counts as a part of the round's metrics; without what is not measured."""
+        hidden = "clipped_share", "capped_weights"
+        return {name: value for name, value in self._asdict().items() if name not in hidden or value is not None}
 
 
 def joined(rounds_stats: Sequence[RoundStats]) -> RoundStats:
@@ -84,6 +96,7 @@ class UpdateAccumulator:
         losses: of each such update (training loss, samples).
         loss_of: client → its training loss.
         samples_of: client → its number of samples, of those whose updates count.
+        hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
 
     Args:
         size: M.
@@ -101,6 +114,7 @@ class UpdateAccumulator:
         self.losses: list[tuple[float, int]] = []
         self.loss_of: dict[int | str, float] = {}
         self.samples_of: dict[int | str, int] = {}
+        self.hidden: SumOfClients | None = None
         self._mean = WeightedMean(size)
         self._is_linear = is_linear
         self._present_V = present_V
@@ -119,13 +133,13 @@ class UpdateAccumulator:
         if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
             self._diverged.append(answer)
             return
+        self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
         if answer.problem:
             if open_tasks.pop(answer.tasks[0], None) is not None:
                 _log.info("round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
                 self.failed += 1
             return
-        self.bytes_up += answer.size_bytes
         # a task named twice makes the lists unequal
         asked = [open_tasks.get(task) for task in dict.fromkeys(answer.tasks)]
         senders = [task and (task.client, task.round) for task in asked]
@@ -133,6 +147,12 @@ class UpdateAccumulator:
             _log.warning("round %d: refused clients %s: their tasks are not in flight", answer.round, answer.clients)
             return
         tasks = [open_tasks.pop(task) for task in answer.tasks]
+        if answer.hidden is not None:
+            self.hidden = answer.hidden
+            self.counted |= dict.fromkeys(answer.tasks, 1.0)
+            self.staleness += [0] * len(tasks)
+            self.replied += len(tasks)
+            return
         self.loss_of |= zip(answer.clients, answer.train_losses, strict=True)
         staleness = version - tasks[0].model.version  # all tasks of an answer started from one version
         factor = weigh(staleness)
@@ -161,11 +181,11 @@ class UpdateAccumulator:
     @property
     def weight(self) -> int | Fraction:
         """The sum of the weights of the updates, exact."""
-        return self._mean.weight
+        return self.hidden.weight if self.hidden else self._mean.weight
 
     def mean(self) -> Tensor:
         """The weighted mean of the updates, [M]; to be asked for once, since it takes the sum's place."""
-        return self._mean.finish(is_last=True)
+        return self.hidden.mean_M if self.hidden else self._mean.finish(is_last=True)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """The updates [S, M] and weights [S], in the order of their tasks."""
@@ -175,6 +195,7 @@ class UpdateAccumulator:
 
     def stats(self) -> RoundStats:
         """The counts of the round."""
+        hidden = self.hidden
         return RoundStats(
             selected=self.selected,
             replied=self.replied,
@@ -182,8 +203,10 @@ class UpdateAccumulator:
             failed=self.failed,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            train_loss=mean_loss(self.losses),
+            train_loss=hidden.train_loss if hidden else mean_loss(self.losses),
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
+            clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
+            capped_weights=hidden.capped if hidden else None,
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:

@@ -29,6 +29,7 @@ from fed.wire.messages import GlobalModel, Task, task_of
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
+_MOST_CLIPPED = 1e-3  # of all coordinates of a round, without a warning
 
 
 @dataclass(eq=False)
@@ -198,7 +199,9 @@ class Coordinator:
         self.fleet.settle(counted)  # after the model has moved: client states follow what counted
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
-        return accumulator.stats()
+        stats = accumulator.stats()
+        _warn_of_clipping(number, stats)
+        return stats
 
     def state(self) -> Tree:
         """All that a resumed run needs, for a checkpoint."""
@@ -267,7 +270,7 @@ class Coordinator:
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
         if self._sent_sum is not None:
             mean_update_M = self._sent_sum.add(mean_update_M, accumulator, self.fleet)
-        *mean, buffers_R = self.message.read(mean_update_M, self.streams).split_with_sizes(self.message.sizes)
+        *mean, buffers_R = self.message.read(mean_update_M, self.streams, number).split_with_sizes(self.message.sizes)
         clients, stream = accumulator.replied if share is None else members, partial(self._stream, number)
         reduced = Reduced(tuple(mean), clients, population, stream)
         state = self.aggregator.apply(state, reduced)
@@ -305,3 +308,18 @@ class Coordinator:
 
     def _whole(self, params_P: Tensor) -> Tensor:
         return torch.cat([params_P, self._buffers_R]) if self.message.buffers else params_P
+
+
+def _warn_of_clipping(number: int, stats: RoundStats) -> None:
+    if stats.clipped_share and stats.clipped_share > _MOST_CLIPPED:
+        _log.warning(
+            "round %d: %.2g %% of the numbers that clients sent were clipped: raise secure_aggregation.clip",
+            number,
+            100 * stats.clipped_share,
+        )
+    if stats.capped_weights:
+        _log.warning(
+            "round %d: the weights of %d clients were capped: raise secure_aggregation.max_weight",
+            number,
+            stats.capped_weights,
+        )

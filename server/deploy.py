@@ -15,6 +15,7 @@ from fed.clients.data import FederatedData, load
 from fed.clients.evaluation import Score
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
+from fed.clients.node.sessions import plan_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -22,26 +23,32 @@ from fed.compression.timing import facts_of
 from fed.config.compatibility import check_deployment
 from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.html import run_report
 from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
 from fed.server.federation import Coordinated, State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
+from fed.server.grpc.sessions import NodeSessions
 from fed.server.real_fleet import RealFleet
 from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
+from fed.wire.format import Format
 from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
 
 if TYPE_CHECKING:
     from fed.identity.credentials import ServerCredentials
+    from fed.identity.identities import SignedIdentities
 
 __all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
+_MOST_HOLDERS = 600  # whose boxes, of 91 bytes each, fit into a message of 64 KiB
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
@@ -83,7 +90,7 @@ def serve(
         RunFailed: if the run cannot go on.
     """
     folder = RunFolder.existing(output) if resume else RunFolder(output, overwrite=overwrite)
-    deployment = Deployment(experiment)
+    deployment = Deployment(experiment, credentials.identities if credentials else None)
     with folder.held():
         fleet = NodeFleet(
             listen,
@@ -109,13 +116,20 @@ class Deployment:
 
     Args:
         experiment: to run.
+        identities: gives the clients' signed identities as they are now; None where there are no credentials.
 
     Raises:
         InvalidInput: if it cannot be deployed.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, identities: "Callable[[], SignedIdentities] | None" = None) -> None:
         check_deployment(experiment)
+        if experiment.secure_aggregation is not None and identities is None:
+            raise InvalidExperiment(
+                "secure_aggregation needs nodes that can hold a conversation, each with a key that an authority has "
+                "certified: use fed server --credentials, not --insecure and not Flower's engine"
+            )
+        self._identities = identities
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
         evaluation = experiment.evaluation.make()
@@ -131,6 +145,9 @@ class Deployment:
         said = joining.signature
         if said.input_dtype not in _INPUTS:
             return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
+        if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
+            does, how = ("does not hide", "without") if joining.hides_numbers else ("hides", "with")
+            return f"this run {does} clients' numbers by secure_aggregation: start fed client {how} --secure"
         if self._signature is None:
             self._signature = said
         return refusal_of_signature(said, self._signature)
@@ -170,12 +187,14 @@ class Deployment:
             min_nodes = min(min_nodes, len(fleet.registered()))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
-        if asks_place:  # how long a message is depends on how many they are
-            fleet.fix_registered()
-        message = prepared.message_format(len(fleet.registered()))
+        secure = self.experiment.secure_aggregation
+        if asks_place or (secure is not None and policy.most_asked(len(fleet.registered())) == len(fleet.registered())):
+            fleet.fix_registered()  # how long a message is, or how many can be added, depends on how many they are
+        message = self._message(prepared, policy, len(fleet.registered()))
         states = prepared.client_states(message)
-        federation = Coordinated(self.experiment, prepared, policy, fleet, message, states)
         plan = Plan(experiment=json.dumps(part_of_nodes(self.experiment)), signature=self._signature)
+        seen = fleet if secure is None else self._secured(fleet, message, plan)
+        federation = Coordinated(self.experiment, prepared, policy, seen, message, states)
         fleet.begin(
             plan,
             message,
@@ -183,6 +202,8 @@ class Deployment:
             keeps_states=bool(states.names),
             keeps_checkpoints=self.experiment.checkpoints.every is not None,
         )
+        if isinstance(fleet, NodeFleet) and fleet.sessions is not None:
+            fleet.sessions.plan_sha256 = plan_digest(plan)
         loop = self._loop(prepared, federation, fleet, fingerprint, folder, after_round)
         if kept is not None:
             loop.restore(*kept)
@@ -190,6 +211,32 @@ class Deployment:
         del kept  # its tensors are large
         fleet.dispatch(list(federation.coordinator.open.values()))  # those that were open at the checkpoint
         return loop.run()
+
+    def _message(self, prepared: Preparation, policy: Any, population: int) -> Format:
+        secure = self.experiment.secure_aggregation
+        if secure is None:
+            return prepared.message_format(population)
+        asked, most = policy.asked_of(population), policy.most_asked(population)
+        secure.check(asked)
+        if secure.degree(most).holders > _MOST_HOLDERS:
+            raise InvalidExperiment(
+                f"a node must share secrets with at most {_MOST_HOLDERS} others, got a complete graph of {most}: "
+                "write secure_aggregation.graph: auto"
+            )
+        return prepared.message_format(population, asked, most)
+
+    def _secured(self, fleet: RealFleet, message: Format, plan: Plan) -> SecureFleet:
+        """The fleet whose messages are masked, in sessions of a run that the plan names."""
+        secure = self.experiment.secure_aggregation
+        assert isinstance(fleet, NodeFleet)
+        assert self._identities is not None
+        assert secure is not None
+        assert message.fixed is not None
+        identities = self._identities
+        plan.run, plan.identities = fleet.run, identities().content
+        patience_s = fleet.patience.session_s
+        fleet.sessions = NodeSessions(fleet, secure, message.fixed, plan.run, identities, patience_s)
+        return SecureFleet(fleet, fleet.sessions, secure, message.fixed)
 
     def _loop(
         self,

@@ -6,8 +6,9 @@ from typing import Protocol
 
 from fed.storage.checkpoints import Tree
 from fed.wire.messages import Answer, Task
+from fed.wire.protocol_pb2 import ToSession
 
-__all__ = ["Fleet"]
+__all__ = ["ConversingFleet", "Fleet"]
 
 
 class Fleet(Protocol):
@@ -89,3 +90,27 @@ class Fleet(Protocol):
             True where a client has come, gone or become free; False where an answer arrived first, which is to be
             collected, or where no client will ever come.
         """
+
+
+class ConversingFleet(Fleet, Protocol):
+    """A fleet whose clients can hold a conversation with the coordinator during a task.
+
+    What clients say arrives while time passes: in ``collect``, ``wait`` and :meth:`pass_time`.
+    """
+
+    def tell(self, client: int | str, message: ToSession) -> None:
+        """Tell a client something; one that is not connected does not hear it."""
+
+    def renew(self, identities: bytes) -> None:
+        """Tell all clients these signed identities, unless they are told already."""
+
+    def give_up(self, task: int, reason: str) -> None:
+        """Fail an open task.
+
+        Args:
+            task: its id.
+            reason: as a sentence for the user.
+        """
+
+    def pass_time(self, until: float) -> None:
+        """Take what has arrived, or wait for it for a moment, no longer than until a clock."""

@@ -47,7 +47,10 @@ class Hierarchy(Hyperparameters):
 
     def lacks(self) -> Sequence[Term]:
         """Single answers."""
-        return (Term(Feature.SINGLE_ANSWERS, "set hierarchy to null", "whose edges send sums"),)
+        return (
+            Term(Feature.SINGLE_ANSWERS, "set hierarchy to null", "whose edges send sums"),
+            Term(Feature.DIRECT_MESSAGES, "set hierarchy to null", "whose clients talk to edges"),
+        )
 
     def exchange_s(self, size_bytes: int) -> float:
         """Seconds that a message takes between an edge and the coordinator."""

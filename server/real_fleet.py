@@ -36,9 +36,11 @@ class RealFleet(ABC):
 
     Attributes:
         counts: what became of each client's tasks in this run.
+        run: names the run, the same after a resume.
     """
 
     def __init__(self) -> None:
+        self.run = secrets.token_hex(16)
         self._start = secrets.randbits(63)  # a resumed server numbers tasks anew: nodes tell them apart by this
         self._began_s = time.monotonic()
         self._changes = self._seen = 0
@@ -204,6 +206,7 @@ class RealFleet(ABC):
             "members": dict(self._members),
             "kept": self._kept.state(),
             "counts": self.counts.state(),
+            "run": self.run,
         }
 
     def restore(self, state: Tree) -> None:
@@ -213,6 +216,7 @@ class RealFleet(ABC):
         self._members.update(state["members"])
         self._kept.restore(state["kept"])
         self.counts.restore(state["counts"])
+        self.run = state["run"]
 
     def _assignment(self, task: Task, members: Sequence[int | str], payload: pb.Payload) -> pb.Assignment:
         """Assignment of a task, as nodes are told it.

@@ -166,7 +166,7 @@ class TrainingLoop:
             return
         pending, self._pending = self._pending, None
         scores = pending.scoring() if pending.scoring else {"test_accuracy": None, "test_loss": None}
-        line = {**pending.line, **scores, **pending.stats._asdict()}
+        line = {**pending.line, **scores, **pending.stats.measured()}
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
         self._metrics.append(line)

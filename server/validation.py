@@ -28,7 +28,9 @@ def refusal_of_joining(joining: Joining) -> str | None:
         return f"the server speaks version {PROTOCOL} of the protocol, got {joining.protocol}: update the older"
     if len(joining.held) > MOST_HELD:
         return f"a node may hold {MOST_HELD} tasks at most, got {len(joining.held)}"
-    if joining.samples < 1:
+    if joining.hides_numbers and joining.samples:
+        return f"a node that hides its numbers must not say its samples, got {joining.samples}"
+    if joining.samples < 1 and not joining.hides_numbers:
         return "a node must have samples to train on, got none"
     if joining.samples > MOST_SAMPLES:
         return f"a node must have at most 2^53 samples, got {joining.samples}"

@@ -17,6 +17,7 @@ from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
 from fed.clients.training.work_items import Train, Trained, label_of
 from fed.compression.codec import CodecState, Draw
+from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.simulations.attacks import Attackers
 from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
@@ -344,6 +345,9 @@ class SimulatedFleet:
     def _outgoing(self, answer: Answer, before: ClientState) -> Outgoing:
         kept = {name: part[None] for name, part in codec_state(before).items()}
         draw = Draw(self.clients.streams, [answer.round], answer.clients)
+        if self.message.fixed is not None:
+            numbers = ClientNumbers([answer.weight], answer.samples, answer.train_losses)
+            return self.message.hide(answer.mean_update_M[None], kept, draw, numbers)
         return self.message.encode(answer.mean_update_M[None], kept, draw)
 
     def _sizes(self, coded: Sequence[int], count: int) -> Sequence[int]:

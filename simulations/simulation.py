@@ -27,6 +27,7 @@ from fed.server.hierarchy import HierarchicalFleet
 from fed.server.peer.neighbourhood import PeerCodec
 from fed.server.peer.peers import Peers, sent_bytes
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scoring
 from fed.simulations.attacks import Attackers
 from fed.simulations.batching import Batching, choose
@@ -34,8 +35,10 @@ from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.ring import RingFleet
+from fed.simulations.secure import EmulatedSessions, RealSessions
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.topology import Topology
+from fed.wire.format import Format
 
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet
@@ -88,7 +91,7 @@ class Simulation:
         if self.algorithm.primitive == "mix" and self.data.is_on_demand:
             # all peers train in every round, and their models are in memory in any case
             self.data = _held(self.data)
-        self.message = None if self.has_peers else self.prepared.message_format(self.population, self.trainees)
+        self.message = None if self.has_peers else self._message(experiment)
         recipe = replace(self.prepared.recipe, read=self.data.read, format=self.message)
         samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
         may_ignore = loss is not None and self.data.may_hold_negative_labels()
@@ -132,6 +135,14 @@ class Simulation:
         """Number of clients that train in a round."""
         return self.population if self.has_peers else self.policy.asked_of(self.population)
 
+    def _message(self, experiment: Experiment) -> Format:
+        """Format of the messages of clients that report."""
+        secure, asked = experiment.secure_aggregation, self.policy.asked_of(self.population)
+        if secure is None:
+            return self.prepared.message_format(self.population, asked)
+        secure.check(asked)
+        return self.prepared.message_format(self.population, asked, self.policy.most_asked(self.population))
+
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:
         """Task of these clients in the first round, as one group."""
         first = self.layout.shared.pack(self.recipe.module)
@@ -166,16 +177,22 @@ class Simulation:
             return Peers(self.algorithm, *who, self.layout, first, lr_in, self.peer_codec, honest)
         states = self.prepared.client_states(self.message)
         edges = self.experiment.hierarchy.make() if self.experiment.hierarchy else None
+        secure = self.experiment.secure_aggregation
         simulated = SimulatedFleet(
             replace(clients, have_links=not self.is_replicated),
             states=states,
             message=self.message,
-            reduces=self.algorithm.linear and edges is None,  # an edge sums answers of its own clients alone
+            # an edge sums answers of its own clients alone, and each client masks its own
+            reduces=self.algorithm.linear and edges is None and not (secure and secure.mode == "real"),
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
+        if secure is not None and self.message.fixed is not None:
+            sessions = RealSessions if secure.mode == "real" else EmulatedSessions
+            fixed = self.message.fixed
+            fleet = SecureFleet(simulated, sessions(simulated, clients, secure, fixed), secure, fixed)
         moved_bytes = (lambda: (0, 0)) if pools_data else None
         if self.is_replicated:
             fleet = ring = RingFleet(simulated, clients, self.message)

@@ -9,21 +9,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 
 from fed.clients.data import ClientId
 from fed.clients.node.plans import as_experiment
+from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import STATE_LOST
 from fed.clients.node.training_process import TrainingProcess, TrainingProcessDied
 from fed.errors import FedError, InvalidInput, RunFailed, os_errors_as
 from fed.wire import protocol_pb2 as pb
 from fed.wire.dialling import Dialler, Outbox
 from fed.wire.messages import one_line
+from fed.wire.payloads import read, written
 from fed.wire.protocol import MOST_CLASSES, name_of
 from fed.wire.protocol_pb2_grpc import CoordinationStub
 from fed.wire.transfers import Transfers
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["EdgeNode"]
 
@@ -60,6 +65,7 @@ class EdgeNode(Dialler):
         folder: for files on their way.
         allowed: ``python:`` names that it accepts.
         tasks_done: number of tasks whose answers the server has accepted.
+        secure: its sessions, where it takes part under secure aggregation alone.
     """
 
     name: str
@@ -68,11 +74,15 @@ class EdgeNode(Dialler):
     folder: Path
     allowed: Sequence[str] = ()
     tasks_done: int = 0
+    secure: SecureNode | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._held: dict[str, _Held] = {}
         self._work: queue.Queue[_Work] = queue.Queue()
+        self._said: queue.Queue[pb.Assignment | pb.ToSession] = queue.Queue()  # of sessions, to be answered
+        self._is_prepared = threading.Event()
+        self._plain: tuple[str, Sequence[Tensor]] | None = None  # the last task's message before it was masked
         self._mark = secrets.token_hex(4)  # nothing that an earlier start left open can be in the way
         self._transfers = Transfers(self.patience, self.connected)
         self._outbox: Outbox = queue.Queue()
@@ -95,8 +105,12 @@ class EdgeNode(Dialler):
         """
         stopped = stopped or threading.Event()
         self._described = self.training.describe()
+        if self.secure is not None:
+            self._described.samples, self._described.hides_numbers = 0, True
         self._clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
+        if self.secure is not None:
+            threading.Thread(target=self._converse, args=(self.secure,), name="sessions", daemon=True).start()
         try:
             return self.dial(stopped)
         finally:
@@ -148,6 +162,9 @@ class EdgeNode(Dialler):
         elif message.HasField("withdrawal"):
             with self._lock:
                 self._held.pop(name_of(message.withdrawal.task), None)
+        elif message.HasField("session"):
+            if self.secure is not None and self._said.qsize() < _MOST_WAITING:
+                self._said.put(message.session)
         elif message.HasField("examination"):
             asked = message.examination, self._outbox
             self._work.put((partial(self._score, *asked), partial(self._say_unscored, *asked)))
@@ -171,6 +188,7 @@ class EdgeNode(Dialler):
         self.connected.set()
         if is_new:
             # the thread that trains prepares: take() must not take long
+            self._is_prepared.clear()
             self._work.put((partial(self._prepare, plan), self._end_with))
 
     def _prepare(self, plan: pb.Plan) -> None:
@@ -179,7 +197,13 @@ class EdgeNode(Dialler):
             own.classes <= said.classes <= MOST_CLASSES
         ):
             raise RunFailed("the server's plan is for other samples than this node's: is it the right server?")
-        self.training.prepare(as_experiment(plan.experiment, self.allowed), plan)
+        experiment = as_experiment(plan.experiment, self.allowed)
+        self.training.prepare(experiment, plan)
+        if self.secure is not None:
+            self.secure.prepare(experiment, plan, self.training.fixed)
+        elif experiment.secure_aggregation is not None:
+            raise RunFailed("the server's plan is of secure aggregation: start fed client with --secure")
+        self._is_prepared.set()
 
     def _accept(self, assignment: pb.Assignment) -> None:
         name = name_of(assignment.task)
@@ -189,6 +213,21 @@ class EdgeNode(Dialler):
                 held = self._held[name] = _Held(assignment, self.folder / f"{self._mark}-{name}", due_s)
                 self._work.put((partial(self._do, held), partial(self._give_up_with, held)))
         self._outbox.put(pb.FromNode(accepted=assignment.task))
+        if self.secure is not None:
+            self._said.put(assignment)
+
+    def _converse(self, secure: SecureNode) -> None:
+        """Answer what the server says in sessions, one message after another, while the node trains."""
+        while not self._transfers.over.is_set():
+            said = self._said.get()
+            self._is_prepared.wait()
+            try:
+                answer = secure.begin(said) if isinstance(said, pb.Assignment) else secure.hear(said)
+            except (FedError, OSError) as error:
+                _log.warning("task %d takes no part in its round's session: %s", said.task.number, error)
+                answer = pb.FromSession(task=said.task, attempt=said.attempt, aborted=str(error))
+            if answer is not None:
+                self._outbox.put(pb.FromNode(session=answer))
 
     def _work_on(self) -> None:
         """Do what the server asks for, one thing after another."""
@@ -215,6 +254,8 @@ class EdgeNode(Dialler):
                 return
             _log.warning("%s; task %d begins anew", error, held.assignment.task.number)
             done = self._train(held)  # from a new file: half an answer may be in it
+        if isinstance(done, pb.Answer) and self.secure is not None:
+            done = self._masked(held, done, self.secure)
         if isinstance(done, pb.Failed):
             self._give_up(held, done)
         elif done is not None:
@@ -222,9 +263,23 @@ class EdgeNode(Dialler):
                 _log.warning("task %d: %s", held.assignment.task.number, STATE_LOST)
             self._deliver(held, done)
 
+    def _masked(self, held: _Held, answer: pb.Answer, secure: SecureNode) -> pb.Answer | None:
+        """Answer with the masked message, and without any number of the client's; None if the task is withdrawn."""
+        if self._plain is None or self._plain[0] != held.name:
+            self._plain = held.name, [part.clone() for part in read(held.path, answer.payload)]
+        lanes, *rest = self._plain[1]
+        masked = secure.masked(held.name, lanes, lambda: self._is_wanted(held))
+        if masked is None:
+            held.path.unlink(missing_ok=True)
+            return None
+        payload = written(held.path, [masked, *rest])
+        return pb.Answer(task=answer.task, payload=payload, weight=1, samples=1, began_anew=answer.began_anew)
+
     def _train(self, held: _Held) -> pb.Answer | pb.Failed | None:
-        """Train; None if the task has been withdrawn."""
+        """Train; None if the task has been withdrawn. A message that is asked for once more is there already."""
         assignment = held.assignment
+        if self._plain is not None and self._plain[0] == held.name:
+            return pb.Answer(task=assignment.task)
         began_s = time.monotonic()
         spec = self.training.spec.of(assignment)
         if not self._transfers.download(assignment.payload, held.path, spec, lambda: self._is_wanted(held)):

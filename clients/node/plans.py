@@ -11,7 +11,10 @@ from fed.errors import InvalidExperiment
 __all__ = ["as_experiment", "hold_to_allowed", "part_of_nodes"]
 
 _MOST_LETTERS = 1 << 20
-_OF_NODES = ("name", "seed", "model", "local", "algorithm", "evaluation", "uplink", "error_feedback", "downlink")
+_OF_NODES = (
+    *("name", "seed", "model", "local", "algorithm", "evaluation"),
+    *("uplink", "error_feedback", "downlink", "secure_aggregation"),
+)
 
 
 def part_of_nodes(experiment: Experiment) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from torch import Tensor
 from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import ClientId, FederatedData, Pair
 from fed.clients.node.reference import KeptReference
+from fed.clients.node.sessions import model_digest
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import Batches, normalises_batches
 from fed.clients.training.work_items import EvaluateByClients, Evaluated, Train, Trained
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
+from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
@@ -72,6 +74,11 @@ class NodeTraining:
         """True if the client keeps a state from task to task."""
         return bool(self._prepared.client_states(self._message).names)
 
+    @property
+    def fixed(self) -> FixedPoint | None:
+        """Fixed point of the node's messages; None without secure aggregation."""
+        return self._message.fixed
+
     def spec(self) -> TaskSpec:
         """The types and lengths of a task's tensors."""
         message = self._message
@@ -97,6 +104,8 @@ class NodeTraining:
         if found is None:
             return pb.Failed(task=assignment.task, reason=_MODEL_LOST, lacks_model=True)
         vector_V, integers_I, *broadcast = found
+        if self.fixed is not None and model_digest(found) != assignment.model_sha256:
+            raise InvalidPayload("the model must be the one that the round's clients have agreed on, got another")
         states, are_lost = self._states(assignment)
         given = vector_V, integers_I, *broadcast, *states.stacked([self._client], [(vector_V, integers_I)])
         train = Train(

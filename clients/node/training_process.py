@@ -5,7 +5,7 @@ import os
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import TaskSpec
+
+if TYPE_CHECKING:
+    from fed.secure_aggregation.fixed_point import FixedPoint
 
 __all__ = ["TrainingProcess", "TrainingProcessDied"]
 
@@ -33,6 +36,7 @@ class TrainingProcess:
 
     Attributes:
         spec: what the tensors of a task must be, once it is prepared.
+        fixed: how messages become lanes under secure aggregation, likewise.
 
     Args:
         client: the node's id.
@@ -46,6 +50,7 @@ class TrainingProcess:
         self._pipe: Connection | None = None
         self._prepared: tuple[Experiment, pb.Plan] | None = None
         self.spec = TaskSpec()
+        self.fixed: FixedPoint | None = None
         self._is_closed = False
 
     def describe(self) -> pb.Joining:
@@ -58,7 +63,7 @@ class TrainingProcess:
         wanted = experiment, pb.Plan(signature=plan.signature, format=plan.format)
         if self._prepared != wanted:
             self._prepared = None  # what fails here is not prepared
-            self.spec = self._ask("prepare", *wanted)
+            self.spec, self.fixed = self._ask("prepare", *wanted)
             self._prepared = wanted
 
     def train(self, assignment: pb.Assignment, path: Path, until_s: float | None = None) -> pb.Answer | pb.Failed:
@@ -126,7 +131,7 @@ def _serve(pipe: Connection, client: ClientId, description: NodeData, folder: Pa
             elif what == "prepare":
                 experiment, plan = arguments
                 training = NodeTraining(client, own()[0], experiment, plan, folder)
-                answer = training.spec()
+                answer = training.spec(), training.fixed
             else:
                 answer = getattr(training, what)(*arguments)
         except FedError as error:

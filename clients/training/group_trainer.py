@@ -24,6 +24,7 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, label_of
+from fed.secure_aggregation.fixed_point import ClientNumbers
 from fed.wire.format import Outgoing
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class GroupTraining:
             diverged = None if is_update else self._overflown(sent.task, update_KM, "what it reports")
             tensors = (update_KM, group.integers_KI)
             if sent.task.wants != "reported" and not diverged:
-                outgoing = self._outgoing(sent, update_KM, group.params_KV if is_update else None)
+                numbers = ClientNumbers(weights, samples, group.train_losses)
+                outgoing = self._outgoing(sent, update_KM, group.params_KV if is_update else None, numbers)
                 tensors, diverged = self._wanted(sent, outgoing, group, weights)
                 counted, lost, sizes = outgoing.counted, outgoing.lost, outgoing.sizes
             trained = replace(trained, weights=weights, sizes=sizes, diverged=diverged)
@@ -119,13 +121,15 @@ class GroupTraining:
         states = *(state[name] for name in sent.task.state_names), *(lost[name] for name in kept)
         return trained, (*tensors, *states)
 
-    def _outgoing(self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None) -> Outgoing:
+    def _outgoing(self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None, numbers: ClientNumbers) -> Outgoing:
         """Encode reported updates for the wire, and decode them as the coordinator would.
 
         Attackers of a simulation, who look at the others' updates, act between report and encoding, in the fleet.
         """
         task, message = sent.task, self._recipe.format
         assert message is not None
+        if message.fixed is not None:
+            return message.hide(update_KM, codec_state(sent.state), task.draw(self._recipe.streams), numbers)
         if message.sends_models:
             if params_KV is None:  # the algorithm has changed this update
                 params_KV = (sent.start.double() + update_KM).to(message.dtype)
@@ -141,14 +145,22 @@ class GroupTraining:
         """The tensors of the answer, and the client whose message is not finite."""
         message, integers_KI = self._recipe.format, group.integers_KI
         diverged = None
-        if message is not None and message.encoder:
+        if outgoing.overflown is not None:
+            return (), (
+                sent.task.clients[outgoing.overflown],
+                "what the codecs of uplink make of its update is not finite",
+            )
+        if message is not None and message.encoder and message.fixed is None:
             what = "what the codecs of uplink make of its update"
             diverged = self._overflown(sent.task, outgoing.received_KM, what)
         if sent.task.wants == "payload":
             return (*(tensor[None] for tensor in outgoing.payloads[0]), integers_KI), diverged
         if sent.task.wants == "mean":
             integers_I = integers_KI.amax(0) if integers_KI.numel() else sent.integers
-            return (_mean(outgoing.received_KM, weights), integers_I), diverged
+            received_KM = outgoing.received_KM
+            if message is not None and message.fixed is not None:
+                return (received_KM.sum(0, dtype=received_KM.dtype), integers_I), diverged  # which wraps
+            return (_mean(received_KM, weights), integers_I), diverged
         return (outgoing.received_KM, integers_KI), diverged
 
     def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, tuple[ClientId, str] | None]:

@@ -69,8 +69,17 @@ def _server(folder: _Folder, hosts: _Hosts = None, days: _Days = 365) -> None:
 @app.command("revoke")
 def _revoke(folder: _Folder, name: _Node) -> None:
     """Admit a node no more; a server that runs with this roster refuses it at once."""
-    entry = _load(folder).revoke(name)
+    authority = _load(folder)
+    entry = authority.revoke(name)
     typer.echo(f"{name}: revoked on {entry.revoked:%Y-%m-%d}")
+    if authority.identifies(name):
+        typer.echo(f"the signed identities still name it: run fed keys sign {folder} where the authority's key is")
+
+
+@app.command("sign")
+def _sign(folder: _Folder) -> None:
+    """Sign the nodes' identities anew, for secure aggregation: after a revocation without the authority's key."""
+    typer.echo(f"{_load(folder).sign_identities()}: signed; copy it to the server")
 
 
 @app.command("list")

@@ -97,6 +97,15 @@ def client(
     state: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it keeps its state; beside DATA.yaml unless given.")
     ] = None,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Take part under secure aggregation alone; tell no number of samples.")
+    ] = False,
+    minimum_cohort: Annotated[
+        int, typer.Option(min=2, metavar="N", help="With --secure: the least clients of a sum that it takes part in.")
+    ] = 5,
+    corrupt: Annotated[
+        float, typer.Option(min=0.0, max=0.99, metavar="SHARE", help="With --secure: the clients that may collude.")
+    ] = 0.1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
 ) -> int:
     """Train on this node what a server asks for; its data never leave it.
@@ -109,9 +118,13 @@ def client(
         name: the node's name where there is no certificate to give it.
         allow: modules whose ``python:`` kinds the server may name.
         state: the folder in which the client's state is kept.
+        secure: refuse runs without secure aggregation.
+        minimum_cohort: refuse runs whose sums may be of fewer clients.
+        corrupt: refuse runs in which a smaller share of the clients may collude with the server.
         dry_run: check the data, and do not connect.
     """
     from fed.clients.node.edge_node import EdgeNode
+    from fed.clients.node.sessions import SecureNode
     from fed.clients.node.training_process import TrainingProcess
     from fed.config.node_data import NodeData
     from fed.identity.credentials import NodeCredentials
@@ -136,8 +149,14 @@ def client(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     channel = loaded.for_grpc() if loaded else None
-    node = EdgeNode(server, channel, name, client_id_of(name), training, place / "files", allow or ())
     with held(place, "give another --state"):
+        sessions = None
+        if secure:
+            if loaded is None:
+                raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
+            sessions = SecureNode(loaded, place, minimum_cohort, corrupt)
+        files = place / "files"
+        node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow or (), secure=sessions)
         try:
             farewell = node.run(stopped=stopped)
         finally:
@@ -155,6 +174,9 @@ def _say_what_would_leave(training: Any, name: str) -> None:
         f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} samples of "
         f"{shape} ({signature.input_dtype}), that its labels go up to {signature.classes} classes, and the names of "
         f"columns and classes, {len(signature.columns)} and {len(signature.labels)} (of very many, only the hash).\n"
+        "With --secure: no number of samples, and whether it takes part under secure aggregation alone; for each task "
+        "a masked message in place of all that follows, and for its mask keys, encrypted shares, signatures, shares of "
+        "masks, or the reason why it ends the session.\n"
         "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
         "was trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by "
         "clients: how many samples it holds out, their mean loss and accuracy. All the while: the ids of the tasks "

@@ -75,6 +75,11 @@ class CodecChain:
         return are_contractions and all(codec.keeps_contractions for codec in self.lossy[:-1])
 
     @property
+    def is_common(self) -> bool:
+        """True where all clients of a round encode by one linear map, so that sums of encoded values are decoded."""
+        return self.lossless is None and all(codec.is_common for codec in self.lossy)
+
+    @property
     def reads_sums(self) -> bool:
         """True where the coordinator adds what was decoded before it reads it."""
         return any(codec.reads_sums for codec in self.lossy[:1])
@@ -98,6 +103,37 @@ class CodecChain:
             return sums_KM
         nothing = torch.empty(len(sums_KM), 0, dtype=torch.uint8)
         return self.lossy[0].decode(nothing, sums_KM, self.values, draw)
+
+    @cached_property
+    def shrinkage(self) -> float:
+        """Scale that makes a common chain a contraction."""
+        return math.prod(codec.shrinkage(values) for codec, values in zip(self.lossy, self.stages, strict=False))
+
+    def linear(self, rows_KM: Tensor, draw: Draw) -> Tensor:
+        """Values that a common chain makes of vectors, [K, ·], as long as its last stage.
+
+        Args:
+            rows_KM: finite values, [K, M].
+            draw: the random streams.
+        """
+        values_KJ = rows_KM
+        for codec, values in zip(self.lossy, self.stages, strict=False):
+            found = codec.encode(values_KJ, values, {}, draw).values
+            assert isinstance(found, Tensor)
+            values_KJ = found
+        return values_KJ
+
+    def from_linear(self, values_KJ: Tensor, draw: Draw) -> Tensor:
+        """The vectors [K, M] of such values, or of their sums.
+
+        Args:
+            values_KJ: the values of :meth:`linear`, or weighted sums of them.
+            draw: the random streams with which they were made.
+        """
+        nothing = torch.empty(len(values_KJ), 0, dtype=torch.uint8)
+        for codec, values in reversed([*zip(self.lossy, self.stages, strict=False)]):
+            values_KJ = codec.decode(nothing, values_KJ, values, draw)
+        return values_KJ
 
     def init(self) -> CodecState:
         """A client's state before its first task, [·] each: that of the first codec, for others keep none."""

@@ -17,7 +17,7 @@ from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.randomness import Streams
 
-__all__ = ["Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
+__all__ = ["NOT_COMMON", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
 
 Rows: TypeAlias = Tensor | Sequence[Tensor]
 """K vectors: one tensor [K, ·], or K of any lengths."""
@@ -25,6 +25,13 @@ Rows: TypeAlias = Tensor | Sequence[Tensor]
 CodecState: TypeAlias = Mapping[str, Tensor]
 """Tensors that a client keeps for a codec from task to task, by name, [K, ·] each."""
 
+
+NOT_COMMON = Term(
+    Feature.COMMON_ENCODING,
+    "choose randomk, rotation or sketch for {section}",
+    "whose scale, positions or bytes are each client's own",
+)
+"""What codecs lack whose messages cannot be added before they are decoded."""
 
 _LARGE = 64  # numbers of a layer that is coded alone
 
@@ -125,6 +132,7 @@ class Codec(Hyperparameters, ABC):
         selects: it chooses the values of largest magnitude.
         comes_first: the reason why no codec may come before it, as a clause; empty where one may.
         reads_sums: the coordinator adds the encoded values of all clients before they are decoded, once.
+        is_common: it writes values alone, by a linear map that is the same for all clients of a round.
     """
 
     gives: ClassVar[Literal["values", "bytes"]] = "bytes"
@@ -138,10 +146,19 @@ class Codec(Hyperparameters, ABC):
     selects: ClassVar[bool] = False
     comes_first: ClassVar[str] = ""
     reads_sums: ClassVar[bool] = False
+    is_common: ClassVar[bool] = False
 
     def needs(self) -> Sequence[Term]:
         """Vectors that travel encoded."""
         return (Term(Feature.ENCODED, "set {section} to []"),)
+
+    def lacks(self) -> Sequence[Term]:
+        """A common encoding, unless it is one."""
+        return () if self.is_common else (NOT_COMMON,)
+
+    def shrinkage(self, values: Values) -> float:
+        """Scale that makes a common encoding a contraction, the same for all clients: 1/(1 + ω)."""
+        return 1.0
 
     def init(self, values: Values) -> CodecState:
         """A client's state before its first task, [·] each; none unless a codec overrides this."""

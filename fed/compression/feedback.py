@@ -165,6 +165,7 @@ class EF21(_Feedback):
         return (
             *super().needs(),
             Term(Feature.COHORTS, "set error_feedback to ef"),
+            Term(Feature.CLIENT_NUMBERS, "set error_feedback to ef", "for each client's share of the weights"),
             Term(Feature.PLAIN_UPDATES, "set error_feedback to ef", why),
         )
 
@@ -253,6 +254,15 @@ class Encoder:
             messages = [torch.cat(parts) for parts in zip(as_bytes(scales_K1), messages, strict=True)]
         counted, lost = self.feedback.states(wanted_KM, decoded_KM, state)
         return Sent(messages, decoded_KM, {**counted, **made.counted}, {**lost, **made.lost})
+
+    def linear(self, wanted_KM: Tensor, draw: Draw) -> Tensor:
+        """Values [K, ·] of a common chain, by a scale that makes it a contraction where errors are fed back.
+
+        Args:
+            wanted_KM: the vectors that are to be encoded.
+            draw: the random streams.
+        """
+        return self.chain.linear(wanted_KM, draw) * (self.chain.shrinkage if self.feedback.scales else 1.0)
 
     def decode(self, messages: Rows, draw: Draw) -> Tensor:
         """Decode untrusted messages, [K, M].

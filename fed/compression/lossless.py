@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from fed.compression.codec import NOT_COMMON
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidPayload
@@ -28,6 +29,10 @@ class Zstd(Hyperparameters):
     def needs(self) -> Sequence[Term]:
         """Vectors that travel encoded."""
         return (Term(Feature.ENCODED, "set {section} to []"),)
+
+    def lacks(self) -> Sequence[Term]:
+        """A common encoding."""
+        return (NOT_COMMON,)
 
     def compress(self, content: "memoryview[int]") -> bytes:
         """One frame, which says how long the content is."""

@@ -44,6 +44,7 @@ class Sketch(Codec):
     gives: ClassVar = "values"
     comes_first: ClassVar[str] = "adds values of the whole update"
     is_linear: ClassVar[bool] = True
+    is_common: ClassVar[bool] = True
     reads_sums: ClassVar[bool] = True
     bound: ClassVar[str] = "mean square of x̂ᵢ − xᵢ in one row ≤ ‖x‖²/w, w its buckets"
 
@@ -53,7 +54,7 @@ class Sketch(Codec):
 
     def lacks(self) -> Sequence[Term]:
         """Each client's own message."""
-        return (Term(Feature.SINGLE_ANSWERS, "choose another codec", "whose sum alone is read"),)
+        return (*super().lacks(), Term(Feature.SINGLE_ANSWERS, "choose another codec", "whose sum alone is read"))
 
     def size_bytes(self, values: Values) -> int:
         """Zero: all of it is values."""

@@ -137,6 +137,7 @@ class RandomK(Codec):
 
     gives: ClassVar = "values"
     is_linear: ClassVar[bool] = True
+    is_common: ClassVar[bool] = True
     is_unbiased: ClassVar[bool] = True
     bound: ClassVar[str] = "ω = d/k − 1"
 
@@ -145,6 +146,10 @@ class RandomK(Codec):
     def size_bytes(self, values: Values) -> int:
         """Zero: the positions follow from the round."""
         return 0
+
+    def shrinkage(self, values: Values) -> float:
+        """k/d: the chosen values as they are."""
+        return count_of(self.fraction, values.numbers) / values.numbers
 
     def inner(self, values: Values, content: Tensor | None = None) -> Values:
         """The values that are sent."""

@@ -34,6 +34,11 @@ class Feature(Enum):
     MEAN_OF_ANSWERS = "a mean over the clients that answered"
     FIXED_MEMBERS = "the same clients from a run's beginning to its end"
     SIMULATION = "a simulation"
+    CLIENT_NUMBERS = "each client's loss and number of samples"
+    COMMON_ENCODING = "codecs that are linear and the same for all clients"
+    DIRECT_MESSAGES = "clients that talk to the coordinator itself"
+    FIXED_COHORTS = "rounds that ask their clients once"
+    ANONYMOUS_SUMS = "messages whose sum singles no client out"
 
 
 class Term(NamedTuple):
@@ -108,6 +113,8 @@ def check_deployment(experiment: "Experiment") -> None:
 def _parts(experiment: "Experiment") -> Iterator[tuple[str, Combinable]]:
     """The sections in force, as ``section kind``; a user's kind that is none declares nothing."""
     names = ("algorithm", "rounds", "error_feedback", "hierarchy", "devices", "evaluation", "adversaries")
+    if experiment.secure_aggregation is not None:
+        yield "secure_aggregation", experiment.secure_aggregation
     sections = [(name, getattr(experiment, name)) for name in names]
     chains = {"uplink": experiment.uplink, "downlink": experiment.downlink}
     for name, section in [*sections, *((name, codec) for name, codecs in chains.items() for codec in codecs)]:
@@ -134,6 +141,8 @@ def _terms(experiment: "Experiment") -> _Terms:
 def _of_section(name: str, terms: Sequence[Term]) -> Iterator[Term]:
     section, _, _ = name.partition(" ")
     for term in terms:
+        if section == "downlink" and term.feature is Feature.COMMON_ENCODING:
+            continue
         # what goes out is encoded by a coordinator, whatever the algorithm
         feature = Feature.REPORTS if section == "downlink" and term.feature is Feature.ENCODED else term.feature
         yield Term(feature, term.way_out.replace("{section}", section), term.why, term.subject)

@@ -52,3 +52,7 @@ class ByClients(Hyperparameters):
     """
 
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+    def needs(self) -> Sequence[Term]:
+        """Scores of each client."""
+        return (Term(Feature.CLIENT_NUMBERS, "write evaluation: coordinator", "to weigh their scores"),)

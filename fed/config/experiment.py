@@ -23,6 +23,7 @@ from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
 from fed.config.registry import AdversariesSection, DataSection
 from fed.config.validation import Section
+from fed.secure_aggregation.settings import SecureAggregation
 
 __all__ = ["Checkpointing", "Execution", "Experiment", "Local", "with_overrides"]
 
@@ -186,6 +187,8 @@ class Experiment(Document):
         default_factory=partial(_codecs_of_the_algorithm, "downlink")
     )
     """The chain that encodes by how much the model has moved, likewise."""
+    secure_aggregation: SecureAggregation | None = None
+    """Masks by which the coordinator learns the sum of clients' messages alone; null for none."""
     hierarchy: Annotated[Component, registry.HIERARCHIES] | None = None
     """Edge coordinators between clients and coordinator; null for none."""
     devices: Annotated[Component, registry.DEVICES] = Field(default_factory=registry.DEVICES.make)

@@ -215,6 +215,7 @@ CODECS = Family(
         **_in("compression.eden", "Eden"),
         **_in("compression.powersgd", powersgd="PowerSGD"),
         **_in("compression.sketch", "Sketch"),
+        **_in("compression.rotation", "Rotation"),
         **_in("compression.lossless", "Zstd"),
     },
 )

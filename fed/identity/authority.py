@@ -4,8 +4,8 @@
 
     DIR/
     ├── authority/       certificate.pem and key.pem, by which all else is signed
-    ├── server/          authority.pem, certificate.pem, key.pem and roster.json: all that a server needs
-    └── nodes/NAME/      authority.pem, certificate.pem and key.pem: all that a node, or a peer, needs
+    ├── server/          authority.pem, certificate.pem, key.pem, roster.json and identities.json: all that it needs
+    └── nodes/NAME/      authority.pem, certificate.pem, key.pem and identities.json: all that a node, or a peer, needs
 
 An authority certifies and a roster admits; what they issued is loaded and used through ``ServerCredentials``,
 ``NodeCredentials`` and ``PeerCredentials``. Folders are for their owner alone (0700), and so are files (0600).
@@ -13,22 +13,24 @@ An authority certifies and a roster admits; what they issued is loaded and used 
 
 import fcntl
 import ipaddress
+import json
 import os
 import re
 import secrets
 import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Self
 
 from fed.errors import InvalidCredentials, OutputExists, os_errors_as
-from fed.identity.certificates import CertificateFacts, Role, fingerprint, issue, now, read_facts, read_pair
+from fed.identity.certificates import CertificateFacts, Role, fingerprint, issue, now, read_facts, read_pair, read_pem
+from fed.identity.identities import IDENTITIES_FILE, SignedIdentities, signed_identities
 from fed.identity.roster import Entry, Roster, keep
-from fed.storage.atomic_files import replaced
+from fed.storage.atomic_files import replaced, write_atomically
 from fed.wire.protocol import NODE_NAME
 
 __all__ = ["Authority", "default_hosts"]
@@ -94,6 +96,7 @@ class Authority:
             _make_private(folder / "nodes")
             authority._issue("server", Role.SERVER, "fed server", 365, hosts)
             keep(authority._roster_file, {})
+            authority._sign_identities({})
         return authority
 
     @classmethod
@@ -108,6 +111,11 @@ class Authority:
             raise InvalidCredentials(f"{folder} must be an authority's folder, got none: make one with fed keys init")
         _ = authority.roster
         return authority
+
+    def identifies(self, name: str) -> bool:
+        """True if the signed identities name a node, as they do until they are signed anew after its revocation."""
+        file = self.folder / "server" / IDENTITIES_FILE
+        return file.exists() and name in json.loads(file.read_bytes().partition(b"\n")[0])["clients"]
 
     @property
     def facts(self) -> CertificateFacts:
@@ -166,10 +174,9 @@ class Authority:
             with ExitStack() as undo:  # a folder without its entry on the roster would block the name
                 if not (self.folder / place).exists():
                     undo.callback(shutil.rmtree, self.folder / place, ignore_errors=True)
-                keep(
-                    self._roster_file,
-                    {**entries, name: self._issue(place, Role.PEER if is_peer else Role.NODE, name, days)},
-                )
+                entries = {**entries, name: self._issue(place, Role.PEER if is_peer else Role.NODE, name, days)}
+                self._sign_identities(entries)
+                keep(self._roster_file, entries)
                 undo.pop_all()
         return self.folder / place
 
@@ -212,7 +219,22 @@ class Authority:
             if entries[name].revoked is None:
                 entries[name] = replace(entries[name], revoked=self.clock())
                 keep(self._roster_file, entries)
+                with suppress(InvalidCredentials):  # the authority's key may be kept elsewhere
+                    self._sign_identities(entries)
         return entries[name]
+
+    def sign_identities(self) -> Path:
+        """Sign the identities of all nodes that are not revoked, as after a revocation without the authority's key.
+
+        Returns:
+            The file, which belongs on the server; nodes that take part later hear of it there.
+
+        Raises:
+            InvalidCredentials: if the authority's key or folder cannot be used.
+        """
+        with self._locked():
+            self._sign_identities(self.roster.entries())
+        return self.folder / "server" / IDENTITIES_FILE
 
     @property
     def _roster_file(self) -> Path:
@@ -248,6 +270,19 @@ class Authority:
         files = {"certificate.pem": pair.certificate_pem, "key.pem": pair.key_pem}
         self._write(place, {"authority.pem": own.certificate_pem, **files})
         return Entry(sha256=fingerprint(pair.certificate_pem), issued=issued, expires=expires, revoked=None)
+
+    def _sign_identities(self, entries: Mapping[str, Entry]) -> None:
+        """Sign the identities of all nodes that are not revoked, for the server and for every node's folder here."""
+        own = read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
+        file = self.folder / "server" / IDENTITIES_FILE
+        before = SignedIdentities.read(file.read_bytes(), own.certificate_pem) if file.exists() else None
+        admitted = [name for name, entry in entries.items() if entry.revoked is None]
+        folders = {name: self.folder / "nodes" / name for name in admitted}
+        here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
+        points = {name: before.points[name] for name in admitted if before and name in before.points}
+        content = signed_identities(before.version + 1 if before else 1, here, points, own.key_pem)
+        for folder in (file.parent, *(folder for folder in folders.values() if folder.is_dir())):
+            write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)
 
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:
         """Write files into a folder, all or, if there is no room, none of them."""

@@ -37,6 +37,8 @@ __all__ = [
     "issue",
     "now",
     "peer_host",
+    "private_key_of",
+    "public_key_of",
     "read_facts",
     "read_pair",
     "read_pem",
@@ -148,6 +150,27 @@ def fingerprint(certificate_pem: bytes) -> str:
         ValueError: if it is not PEM.
     """
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate_pem.decode())).hexdigest()
+
+
+def public_key_of(certificate_pem: bytes) -> ec.EllipticCurvePublicKey:
+    """The public key of a certificate.
+
+    Raises:
+        InvalidCredentials: if it is no certificate with an elliptic-curve key.
+    """
+    key = _certificate(certificate_pem).public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise InvalidCredentials(f"must be of an elliptic-curve key, got {type(key).__name__}: restore it")
+    return key
+
+
+def private_key_of(key_pem: bytes) -> ec.EllipticCurvePrivateKey:
+    """The private key in a PEM file's content.
+
+    Raises:
+        InvalidCredentials: if it is no elliptic-curve key.
+    """
+    return _private_key(key_pem)
 
 
 def is_issued_by(certificate_pem: bytes, authority_pem: bytes) -> bool:

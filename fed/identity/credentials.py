@@ -14,7 +14,7 @@ from typing import Self, cast
 
 import grpc
 
-from fed.errors import InvalidCredentials, InvalidInput
+from fed.errors import InvalidCredentials, InvalidInput, located, os_errors_as
 from fed.identity.certificates import (
     CertificateFacts,
     Role,
@@ -25,6 +25,7 @@ from fed.identity.certificates import (
     read_pair,
     read_pem,
 )
+from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
 from fed.identity.roster import Roster
 
 __all__ = ["NodeCredentials", "PeerCredentials", "ServerCredentials", "hold_to_loopback", "peer_of"]
@@ -55,9 +56,25 @@ class ServerCredentials(_Credentials):
 
     Args:
         roster: the nodes that are admitted.
+        identities_file: where the clients' signed identities are.
     """
 
     roster: Roster
+    identities_file: Path
+
+    def identities(self) -> SignedIdentities:
+        """The clients' identities as they are now, for secure aggregation.
+
+        Raises:
+            InvalidCredentials: if there are none, or the authority has not signed them.
+        """
+        found = _identities(self.identities_file, self.authority_pem)
+        if found is None:
+            raise InvalidCredentials(
+                f"{self.identities_file} is missing, which secure_aggregation needs: issue or revoke a node with fed "
+                "keys, which writes it, and copy the folder anew"
+            )
+        return found
 
     @classmethod
     def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
@@ -73,7 +90,8 @@ class ServerCredentials(_Credentials):
         """
         folder = folder / "server" if (folder / "server").is_dir() else folder
         own = _load(folder, Role.SERVER, clock)
-        return cls(**vars(own), roster=Roster(folder / "roster.json", clock=clock))
+        roster = Roster(folder / "roster.json", clock=clock)
+        return cls(**vars(own), roster=roster, identities_file=folder / IDENTITIES_FILE)
 
     def for_grpc(self) -> grpc.ServerCredentials:
         """Credentials for ``server.add_secure_port``: a client needs a certificate of this authority for a node.
@@ -86,7 +104,13 @@ class ServerCredentials(_Credentials):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCredentials(_Credentials):
-    """Credentials of a node."""
+    """Credentials of a node.
+
+    Args:
+        identities: of all clients, as the authority signed them; None where the folder is from before there were any.
+    """
+
+    identities: SignedIdentities | None = None
 
     @classmethod
     def load(cls, folder: Path, *, clock: Callable[[], datetime] = now) -> Self:
@@ -100,7 +124,8 @@ class NodeCredentials(_Credentials):
             InvalidCredentials: if a file is missing or damaged, others may read the key, the certificate has expired,
                 or the folder is the server's or the authority's.
         """
-        return cls(**vars(_load(folder, Role.NODE, clock)))
+        own = _load(folder, Role.NODE, clock)
+        return cls(**vars(own), identities=_identities(folder / IDENTITIES_FILE, own.authority_pem))
 
     @property
     def name(self) -> str:
@@ -229,6 +254,16 @@ def _load(folder: Path, role: Role, clock: Callable[[], datetime]) -> _Credentia
             f"{certificate} expired on {facts.expires:%Y-%m-%d}: issue another with fed keys {command}"
         )
     return _Credentials(authority_pem=authority_pem, facts=facts, **pair._asdict())
+
+
+def _identities(path: Path, authority_pem: bytes) -> SignedIdentities | None:
+    """The signed identities in a file; None if there is none."""
+    if not path.exists():
+        return None
+    with os_errors_as(InvalidCredentials, f"{path} cannot be read", "make it readable"):
+        content = path.read_bytes()
+    with located(path):
+        return SignedIdentities.read(content, authority_pem)
 
 
 def _remedy(role: Role) -> str:

@@ -1,12 +1,14 @@
 """Conclusions of a comparison in a sentence or two, no stronger than its seeds support."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fed.config.compatibility import Feature, lacks
+from fed.config.experiment import Experiment
 from fed.quantities import bytes_text, count_text, mean_text
 from fed.reports.summary import ComparisonResult
 
-__all__ = ["accuracy_text", "failures", "finding", "unlike"]
+__all__ = ["accuracy_text", "failures", "finding", "seen_by_coordinator", "unlike"]
 
 _BASELINES = {"centralized": "the ceiling", "local": "the floor"}
 
@@ -45,6 +47,42 @@ def unlike(result: ComparisonResult) -> str:
         f"Accuracies do not compare: clients score {_sequence(by_clients)} on samples of their own, the coordinator "
         f"{_sequence(others)} on the test set. Write evaluation: clients in the base to score all alike."
     )
+
+
+def seen_by_coordinator(experiment: Experiment, metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Sentences on what a run's coordinator could see of its clients; empty where there is none.
+
+    Args:
+        experiment: that was run.
+        metrics: a line a round.
+    """
+    if lacks(experiment.algorithm.make(), Feature.REPORTS):
+        return ""
+    if (secure := experiment.secure_aggregation) is None:
+        whom = (
+            "its edges could see those of their clients" if experiment.hierarchy else "the coordinator could see them"
+        )
+        return f"Each client's update, number of samples and training loss travelled in clear: {whom}."
+    sums = [line["replied"] for line in metrics if line["replied"]]
+    if not sums:
+        return "The coordinator could see no sum: in no round were enough clients left."
+    of = f"{sums[0]}" if len({*sums}) == 1 else f"{min(sums)} to {max(sums)}"
+    said = (
+        f"The coordinator could see who took part and when, and the sums of {len(sums)} rounds, each over {of} "
+        "clients: of updates, weights, samples and losses, and how much was clipped or capped. It could see no update, "
+        "weight, number of samples or loss of a single client. No sum was to be of fewer than "
+        f"{secure.minimum_cohort} clients."
+    )
+    sentences = [said]
+    if without := sum(1 for line in metrics if line["selected"] and not line["replied"]):
+        sentences.append(f"{without} rounds ended without a sum.")
+    clipped = max(line.get("clipped_share") or 0.0 for line in metrics)
+    sentences.append(
+        f"At most {100 * clipped:.2g} % of a round's numbers were clipped." if clipped else "Nothing was clipped."
+    )
+    capped = sum(line.get("capped_weights") or 0 for line in metrics)
+    sentences += [f"{capped} weights were capped."] if capped else []
+    return " ".join(sentences)
 
 
 def _best(rows: Sequence[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.quantities import bytes_text, duration_text
 from fed.reports import charts
-from fed.reports.conclusions import failures, finding
+from fed.reports.conclusions import failures, finding, seen_by_coordinator
 from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
@@ -83,6 +83,7 @@ def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[An
         by_clients=_clients_evaluate(run.metrics),
         figures=figures,
         settings=yaml.dump(run.experiment.dump()),
+        seen=seen_by_coordinator(run.experiment, run.metrics),
     )
 
 

@@ -3,7 +3,7 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -18,6 +18,8 @@ from fed.compression.feedback import EF21, Encoder, ErrorFeedback, NoFeedback
 from fed.compression.lossless import Zstd
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
+from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
+from fed.secure_aggregation.settings import SecureAggregation
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ class Outgoing(NamedTuple):
         sizes: bytes of each client's tensors but the integers, where codecs decide on them; else empty.
         counted: what the clients keep for the codecs once their messages count, [K, ·] each.
         lost: what they keep if the messages are lost.
+        overflown: the first of the clients whose encoded message is not finite, under secure aggregation; None where
+            there is none.
     """
 
     payloads: list[tuple[Tensor, ...]]
@@ -49,6 +53,7 @@ class Outgoing(NamedTuple):
     sizes: tuple[int, ...] = ()
     counted: CodecState = MappingProxyType({})
     lost: CodecState = MappingProxyType({})
+    overflown: int | None = None
 
 
 class TaskSpec(NamedTuple):
@@ -94,6 +99,7 @@ class Format:
         weighs_samples: a client's weight is its number of samples; known to the coordinator alone.
         downlink_codecs: the chain that encodes the differences of models that go out, first to last.
         votes: parameters of a message count by their signs alone; known to the coordinator alone.
+        fixed: how messages become lanes that are masked and added; None where they travel by themselves.
 
     Example:
         >>> plain = Format(torch.float32, (10,), buffers=2, integers=1, parameters=10, sends_models=True)
@@ -115,6 +121,7 @@ class Format:
     weighs_samples: bool = True
     downlink_codecs: tuple[Codec | Zstd, ...] = ()
     votes: bool = False
+    fixed: FixedPoint | None = None
 
     def header(self) -> "FormatHeader":
         """The format as a plan says it; nodes know the codecs from the experiment."""
@@ -150,7 +157,20 @@ class Format:
                 f"the server's messages must have parts of {own.parts} numbers beside {own.broadcast} broadcast, or as "
                 f"many as there are clients, got {lists}: do both run the same version of fed?"
             )
-        return replace(own, parts=tuple(header.parts), broadcast=tuple(header.broadcast))
+        fixed = own.fixed
+        if (fixed is None) != (not header.most_clients) or header.most_clients > MOST_CLIENTS:
+            raise InvalidPayload(
+                f"the server's sessions must have from 1 to {MOST_CLIENTS} clients under secure aggregation, and 0 "
+                f"without, got {header.most_clients}: do both run the same experiment?"
+            )
+        if fixed is not None:
+            fixed = replace(fixed, most_clients=header.most_clients)
+        return replace(own, parts=tuple(header.parts), broadcast=tuple(header.broadcast), fixed=fixed)
+
+    @property
+    def most_clients(self) -> int:
+        """Clients of a session of secure aggregation; 0 without."""
+        return self.fixed.most_clients if self.fixed else 0
 
     @cached_property
     def encoder(self) -> Encoder | None:
@@ -220,6 +240,8 @@ class Format:
     @cached_property
     def uplink(self) -> tuple[TensorSpec, ...]:
         """The tensors of one client's message on the wire, integers last."""
+        if self.fixed is not None:
+            return TensorSpec(self.fixed.dtype, self.fixed.lanes), TensorSpec(torch.int64, 0)
         coded = [TensorSpec(torch.uint8, self.encoder.most_bytes, True)] * self._coded if self.encoder else []
         raw = sum(self.sizes) - self._coded * self.parameters
         values = [TensorSpec(self.dtype, raw)] if raw or not coded else []
@@ -228,7 +250,7 @@ class Format:
     @cached_property
     def uplink_bytes(self) -> int:
         """Bytes of one client's message; where they depend on its numbers, the most before lossless compression."""
-        coded = self._coded * self.encoder.size_bytes if self.encoder else 0
+        coded = self._coded * self.encoder.size_bytes if self.encoder and self.fixed is None else 0
         return coded + sum(spec.size_bytes for spec in self.uplink if spec.dtype != torch.uint8)
 
     @property
@@ -338,14 +360,113 @@ class Format:
         """Bytes of a sum of clients' messages, which nothing encodes."""
         return sum(self.summed_sizes) * self.dtype.itemsize + self.integers * torch.int64.itemsize
 
-    def read(self, mean_M: Tensor, streams: Streams) -> Tensor:
-        """Read the mean of what was decoded, [M], where codecs leave that to the end."""
-        if self.encoder is None or not self.encoder.chain.reads_sums:
+    def read(self, mean_M: Tensor, streams: Streams, number: int) -> Tensor:
+        """Read the mean of what was decoded, [M], where codecs leave that to the end.
+
+        Args:
+            mean_M: the mean of the messages as the coordinator adds them.
+            streams: the run's.
+            number: of the round, from 1.
+        """
+        if self.encoder is None:
             return mean_M
-        draw, chain = Draw(streams, [0], [0]), self.encoder.chain
+        draw, chain = Draw(streams, [number], [0]), self.encoder.chain
+        if self.fixed is not None:
+            parts = zip(mean_M.split_with_sizes(self._linear_sizes), self.are_coded, strict=True)
+            dtype = chain.values.dtype
+            read = [
+                chain.from_linear(part[None].to(dtype), draw)[0].double() if is_coded else part
+                for part, is_coded in parts
+            ]
+            return torch.cat(read)
+        if not chain.reads_sums:
+            return mean_M
         parts = zip(mean_M.split_with_sizes(self.summed_sizes), self.are_coded, strict=True)
         read = [chain.read(part[None], draw)[0].double() if is_coded else part for part, is_coded in parts]
         return torch.cat(read)
+
+    def secured(self, settings: SecureAggregation, most_clients: int) -> "Format":
+        """The format of the same messages in lanes that are masked and added.
+
+        Args:
+            settings: of secure aggregation.
+            most_clients: the largest number of clients that a round asks.
+
+        Raises:
+            InvalidExperiment: if the messages cannot be added in fixed point.
+        """
+        if self.integers:
+            raise InvalidExperiment(
+                f"secure_aggregation needs a model without integer buffers, whose largest values are no sums, got "
+                f"{self.integers} integers: replace batch normalisation by GroupNorm, or give it track_running_stats="
+                "False"
+            )
+        weight = settings.max_weight
+        if weight == "auto" and self.weighs_samples:
+            raise InvalidExperiment(
+                "secure_aggregation.max_weight must be given where the algorithm weighs clients by their samples, got "
+                "auto: write the most samples that a client may count with, or weigh clients alike"
+            )
+        parts = [numbers for numbers in self._linear_sizes if numbers]
+        clips = (settings.clip,) * len(parts) if isinstance(settings.clip, float) else settings.clip
+        if len(clips) != len(parts):
+            raise InvalidExperiment(
+                f"secure_aggregation.clip must be one number, or one for each of {len(parts)} parts of a message, of "
+                f"{parts} numbers, got {[*clips]}: correct it"
+            )
+        heaviest = 1 if weight == "auto" else weight
+        return replace(self, fixed=FixedPoint(settings.bits, tuple(parts), clips, most_clients, heaviest))
+
+    def hide(self, update_KM: Tensor, state: CodecState, draw: Draw, beside: ClientNumbers) -> Outgoing:
+        """Messages as lanes, to be masked and added.
+
+        Args:
+            update_KM: finite messages, [K, M].
+            state: what the clients keep for the codecs, [K, ·] each.
+            draw: the random streams.
+            beside: the clients' numbers.
+        """
+        assert self.fixed is not None
+        encoder, parts = self.encoder, update_KM.split_with_sizes(self.sizes, 1)
+        wanted, values = [], []
+        for part, is_coded, kept in zip(parts, self.are_coded, self._kept_by_part(state), strict=True):
+            if encoder is None or not is_coded:
+                values.append(part)
+                continue
+            wanted.append((encoder.feedback.wanted(part.to(encoder.chain.values.dtype), kept), kept))
+            values.append(encoder.linear(wanted[-1][0], draw).double())
+        generators = [draw._replace(purpose="rounding").own(row) for row in range(len(update_KM))]
+        values_KJ = self._counted(torch.cat(values, 1))
+        if not torch.isfinite(values_KJ).all():  # what codecs make of finite numbers may not be finite
+            overflown = int(torch.isfinite(values_KJ).all(1).logical_not().nonzero()[0])
+            return Outgoing([], torch.empty(len(values_KJ), 0), overflown=overflown)
+        lanes, read_KJ = self.fixed.quantise(values_KJ, beside, generators)
+        counted, lost = [], []
+        if encoder is not None and wanted[0][1]:  # a client knows what its lanes stand for, clipping and rounding too
+            read = read_KJ.split_with_sizes(self._linear_sizes, 1)
+            coded = [part for part, is_coded in zip(read, self.are_coded, strict=True) if is_coded]
+            for (wanted_KP, kept), part_KJ in zip(wanted, coded, strict=True):
+                decoded_KP = encoder.chain.from_linear(part_KJ.to(wanted_KP.dtype), draw)
+                states = encoder.feedback.states(wanted_KP, decoded_KP, kept)
+                counted.append(states[0])
+                lost.append(states[1])
+        joined = [
+            {name: torch.cat([of[name] for of in states], 1) for name in states[0]} if states else {}
+            for states in (counted, lost)
+        ]
+        return Outgoing([(row,) for row in lanes], lanes, counted=joined[0], lost=joined[1])
+
+    def _kept_by_part(self, state: CodecState) -> Iterator[CodecState]:
+        """State of codecs that belongs to each part; none of those that are not coded."""
+        chunks = {name: iter(part.chunk(self._coded, 1)) for name, part in state.items()}
+        for is_coded in self.are_coded:
+            yield {name: next(parts) for name, parts in chunks.items()} if is_coded else {}
+
+    @cached_property
+    def _linear_sizes(self) -> list[int]:
+        """The numbers of each part and of the float buffers as a common chain leaves them."""
+        coded = self.encoder.chain.stages[-1].numbers if self.encoder else 0
+        return [coded if is_coded else size for size, is_coded in zip(self.sizes, self.are_coded, strict=True)]
 
     def decode(self, payload: Sequence[Tensor], draw: Draw) -> Tensor:
         """Decode one client's message [M]; in the type on the wire where nothing is encoded.

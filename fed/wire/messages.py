@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fed.reduction import WeightedMean
+from fed.secure_aggregation.fixed_point import SumOfClients
 
 __all__ = [
     "LARGEST",
@@ -153,6 +154,7 @@ class Answer(NamedTuple):
         start_V: the model that training started from, where ``mean_update_M`` is a trained model: their difference is
             the update, found piece by piece, so that no copy of the model is made.
         partial: an exact sum of messages, from an edge coordinator, in place of ``mean_update_M``.
+        hidden: the sum of a round under secure aggregation, in place of all that is of one client.
         more_bytes_down: what travelled to clients beside their tasks, or to an edge coordinator to send on.
         problem: the reason why there is no update, as a sentence for the user; empty where there is one.
         diverged: the loss or the model is no longer finite.
@@ -169,6 +171,7 @@ class Answer(NamedTuple):
     size_bytes: int = 0
     start_V: Tensor | None = None
     partial: WeightedMean | None = None
+    hidden: SumOfClients | None = None
     more_bytes_down: int = 0
     problem: str = ""
     diverged: bool = False

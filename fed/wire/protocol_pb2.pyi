@@ -49,37 +49,41 @@ class Signature(_message.Message):
     def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
-    __slots__ = ("protocol", "software", "name", "samples", "signature", "held")
+    __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    HIDES_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     software: str
     name: str
     samples: int
     signature: Signature
     held: _containers.RepeatedCompositeFieldContainer[TaskId]
-    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+    hides_numbers: bool
+    def __init__(self, protocol: _Optional[int] = ..., software: _Optional[str] = ..., name: _Optional[str] = ..., samples: _Optional[int] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., held: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ..., hides_numbers: bool = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("run", "experiment", "signature", "heartbeat_s", "format")
+    __slots__ = ("run", "experiment", "signature", "heartbeat_s", "format", "identities")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    IDENTITIES_FIELD_NUMBER: _ClassVar[int]
     run: str
     experiment: str
     signature: Signature
     heartbeat_s: float
     format: Format
-    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ..., format: _Optional[_Union[Format, _Mapping]] = ...) -> None: ...
+    identities: bytes
+    def __init__(self, run: _Optional[str] = ..., experiment: _Optional[str] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ..., heartbeat_s: _Optional[float] = ..., format: _Optional[_Union[Format, _Mapping]] = ..., identities: _Optional[bytes] = ...) -> None: ...
 
 class Format(_message.Message):
-    __slots__ = ("dtype", "parts", "buffers", "integers", "parameters", "broadcast", "sends_models")
+    __slots__ = ("dtype", "parts", "buffers", "integers", "parameters", "broadcast", "sends_models", "most_clients")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     BUFFERS_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +91,7 @@ class Format(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     BROADCAST_FIELD_NUMBER: _ClassVar[int]
     SENDS_MODELS_FIELD_NUMBER: _ClassVar[int]
+    MOST_CLIENTS_FIELD_NUMBER: _ClassVar[int]
     dtype: str
     parts: _containers.RepeatedScalarFieldContainer[int]
     buffers: int
@@ -94,7 +99,8 @@ class Format(_message.Message):
     parameters: int
     broadcast: _containers.RepeatedScalarFieldContainer[int]
     sends_models: bool
-    def __init__(self, dtype: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ..., buffers: _Optional[int] = ..., integers: _Optional[int] = ..., parameters: _Optional[int] = ..., broadcast: _Optional[_Iterable[int]] = ..., sends_models: bool = ...) -> None: ...
+    most_clients: int
+    def __init__(self, dtype: _Optional[str] = ..., parts: _Optional[_Iterable[int]] = ..., buffers: _Optional[int] = ..., integers: _Optional[int] = ..., parameters: _Optional[int] = ..., broadcast: _Optional[_Iterable[int]] = ..., sends_models: bool = ..., most_clients: _Optional[int] = ...) -> None: ...
 
 class Difference(_message.Message):
     __slots__ = ("number", "after")
@@ -105,7 +111,7 @@ class Difference(_message.Message):
     def __init__(self, number: _Optional[int] = ..., after: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "lost_after")
+    __slots__ = ("task", "round", "repeats", "lr", "steps", "broadcast_count", "population", "place", "payload", "kept_after", "durable_after", "deadline_s", "takes_parts", "kept_discount", "reference", "since", "differences", "attempt", "model_sha256", "lost_after")
     TASK_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +129,8 @@ class Assignment(_message.Message):
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SHA256_FIELD_NUMBER: _ClassVar[int]
     LOST_AFTER_FIELD_NUMBER: _ClassVar[int]
     task: TaskId
     round: int
@@ -141,8 +149,10 @@ class Assignment(_message.Message):
     reference: str
     since: str
     differences: _containers.RepeatedCompositeFieldContainer[Difference]
+    attempt: int
+    model_sha256: bytes
     lost_after: _containers.RepeatedCompositeFieldContainer[TaskId]
-    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., round: _Optional[int] = ..., repeats: _Optional[int] = ..., lr: _Optional[float] = ..., steps: _Optional[int] = ..., broadcast_count: _Optional[int] = ..., population: _Optional[int] = ..., place: _Optional[int] = ..., payload: _Optional[_Union[Payload, _Mapping]] = ..., kept_after: _Optional[_Union[TaskId, _Mapping]] = ..., durable_after: _Optional[_Union[TaskId, _Mapping]] = ..., deadline_s: _Optional[float] = ..., takes_parts: bool = ..., kept_discount: _Optional[float] = ..., reference: _Optional[str] = ..., since: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[Difference, _Mapping]]] = ..., attempt: _Optional[int] = ..., model_sha256: _Optional[bytes] = ..., lost_after: _Optional[_Iterable[_Union[TaskId, _Mapping]]] = ...) -> None: ...
 
 class Examination(_message.Message):
     __slots__ = ("id", "payload", "kept_after", "kept_discount")
@@ -203,34 +213,38 @@ class Scores(_message.Message):
     def __init__(self, id: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., metric: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class ToNode(_message.Message):
-    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell")
+    __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell", "session")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     WITHDRAWAL_FIELD_NUMBER: _ClassVar[int]
     EXAMINATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAREWELL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     plan: Plan
     assignment: Assignment
     withdrawal: Withdrawal
     examination: Examination
     heartbeat: Heartbeat
     farewell: Farewell
-    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
+    session: ToSession
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., session: _Optional[_Union[ToSession, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores")
+    __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores", "session")
     JOINING_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     joining: Joining
     accepted: TaskId
     heartbeat: Heartbeat
     failed: Failed
     scores: Scores
-    def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., accepted: _Optional[_Union[TaskId, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ...) -> None: ...
+    session: FromSession
+    def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., accepted: _Optional[_Union[TaskId, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ..., session: _Optional[_Union[FromSession, _Mapping]] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("sha256", "offset")
@@ -305,6 +319,138 @@ class Response(_message.Message):
     failed: Failed
     scores: Scores
     def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ...) -> None: ...
+
+class SessionKeys(_message.Message):
+    __slots__ = ("sealing", "masking", "signature")
+    SEALING_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    sealing: bytes
+    masking: bytes
+    signature: bytes
+    def __init__(self, sealing: _Optional[bytes] = ..., masking: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class ListedClient(_message.Message):
+    __slots__ = ("name", "keys_sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEYS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    keys_sha256: bytes
+    def __init__(self, name: _Optional[str] = ..., keys_sha256: _Optional[bytes] = ...) -> None: ...
+
+class PlacedKeys(_message.Message):
+    __slots__ = ("place", "keys")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    keys: SessionKeys
+    def __init__(self, place: _Optional[int] = ..., keys: _Optional[_Union[SessionKeys, _Mapping]] = ...) -> None: ...
+
+class KeyList(_message.Message):
+    __slots__ = ("clients", "neighbours")
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[ListedClient]
+    neighbours: _containers.RepeatedCompositeFieldContainer[PlacedKeys]
+    def __init__(self, clients: _Optional[_Iterable[_Union[ListedClient, _Mapping]]] = ..., neighbours: _Optional[_Iterable[_Union[PlacedKeys, _Mapping]]] = ...) -> None: ...
+
+class Box(_message.Message):
+    __slots__ = ("place", "sealed")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    sealed: bytes
+    def __init__(self, place: _Optional[int] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+
+class SealedShares(_message.Message):
+    __slots__ = ("seed_sha256", "boxes")
+    SEED_SHA256_FIELD_NUMBER: _ClassVar[int]
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    seed_sha256: bytes
+    boxes: _containers.RepeatedCompositeFieldContainer[Box]
+    def __init__(self, seed_sha256: _Optional[bytes] = ..., boxes: _Optional[_Iterable[_Union[Box, _Mapping]]] = ...) -> None: ...
+
+class Delivery(_message.Message):
+    __slots__ = ("boxes",)
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    boxes: _containers.RepeatedCompositeFieldContainer[Box]
+    def __init__(self, boxes: _Optional[_Iterable[_Union[Box, _Mapping]]] = ...) -> None: ...
+
+class Survivors(_message.Message):
+    __slots__ = ("places",)
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    places: bytes
+    def __init__(self, places: _Optional[bytes] = ...) -> None: ...
+
+class Consent(_message.Message):
+    __slots__ = ("signature",)
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    signature: bytes
+    def __init__(self, signature: _Optional[bytes] = ...) -> None: ...
+
+class PlacedConsent(_message.Message):
+    __slots__ = ("place", "signature")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    signature: bytes
+    def __init__(self, place: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Consents(_message.Message):
+    __slots__ = ("consents",)
+    CONSENTS_FIELD_NUMBER: _ClassVar[int]
+    consents: _containers.RepeatedCompositeFieldContainer[PlacedConsent]
+    def __init__(self, consents: _Optional[_Iterable[_Union[PlacedConsent, _Mapping]]] = ...) -> None: ...
+
+class RevealedShare(_message.Message):
+    __slots__ = ("place", "share")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    share: bytes
+    def __init__(self, place: _Optional[int] = ..., share: _Optional[bytes] = ...) -> None: ...
+
+class Unmasking(_message.Message):
+    __slots__ = ("seeds", "keys")
+    SEEDS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    seeds: _containers.RepeatedCompositeFieldContainer[RevealedShare]
+    keys: _containers.RepeatedCompositeFieldContainer[RevealedShare]
+    def __init__(self, seeds: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[RevealedShare, _Mapping]]] = ...) -> None: ...
+
+class ToSession(_message.Message):
+    __slots__ = ("task", "attempt", "key_list", "delivery", "survivors", "consents")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    KEY_LIST_FIELD_NUMBER: _ClassVar[int]
+    DELIVERY_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    CONSENTS_FIELD_NUMBER: _ClassVar[int]
+    task: TaskId
+    attempt: int
+    key_list: KeyList
+    delivery: Delivery
+    survivors: Survivors
+    consents: Consents
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., attempt: _Optional[int] = ..., key_list: _Optional[_Union[KeyList, _Mapping]] = ..., delivery: _Optional[_Union[Delivery, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., consents: _Optional[_Union[Consents, _Mapping]] = ...) -> None: ...
+
+class FromSession(_message.Message):
+    __slots__ = ("task", "attempt", "keys", "shares", "consent", "unmasking", "aborted")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    CONSENT_FIELD_NUMBER: _ClassVar[int]
+    UNMASKING_FIELD_NUMBER: _ClassVar[int]
+    ABORTED_FIELD_NUMBER: _ClassVar[int]
+    task: TaskId
+    attempt: int
+    keys: SessionKeys
+    shares: SealedShares
+    consent: Consent
+    unmasking: Unmasking
+    aborted: str
+    def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., attempt: _Optional[int] = ..., keys: _Optional[_Union[SessionKeys, _Mapping]] = ..., shares: _Optional[_Union[SealedShares, _Mapping]] = ..., consent: _Optional[_Union[Consent, _Mapping]] = ..., unmasking: _Optional[_Union[Unmasking, _Mapping]] = ..., aborted: _Optional[str] = ...) -> None: ...
 
 class Greeting(_message.Message):
     __slots__ = ("protocol", "software", "name", "start", "address", "experiment", "is_introduction")

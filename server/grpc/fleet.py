@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent import futures
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from torch import Tensor
@@ -17,14 +17,17 @@ from torch import Tensor
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import hold_to_loopback
 from fed.server.grpc.leases import Delivery
-from fed.server.grpc.service import NodeService, Patience, Scored, handler_of
+from fed.server.grpc.service import NodeService, Patience, Said, Scored, handler_of
 from fed.server.real_fleet import RealFleet
 from fed.wire.calls import Admission
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 from fed.wire.payloads import read, written
 from fed.wire.protocol import MOST_MESSAGE_BYTES
-from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan
+from fed.wire.protocol_pb2 import Examination, Joining, Payload, Plan, ToSession
+
+if TYPE_CHECKING:
+    from fed.server.grpc.sessions import NodeSessions
 
 __all__ = ["NodeFleet"]
 
@@ -43,6 +46,10 @@ _OPTIONS = (
 
 class NodeFleet(RealFleet):
     """A fleet of nodes that hold a task each until its answer is there, through lost connections and restarts.
+
+    Attributes:
+        patience: how long it waits.
+        sessions: the nodes' conversations under secure aggregation; None without.
 
     Args:
         listen: HOST:PORT.
@@ -69,8 +76,10 @@ class NodeFleet(RealFleet):
         if credentials is None:
             hold_to_loopback(listen)
         super().__init__()
+        self.patience = patience or Patience()
         self._spool = spool
-        self._arrivals: SimpleQueue[Delivery | Scored | None] = SimpleQueue()  # None: a node has come or gone
+        self.sessions: NodeSessions | None = None
+        self._arrivals: SimpleQueue[Delivery | Scored | Said | None] = SimpleQueue()  # None: a node has come or gone
         self._ready: deque[Delivery] = deque()
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
@@ -82,7 +91,7 @@ class NodeFleet(RealFleet):
             self._arrivals,
             admits,
             accepts,
-            patience or Patience(),
+            self.patience,
             refusals=self._refusals,
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="nodes", daemon=True)
@@ -111,7 +120,27 @@ class NodeFleet(RealFleet):
             self._due_s[task.id] = math.inf if task.deadline_s is None else self.clock + task.deadline_s
             payload = self._payload(task.content, task.tensors)
             assignments.append((task.client, self._assignment(task, members, payload)))
+        if self.sessions is not None and assignments:
+            self.sessions.begin(dict(assignments), self._open[assignments[0][1].task.number].model)
         self._call(self._service.assign, assignments)
+
+    def tell(self, client: int | str, message: ToSession) -> None:
+        """Tell a node something of its session; one that is not connected does not hear it."""
+        self._call(self._service.tell, client, message)
+
+    def give_up(self, task: int, reason: str) -> None:
+        """Fail a task that is under way; its failure arrives like an answer."""
+        self._call(self._service.give_up, task, reason)
+
+    def renew(self, identities: bytes) -> None:
+        """Tell all nodes other identities than the plan has said."""
+        if identities != self._plan.identities:
+            self._plan.identities = identities
+            self._call(self._service.make_known, self._plan, self._spec)
+
+    def pass_time(self, until: float) -> None:
+        """Take what has arrived, or wait for it for a moment."""
+        self._pass_time(until)
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these tasks, but those that have arrived whole; tell the nodes of the others."""
@@ -137,6 +166,7 @@ class NodeFleet(RealFleet):
 
     def _make_known(self, plan: Plan, message: Format) -> None:
         plan.heartbeat_s = self._service.patience.heartbeat_s
+        self._plan, self._spec = plan, message.uplink
         self._call(self._service.make_known, plan, message.uplink)
 
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:
@@ -157,9 +187,16 @@ class NodeFleet(RealFleet):
     def _pass_time(self, until: float) -> None:
         with contextlib.suppress(Empty):
             self._take(self._arrivals.get(timeout=max(0.0, min(until - self.clock, _LOOKS_EVERY_S))))
+        if self.sessions is not None:
+            self.sessions.tick()
 
-    def _take(self, arrival: Delivery | Scored | None) -> None:
-        if isinstance(arrival, Delivery):
+    def _take(self, arrival: Delivery | Scored | Said | None) -> None:
+        if isinstance(arrival, Said):
+            if self.sessions is not None:
+                self.sessions.heard(arrival.client, arrival.message)
+        elif isinstance(arrival, Delivery):
+            if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
+                self.sessions.lost(self._open[arrival.task].client if arrival.task in self._open else "")
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
                 self._ready.append(arrival)
@@ -170,6 +207,8 @@ class NodeFleet(RealFleet):
             self._take_scores(arrival.client, arrival.scores.id, arrival.scores)
         else:
             self._changes += 1
+            if self.sessions is not None:
+                self.sessions.come_back()
 
     def _next_answer(self) -> Answer:
         arrival = self._ready.popleft()

@@ -26,7 +26,7 @@ from fed.wire.payloads import TensorSpec
 from fed.wire.protocol import MOST_HELD, NODE_NAME
 from fed.wire.rate_limits import Allowance, Refusals
 
-__all__ = ["Node", "NodeService", "Patience", "Scored", "handler_of"]
+__all__ = ["Node", "NodeService", "Patience", "Said", "Scored", "handler_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,12 +43,14 @@ class Patience:
         silence_s: without one, after which a connection counts as lost.
         lease_s: seconds without a heartbeat after which a task has failed.
         stall_s: for the next piece of a transfer.
+        session_s: for the messages of a phase of secure aggregation.
     """
 
     heartbeat_s: float = 5.0
     silence_s: float = 20.0
     lease_s: float = 60.0
     stall_s: float = 30.0
+    session_s: float = 60.0
 
 
 @dataclass
@@ -66,6 +68,13 @@ class Node:
     samples: int
     unasked: Allowance
     outbox: "asyncio.Queue[pb.ToNode] | None" = None
+
+
+class Said(NamedTuple):
+    """Message of a node in a session of secure aggregation."""
+
+    client: int | str
+    message: pb.FromSession
 
 
 class Scored(NamedTuple):
@@ -94,7 +103,7 @@ class NodeService:
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[Delivery | Scored | None]
+    arrivals: SimpleQueue[Delivery | Scored | Said | None]
     admits: Admission | None
     accepts: Callable[[pb.Joining], str | None]
     patience: Patience = field(default_factory=Patience)
@@ -132,6 +141,17 @@ class NodeService:
         self.plan, self._deliveries.spec = plan, answer_spec
         for client in self.nodes:
             self._tell(client, pb.ToNode(plan=plan))
+
+    def tell(self, client: int | str, message: pb.ToSession) -> None:
+        """Tell a node something of its session, if it attends."""
+        self._tell(client, pb.ToNode(session=message))
+
+    def give_up(self, task: int, reason: str) -> None:
+        """Fail a task that is under way."""
+        for lease in self._leases:
+            if lease.number == task:
+                self._leases.fail(lease, reason)
+                self._tell_withdrawn(lease)
 
     def dismiss(self, reason: str, *, is_final: bool) -> None:
         """Dismiss all nodes."""
@@ -229,6 +249,9 @@ class NodeService:
             return self._failed(client, message.failed)
         if message.HasField("scores"):
             return self._scored(client, message.scores)
+        if message.HasField("session"):
+            self.arrivals.put(Said(client, message.session))
+            return ""
         return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
 
     def _heard(self, client: int | str, heartbeat: pb.Heartbeat) -> str:

@@ -395,7 +395,7 @@ class Links:
                 if message.HasField("farewell"):
                     return
                 if (kind := message.WhichOneof("what")) in _WITH_PAYLOAD:
-                    header = message
+                    header, incoming = message, None  # whatever becomes of it, the last file has ended
                     left_bytes = getattr(message, kind).payload.size_bytes
                     if link.is_introduction:
                         raise Refused("an introduction has no vectors")

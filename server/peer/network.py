@@ -316,6 +316,8 @@ def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]
                 met.add_edge(part[0], hub)
                 if met.is_directed():
                     met.add_edge(hub, part[0])
+    for _, _, values in met.edges(data=True):  # weights of its own were made for the whole graph
+        values.pop("weight", None)
     named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
     _log.info("these only dial and cannot be neighbours: %s", named)
     return met

@@ -28,6 +28,7 @@ __all__ = ["Contribution", "Ring", "RoundSum", "sum_specs"]
 
 _MOST_LETTERS = 1000  # of a contribution: a name of 64, and numbers
 _MOST_MEMBERS = 10_000
+_TOO_HEAVY = Fraction(10**60)
 _WEIGHT = re.compile(r"[0-9]{1,400}(/[1-9][0-9]{0,400})?")
 
 
@@ -86,6 +87,8 @@ class RoundSum(NamedTuple):
             InvalidPayload: if it is no sum of so many numbers.
         """
         packed, integers_I, written = tensors
+        if not numbers and packed.numel():
+            raise InvalidPayload(f"a sum of no numbers must have no lanes, got {packed.numel()} numbers")
         if numbers and (packed.numel() % numbers or not 0 < packed.numel() <= MOST_LANES * numbers):
             raise InvalidPayload(f"a sum must have up to {MOST_LANES} lanes of {numbers}, got {packed.numel()} numbers")
         try:
@@ -231,6 +234,7 @@ def _contribution(name: Any, samples: Any, weight: Any, train_loss: Any) -> Cont
     if not _WEIGHT.fullmatch(weight) or not isinstance(train_loss, float | int):
         raise InvalidPayload("a sum must have weights that are whole numbers or fractions")
     exact = Fraction(weight)
-    if reason := refusal_of_numbers(samples, float(exact), train_loss):
+    # float64 has no number for some
+    if reason := refusal_of_numbers(samples, float(min(exact, _TOO_HEAVY)), train_loss):
         raise InvalidPayload(reason)
     return Contribution(name, samples, exact, float(train_loss))

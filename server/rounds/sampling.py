@@ -73,6 +73,15 @@ class Sampling(Hyperparameters, ABC):
             InvalidExperiment: if it cannot draw such a cohort.
         """
 
+    def most(self, cohort: int, population: int) -> int:
+        """Largest number of clients that a round asks.
+
+        Args:
+            cohort: those that it is to ask.
+            population: all clients.
+        """
+        return cohort
+
     def sample(self, draw: CohortDraw) -> list[int | str]:
         """Clients of a round, in the fleet's order."""
         nodes = draw.fleet.available()
@@ -103,6 +112,10 @@ class Weighted(Sampling):
     clients alike to be fair to samples (Li et al. 2020, 1907.02189, scheme I). A round looks at every client's size.
     """
 
+    def needs(self) -> Sequence[Term]:
+        """Clients' numbers of samples."""
+        return (Term(Feature.CLIENT_NUMBERS, "write rounds.sampling: uniform", subject="rounds.sampling weighted"),)
+
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Draw by samples."""
         return draw.by_samples(draw.size)
@@ -130,6 +143,10 @@ class Poisson(Sampling):
         """Rounds that wait for a cohort: others would draw again until a client is in it."""
         return (Term(Feature.COHORTS, "write rounds.sampling: uniform", subject="rounds.sampling poisson"),)
 
+    def most(self, cohort: int, population: int) -> int:
+        """All of them, by chance."""
+        return population
+
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Draw each registered client with the same probability; keep the available ones."""
         members, generator = draw.fleet.registered(), draw.generator
@@ -152,6 +169,11 @@ class PowerOfChoice(Sampling):
     """
 
     candidates: PositiveInt | None = None
+
+    def needs(self) -> Sequence[Term]:
+        """Clients' losses and numbers of samples."""
+        subject = "rounds.sampling power_of_choice"
+        return (Term(Feature.CLIENT_NUMBERS, "write rounds.sampling: uniform", subject=subject),)
 
     def check(self, cohort: int) -> None:
         """Check that the candidates are not fewer than the cohort.

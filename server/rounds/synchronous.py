@@ -181,6 +181,19 @@ class Synchronous(Rounds):
                     "every round: leave it out, or choose an algorithm over mean such as fedavg"
                 )
 
+    def lacks(self) -> Sequence[Term]:
+        """Fixed cohorts, where others are asked for clients that fail or are slow."""
+        found = [("quorum", "0", self.quorum)] if self.quorum else []
+        found += [("backup_after_s", "null", self.backup_after_s)] if self.backup_after_s is not None else []
+        return [
+            Term(Feature.FIXED_COHORTS, f"write rounds.{key}: {plain}", subject=f"rounds.{key} {value}")
+            for key, plain, value in found
+        ]
+
+    def most_asked(self, population: int) -> int:
+        """Largest number of clients that get a task in a round."""
+        return self.rule.most(self.asked_of(population), population)
+
     def cohort_of(self, population: int) -> int:
         """Number of clients that are to answer in a round."""
         return population if self.cohort == "all" else min(self.cohort, population)

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -174,8 +175,18 @@ def test_rules_that_use_the_gradient_reach_the_true_optimum(rule: PeerRule) -> N
     """On a ring of unequal quadratics, where D-PSGD ends beside it, by its closed form."""
     descend = Quadratics.random(PEERS, PARAMETERS, 0.1)
     # ρ of this ring is 0.80, and η a about 0.1: 1,500 rounds take the error far below a rounding.
-    x_NP = after(rule, first_state(rule, start(1)), 1500, descend, weights_of(ring)).model_NP
+    state = after(rule, first_state(rule, start(1)), 1500, descend, weights_of(ring))
+    x_NP = state.model_NP
     assert torch.allclose(x_NP, descend.optimum_P.expand_as(x_NP), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [D2(), GradientTracking()], ids=lambda rule: type(rule).__name__)
+def test_rules_that_use_the_gradient_bear_a_schedule(rule: PeerRule) -> None:
+    """The step size falls long before the optimum is reached."""
+    descend = Quadratics.random(PEERS, PARAMETERS, 0.1)
+    early = after(rule, first_state(rule, start(1)), 5, descend, weights_of(ring))
+    x_NP = after(rule, early, 4000, replace(descend, step_size=0.03), weights_of(ring)).model_NP
+    assert torch.allclose(x_NP, descend.optimum_P.expand_as(x_NP), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("rule", PLAIN, ids=lambda rule: rule.order)

@@ -24,7 +24,7 @@ __all__ = ["Deployment", "Program", "Relay", "free_port", "relayed", "wait_for"]
 _Found = TypeVar("_Found")
 _LIMIT_S = 120.0
 _CLIENTS = 3
-_IMPATIENT_SERVER = {"heartbeat_s": 0.3, "silence_s": 3.0, "lease_s": 60.0, "stall_s": 5.0}
+_IMPATIENT_SERVER = {"heartbeat_s": 0.3, "silence_s": 3.0, "lease_s": 60.0, "stall_s": 5.0, "session_s": 5.0}
 _IMPATIENT_NODE = {"silence_s": 3.0, "call_s": 20.0, "most_backoff_s": 0.5}
 
 
@@ -111,6 +111,7 @@ class Deployment:
         keys: the experiment's keys.
         clients: how many there are in its data.
         insecure: whether it goes without certificates.
+        secure: the nodes take part under secure aggregation alone, in sums of at least three.
         patience: of the server, where it is another than a test's usual one.
         node_patience: of nodes.
     """
@@ -119,6 +120,7 @@ class Deployment:
     keys: Mapping[str, Any]
     clients: int = _CLIENTS
     insecure: bool = True
+    secure: bool = False
     patience: Mapping[str, float] = field(default_factory=dict)
     node_patience: Mapping[str, float] = field(default_factory=dict)
     host = "127.0.0.1"
@@ -146,14 +148,16 @@ class Deployment:
         listen = ["--listen", f"{self.host}:{self.port}", "--min-nodes", str(min_nodes or self.clients)]
         return self._start([*prefix, *_fed(_IMPATIENT_SERVER, self.patience), "server", *what, *listen, *secret])
 
-    def client(self, client: int, *, port: int | None = None) -> Program:
+    def client(self, client: int, *, port: int | None = None, dies_at: str = "") -> Program:
         """A node that runs, whether it has joined already or not."""
         secret = ["--insecure", "--name", str(client)]
         if not self.insecure:
             secret = ["--credentials", str(self.folder / "keys" / "nodes" / str(client))]
         where = ["--server", f"{self.host}:{port or self.port}", "--data", str(self.folder / f"{client}.yaml")]
         where += ["--state", str(self.folder / f"state-{client}")]
-        return self._start([*_fed(_IMPATIENT_NODE, self.node_patience), "client", *where, *secret])
+        where += ["--secure", "--minimum-cohort", "3"] if self.secure else []
+        times = {**self.node_patience, **({"dies_at": dies_at} if dies_at else {})}
+        return self._start([*_fed(_IMPATIENT_NODE, times), "client", *where, *secret])
 
     def all_clients(self) -> list[Program]:
         return [self.client(client) for client in range(self.clients)]
@@ -301,11 +305,14 @@ from fed.wire.dialling import DialPatience
 times, sys.argv = json.loads(sys.argv[1]), ["fed", *sys.argv[2:]]
 for kind in (Patience, DialPatience):
     kind.__init__.__defaults__ = tuple(times.get(part.name, part.default) for part in fields(kind))
+if "dies_at" in times:
+    from tests.server.dying import die_at
+    die_at(times["dies_at"])
 sys.exit(main())
 """
 
 
-def _fed(usual: Mapping[str, float], others: Mapping[str, float]) -> tuple[str, ...]:
+def _fed(usual: Mapping[str, float], others: Mapping[str, Any]) -> tuple[str, ...]:
     """The command ``fed``, whose time limits are a test's."""
     return sys.executable, "-c", _FED, json.dumps({**usual, **others})
 

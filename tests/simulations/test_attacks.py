@@ -157,7 +157,19 @@ def test_the_updates_of_attackers_change_and_nothing_else() -> None:
         assert torch.equal(answer.mean_update_M[5:], row(client)[5:])
         unchanged = trained[client]._replace(mean_update_M=answer.mean_update_M)
         assert answer == unchanged
-        assert answer[4:] == (client + 1.0, NO_INTEGERS, (client + 1,), (0.1 * client,), 56, None, None, 0, "", False)
+        assert answer[4:] == (
+            client + 1.0,
+            NO_INTEGERS,
+            (client + 1,),
+            (0.1 * client,),
+            56,
+            None,
+            None,
+            None,
+            0,
+            "",
+            False,
+        )
     mean_P = np.mean([row(client)[:5].numpy() for client in honest], axis=0)
     for client in honest:
         assert torch.equal(said[client].mean_update_M, row(client))

@@ -49,7 +49,10 @@ def test_everything_is_told_of_each_codec(kind: str, capsys: pytest.CaptureFixtu
     ("kind", "lines"),
     [
         ("natural", ["bound ω ≤ 1/8", "goes around it, and scales each message", "behind it zstd error feedback"]),
-        ("topk", ["properties contraction", "bound δ ≥ k/d", "before it randomk, powersgd, sketch behind it int8"]),
+        (
+            "topk",
+            ["properties contraction", "bound δ ≥ k/d", "before it randomk, powersgd, sketch, rotation behind it int8"],
+        ),
         (
             "dgc",
             [

@@ -73,6 +73,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "samples": "trains on 6 samples",
             "signature": "of 3 (float32)",
             "held": "ids of the tasks that it holds",
+            "hides_numbers": "whether it takes part under secure aggregation alone",
         },
         "Signature": {
             "input_shape": "of 3",
@@ -81,6 +82,15 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "columns": "names of columns",
             "labels": "names of columns and classes",
             "names_sha256": "the hash",
+        },
+        "FromSession": {
+            "task": "for each task a masked message",
+            "attempt": "for each task a masked message",
+            "keys": "for its mask keys",
+            "shares": "encrypted shares",
+            "consent": "signatures",
+            "unmasking": "shares of masks",
+            "aborted": "the reason why it ends the session",
         },
         "Heartbeat": {"held": "ids of the tasks that it holds"},
         "Failed": {

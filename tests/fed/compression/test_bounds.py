@@ -12,6 +12,7 @@ from fed.compression.codec import Codec, Draw, Values
 from fed.compression.eden import Eden
 from fed.compression.powersgd import PowerSGD
 from fed.compression.quantisers import FP4, QSGD, Int8, Natural, Sign, TernGrad, TwoLevel
+from fed.compression.rotation import block_sizes
 from fed.compression.sketch import Sketch
 from fed.compression.sparsifiers import STC, RandomK, Threshold, TopK
 from fed.config.registry import CODECS
@@ -54,6 +55,9 @@ MOST: dict[str, float] = {
     "topk two_level": 1 - A_64TH / NUMBERS / -(-A_64TH // 2),
     "topk int8 zstd": 1 - KEPT / NUMBERS * (1 - KEPT / 254**2),
     "zstd": 0.0,
+    # A dozen roundings of float64.
+    "rotation": (12 * 2.0**-53) ** 2,
+    "rotation int8": (sum(block_sizes(NUMBERS)) - 1) / 254**2,
 }
 
 

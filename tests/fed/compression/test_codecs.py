@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Codec, CodecState, Draw, Values
-from fed.compression.eden import Eden, rotate
+from fed.compression.eden import Eden
 from fed.compression.lossless import Zstd
 from fed.compression.powersgd import PowerSGD
 from fed.compression.quantisers import (
@@ -26,6 +26,7 @@ from fed.compression.quantisers import (
     TernGrad,
     TwoLevel,
 )
+from fed.compression.rotation import Rotation, rotate
 from fed.compression.sketch import Sketch
 from fed.compression.sparsifiers import DGC, STC, RandomK, Threshold, TopK, largest
 from fed.errors import InvalidInput, InvalidPayload
@@ -54,6 +55,7 @@ CODECS: dict[str, Codec | Zstd] = {
     "eden_4": Eden(bits=4),
     "powersgd": PowerSGD(rank=2),
     "sketch": Sketch(fraction=0.5, read=0.1),
+    "rotation": Rotation(),
     "zstd": Zstd(),
 }
 CHAINS: dict[str, tuple[Codec | Zstd, ...]] = {name: (codec,) for name, codec in CODECS.items()} | {
@@ -64,6 +66,8 @@ CHAINS: dict[str, tuple[Codec | Zstd, ...]] = {name: (codec,) for name, codec in
     "randomk eden": (RandomK(fraction=0.5), Eden(bits=2)),
     "dgc sign zstd": (DGC(), Sign(), Zstd()),
     "sketch float16": (Sketch(fraction=0.5), Float16()),
+    "rotation randomk": (Rotation(), RandomK(fraction=0.5)),
+    "rotation int8": (Rotation(), Int8()),
 }
 LAYERS = (
     torch.Size([30, 20]),
@@ -197,6 +201,9 @@ GROWING = {
     "sketch float16",
     "dgc",
     "dgc sign zstd",
+    "rotation",
+    "rotation randomk",
+    "rotation int8",
 }
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from fed.errors import InvalidCredentials, OutputExists
 from fed.identity.authority import Authority, default_hosts
-from fed.identity.certificates import Pair, Role, fingerprint, issue, now
+from fed.identity.certificates import Pair, Role, fingerprint, issue, now, public_key_of
 from fed.identity.credentials import NodeCredentials, ServerCredentials, peer_of
 from fed.identity.roster import Roster, keep
 from fed.storage.atomic_files import write_atomically
@@ -241,10 +241,9 @@ def generous() -> Iterator[None]:
 def test_node_folder_is_complete_minimal_and_private_to_its_owner(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "keys")
     place = authority.issue("ann")
-    assert sorted(path.name for path in place.iterdir()) == ["authority.pem", "certificate.pem", "key.pem"]
-    assert sorted(path.name for path in (authority.folder / "server").iterdir()) == [
-        *("authority.pem", "certificate.pem", "key.pem", "roster.json")
-    ]
+    common = ["authority.pem", "certificate.pem", "identities.json", "key.pem"]
+    assert sorted(path.name for path in place.iterdir()) == common
+    assert sorted(path.name for path in (authority.folder / "server").iterdir()) == [*common, "roster.json"]
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [authority.folder, *authority.folder.rglob("*")]}
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
@@ -347,7 +346,32 @@ def test_revoking_needs_no_authority_key(authority: Authority) -> None:
     (authority.folder / "authority/key.pem").unlink()
     assert Authority.load(authority.folder).revoke("ann").revoked is not None
     with pytest.raises(InvalidCredentials, match=r"authority/key\.pem: no such file"):
+        authority.sign_identities()
+    with pytest.raises(InvalidCredentials, match=r"authority/key\.pem: no such file"):
         authority.issue("bob")
+
+
+def test_identities_are_signed_again_once_the_key_is_back(authority: Authority) -> None:
+    for name in ("ann", "bob"):
+        authority.issue(name)
+    key = authority.folder / "authority" / "key.pem"
+    away = key.rename(key.with_name("away"))
+    authority.revoke("ann")
+    credentials = ServerCredentials.load(authority.folder)
+    assert [*credentials.identities().points] == ["ann", "bob"]
+    away.rename(key)
+    before = credentials.identities().version
+    authority.sign_identities()
+    assert [*credentials.identities().points] == ["bob"]
+    assert credentials.identities().version == before + 1
+
+
+def test_identities_survive_folders_that_were_moved_away(authority: Authority) -> None:
+    place = authority.issue("ann")
+    key = public_key_of((place / "certificate.pem").read_bytes())
+    shutil.rmtree(place)
+    authority.issue("bob")
+    assert ServerCredentials.load(authority.folder).identities().known().keys["ann"] == key
 
 
 def test_many_that_issue_at_once_lose_nobody(authority: Authority) -> None:

@@ -278,6 +278,26 @@ def test_the_page_of_a_real_peer_shows_what_it_saw() -> None:
     assert "What became of tasks" not in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "travelled in clear: the coordinator could see them"),
+        ({"hierarchy": {"kind": "edges", "fan_out": 3}}, "its edges could see those of their clients"),
+        ({"secure_aggregation": {"max_weight": 400}}, "the sums of 2 rounds, each over 6 clients"),
+        ({"secure_aggregation": {"max_weight": 3, "clip": 0.001}}, "% of a round's numbers were clipped"),
+        ({"secure_aggregation": {"max_weight": 3}}, "12 weights were capped"),
+        ({"secure_aggregation": {"max_weight": 400}, "devices.failure": 0.9}, "in no round were enough clients left"),
+        ({"algorithm": "dpsgd"}, ""),
+    ],
+    ids=str,
+)
+def test_page_says_what_the_coordinator_could_see(changes: dict[str, Any], words: str) -> None:
+    run = fed.simulate(fed.Experiment().override({"data.clients": 6, "rounds.count": 2, **changes}))
+    text = "".join(Reading(run_report(run, None)).texts)
+    assert words in text
+    assert ("What the coordinator could see" in text) == bool(words)
+
+
 def test_interrupted_run_says_so() -> None:
     run = fed.simulate(fed.Experiment().override({"data.clients": 5, "rounds.count": 1}))
     cut_short = fed.Run(run.experiment, [], {**run.summary, "status": "interrupted", "rounds": 0}, run.model)

@@ -3,19 +3,23 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fed.clients.data import FederatedData, Names, Pair
 from fed.clients.node.edge_node import EdgeNode
 from fed.clients.node.own_data import described
+from fed.clients.node.sessions import SecureNode
 from fed.clients.node.training import NodeTraining
 from fed.clients.training.work_items import Train
 from fed.config.experiment import Experiment
 from fed.wire.dialling import DialPatience
 from fed.wire.format import TaskSpec
 from fed.wire.protocol_pb2 import Answer, Assignment, Examination, Failed, Joining, Plan, Scores
+
+if TYPE_CHECKING:
+    from fed.secure_aggregation.fixed_point import FixedPoint
 
 __all__ = ["ThreadedNode", "ThreadedTraining", "nodes_of"]
 
@@ -36,6 +40,7 @@ class ThreadedTraining:
         self.training: NodeTraining | None = None
         self._plan = Plan()
         self.spec = TaskSpec()
+        self.fixed: FixedPoint | None = None
         self.orders: list[tuple[Assignment, float | None, bytes]] = []
         self.answers: list[tuple[Answer | Failed, bytes]] = []
         self.worked: list[Train] = []
@@ -48,7 +53,7 @@ class ThreadedTraining:
             self._experiment, self._plan = experiment, plan
             self.training = self.made_anew()
             self.training._work = self._noting(self.training._work)
-            self.spec = self.training.spec()
+            self.spec, self.fixed = self.training.spec(), self.training.fixed
 
     def made_anew(self) -> NodeTraining:
         """As a process that has done nothing yet."""
@@ -82,13 +87,22 @@ class ThreadedNode:
         pair: its samples.
         folder: of its own.
         allowed: code that it accepts.
+        secure: its sessions; None: it hides nothing.
     """
 
-    def __init__(self, port: int, client: int | str, pair: Pair, folder: Path, allowed: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        port: int,
+        client: int | str,
+        pair: Pair,
+        folder: Path,
+        allowed: Sequence[str] = (),
+        secure: SecureNode | None = None,
+    ) -> None:
         self.training = ThreadedTraining(client, pair, Names(), folder / "kept")
         training: Any = self.training
         where = f"127.0.0.1:{port}", None, str(client), client
-        self.node = EdgeNode(*where, training, folder / "files", allowed, patience=PATIENCE)
+        self.node = EdgeNode(*where, training, folder / "files", allowed, secure=secure, patience=PATIENCE)
         self._thread = threading.Thread(target=self.node.run, daemon=True)
         self._thread.start()
 

@@ -9,6 +9,7 @@ import pytest
 from fed.errors import InvalidExperiment
 from fed.server.peer.membership import Member
 from fed.server.peer.network import meeting
+from fed.topology.weights import is_doubly_stochastic, mixing_matrix
 
 
 def members(listening: list[bool]) -> list[Member]:
@@ -44,6 +45,17 @@ def test_a_graph_stays_connected_whoever_only_dials(is_directed: bool) -> None:
         assert all(listening[one] or listening[other] for one, other in met.edges)
         kept = {(one, other) for one, other in graph.edges if listening[one] or listening[other]}
         assert kept <= {*met.edges} | {(other, one) for one, other in met.edges if not is_directed}
+
+
+def test_graph_with_weights_of_its_own_is_weighed_anew() -> None:
+    """As MATCHA's is, whose weights are those of its edges."""
+    graph = nx.cycle_graph(6)
+    nx.set_edge_attributes(graph, dict.fromkeys(graph.edges, 0.45), "weight")
+    whole = meeting(members([True] * 6), graph)
+    assert nx.get_edge_attributes(whole, "weight")
+    met = meeting(members([True, False, False, True, False, False]), graph)
+    assert is_doubly_stochastic(mixing_matrix(met))
+    assert nx.get_edge_attributes(graph, "weight")
 
 
 def test_somebody_must_listen() -> None:

@@ -97,6 +97,7 @@ def written(*contributions: Sequence[object]) -> Tensor:
         (2, written(["ann", 1, "0", 0.5]), "weight must be positive"),
         (2, written(["ann", 1, "1/0", 0.5]), "weights that are"),
         (2, written(["ann", 1, "9" * 300, 0.5]), "weight must be positive and at most"),
+        (2, written(["ann", 1, "1" + "0" * 399, 0.5]), "weight must be positive and at most"),
         (2, written(["ann", 1, "1e9", 0.5]), "weights that are"),
         (2, written(["ann", 1, "1", float("nan")]), "loss must be finite"),
         (2, written(["ann", 1, "1"]), "whose updates"),
@@ -116,3 +117,10 @@ def test_weights_travel_exactly() -> None:
     weight = 0.1
     total = RoundSum.of("7", update_of(0, 2)._replace(weight=weight), 2)
     assert RoundSum.read(total.tensors(), 2).contributions[0].weight == Fraction(weight)
+
+
+def test_sum_of_no_numbers_has_no_lanes() -> None:
+    """As a ring's chunk is where there are fewer numbers than members."""
+    tensors = RoundSum.of("7", update_of(0, 2), 2).tensors()
+    with pytest.raises(InvalidPayload, match="no lanes"):
+        RoundSum.read(tensors, 0)

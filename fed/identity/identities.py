@@ -1,0 +1,122 @@
+"""Identities of all clients, signed by their authority: what each client knows of the others under secure aggregation.
+
+A file of two lines: a JSON object with a ``version`` and the ``clients``, name → public key (a point of P-256,
+compressed, in hexadecimal digits), and the authority's signature of that line. Whoever has the authority's certificate
+can check it, wherever it comes from; a later version takes the place of an earlier one, and never the other way round.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fed.errors import InvalidCredentials
+from fed.identity.certificates import private_key_of, public_key_of
+from fed.secure_aggregation.key_agreement import digest, is_signed, sign
+from fed.secure_aggregation.terms import KnownIdentities
+from fed.wire.protocol import NODE_NAME
+
+__all__ = ["IDENTITIES_FILE", "SignedIdentities", "signed_identities"]
+
+IDENTITIES_FILE = "identities.json"
+"""Name of the file, in the server's folder and in each node's."""
+
+_MOST_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class SignedIdentities:
+    """The content of the file.
+
+    Args:
+        version: which grows with every change.
+        points: name → public key, in hexadecimal digits.
+        content: the whole file.
+    """
+
+    version: int
+    points: Mapping[str, str]
+    content: bytes
+
+    @classmethod
+    def read(cls, content: bytes, authority_pem: bytes) -> "SignedIdentities":
+        """Identities that the authority has signed.
+
+        Args:
+            content: of the file, from anyone.
+            authority_pem: the authority's certificate.
+
+        Raises:
+            InvalidCredentials: if they are not.
+        """
+        first, _, second = content.partition(b"\n")
+        try:
+            signature = bytes.fromhex(second.decode())
+        except ValueError:
+            signature = b""
+        if len(content) > _MOST_BYTES or not is_signed(public_key_of(authority_pem), _signed(first), signature):
+            raise InvalidCredentials(
+                "the identities must be signed by this node's authority, got others: copy identities.json anew from "
+                "the authority's folder"
+            )
+        said = json.loads(first)  # the authority's own words
+        return cls(said["version"], said["clients"], content)
+
+    @classmethod
+    def newest(cls, *found: "SignedIdentities | None") -> "SignedIdentities | None":
+        """The one of the latest version; None if there is none."""
+        there = [one for one in found if one is not None]
+        return max(there, key=lambda one: one.version) if there else None
+
+    def known(self) -> KnownIdentities:
+        """Identities as sessions use them."""
+        return KnownIdentities(_Keys(self.points), digest("identities known", self.content))
+
+
+class _Keys(Mapping[str, ec.EllipticCurvePublicKey]):
+    """Public keys by name, each made when it is asked for."""
+
+    def __init__(self, points: Mapping[str, str]) -> None:
+        self._points = points
+        self._made: dict[str, ec.EllipticCurvePublicKey] = {}
+
+    def __getitem__(self, name: str) -> ec.EllipticCurvePublicKey:
+        if name not in self._made:
+            point = bytes.fromhex(self._points[name])
+            self._made[name] = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
+        return self._made[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+def signed_identities(
+    version: int, certificates_pem: Mapping[str, bytes], points: Mapping[str, str], authority_key_pem: bytes
+) -> bytes:
+    """The content of a file of identities.
+
+    Args:
+        version: of it.
+        certificates_pem: name → certificate, of clients whose certificates are at hand.
+        points: name → public key as the file writes it, of the others.
+        authority_key_pem: the authority's private key, which signs.
+
+    Raises:
+        InvalidCredentials: if a certificate or the key cannot be used.
+    """
+    found = dict(points)
+    for name, certificate_pem in certificates_pem.items():
+        key = public_key_of(certificate_pem)
+        found[name] = key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint).hex()
+    assert all(map(NODE_NAME.fullmatch, found))
+    line = json.dumps({"version": version, "clients": dict(sorted(found.items()))}).encode()
+    return line + b"\n" + sign(private_key_of(authority_key_pem), _signed(line)).hex().encode()
+
+
+def _signed(line: bytes) -> bytes:
+    return digest("identities", line)

@@ -1,0 +1,1 @@
+"""Secure aggregation: a coordinator that learns the sum of its clients' messages, and nothing else of them."""

@@ -1,0 +1,280 @@
+"""Client's side of a session: a state machine without I/O or clock, that aborts by default."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from torch import Tensor
+
+from fed.errors import InvalidPayload, SessionFailed
+from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, digest, open_box, seal, sign
+from fed.secure_aggregation.masks import Mask, add_masks
+from fed.secure_aggregation.shamir import SHARE_BYTES, share
+from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.storage.atomic_files import write_atomically
+from fed.wire.protocol_pb2 import (
+    Box,
+    Consent,
+    Consents,
+    Delivery,
+    KeyList,
+    RevealedShare,
+    SealedShares,
+    SessionKeys,
+    Survivors,
+    Unmasking,
+)
+
+__all__ = ["ClientPhase", "RevealedRounds", "SessionClient"]
+
+
+class ClientPhase(IntEnum):
+    """Message that a client of a session expects next."""
+
+    OPENING = 0
+    KEYS = 1
+    SHARES = 2
+    SURVIVORS = 3
+    CONSENTS = 4
+    OVER = 5
+
+
+class SessionClient:
+    """A client in one session; each method takes what the coordinator said and gives what the client answers.
+
+    A message out of its phase, or one that breaks a rule, ends the session: nothing is revealed after it.
+
+    Attributes:
+        phase: what it expects next.
+
+    Args:
+        name: of the client.
+        identity: its long-term private key, which signs.
+        identities: all clients', known beforehand.
+        terms: of the session, as the client itself has made them.
+        entropy: count → so many random bytes, of the system's cryptographic source on real nodes.
+
+    Raises:
+        SessionFailed: by each method, with the rule that was broken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        identity: EllipticCurvePrivateKey,
+        identities: Identities,
+        terms: Terms,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self.phase = ClientPhase.OPENING
+        self._name = name
+        self._identity = identity
+        self._identities = identities
+        self._terms = terms
+        self._entropy = entropy
+        self._sealing, self._masking = AgreementKey.draw(entropy), AgreementKey.draw(entropy)
+        self._seed = entropy(KEY_BYTES)
+        self._session: Session | None = None
+        self._place = -1
+        self._keys: dict[int, SessionKeys] = {}  # of neighbours
+        self._shares: dict[int, bytes] = {}  # by owner's place: of its seed, then of its masking key
+        self._masked_with: frozenset[int] = frozenset()
+        self._survivors: tuple[int, ...] = ()
+        self._survivors_signed = b""
+
+    def open(self) -> SessionKeys:
+        """Fresh keys, signed."""
+        with self._phase(ClientPhase.OPENING, ClientPhase.KEYS):
+            sealing, masking = self._sealing.public, self._masking.public
+            signature = sign(self._identity, self._terms.keys_signed(sealing, masking))
+            self._own = SessionKeys(sealing=sealing, masking=masking, signature=signature)
+            return self._own
+
+    def share(self, listed: KeyList) -> SealedShares:
+        """Shares of the own secrets, sealed for each neighbour.
+
+        Args:
+            listed: all clients, and the neighbours' keys.
+        """
+        with self._phase(ClientPhase.KEYS, ClientPhase.SHARES):
+            session = self._agreed(listed)
+            holders = session.graph.holders(self._place)
+            secrets = self._seed, self._masking.private
+            drawn = [share(secret, session.degree.threshold, len(holders), self._entropy) for secret in secrets]
+            of_holder = {holder: b"".join(parts) for holder, *parts in zip(holders, *drawn, strict=True)}
+            if self._place in of_holder:
+                self._shares[self._place] = of_holder.pop(self._place)
+            boxes = [
+                Box(place=holder + 1, sealed=seal(self._sealing_key(self._place, holder), content))
+                for holder, content in of_holder.items()
+            ]
+            return SealedShares(seed_sha256=session.seed_commitment(self._name, self._seed), boxes=boxes)
+
+    def mask(self, delivery: Delivery, lanes: Tensor) -> Tensor:
+        """The masked message; ``lanes`` are masked in place.
+
+        Args:
+            delivery: boxes of the neighbours that have shared their secrets.
+            lanes: the client's message, signed integers.
+        """
+        with self._phase(ClientPhase.SHARES, ClientPhase.SURVIVORS):
+            session = self._of_session()
+            if lanes.numel() != self._terms.fixed.lanes or lanes.dtype != self._terms.fixed.dtype:
+                raise SessionFailed("a message must have the lanes of the session's terms, got others")
+            senders = [box.place - 1 for box in delivery.boxes]
+            if len(set(senders)) != len(senders) or not self._keys.keys() >= set(senders):
+                raise SessionFailed("boxes must be from neighbours, one of each, got others")
+            if len(senders) < session.consents:
+                raise SessionFailed(
+                    f"at least {session.consents} neighbours must have shared their secrets, got {len(senders)}"
+                )
+            for box in delivery.boxes:
+                content = open_box(self._sealing_key(box.place - 1, self._place), box.sealed)
+                if len(content) != 2 * SHARE_BYTES:
+                    raise SessionFailed(f"a box must hold two shares of {SHARE_BYTES} bytes, got {len(content)} bytes")
+                self._shares[box.place - 1] = content
+            self._masked_with = frozenset(senders)
+            masks = [Mask(self._seed, is_added=True)]
+            for other in senders:
+                key = self._masking.agree(self._keys[other].masking, session.id, "mask")
+                masks.append(Mask(key, is_added=self._place < other))
+            numbers = lanes.numpy()
+            add_masks(numbers.view(f"u{numbers.itemsize}"), masks)
+            return lanes
+
+    def consent(self, survivors: Survivors) -> Consent:
+        """Signature under the survivors.
+
+        Args:
+            survivors: the clients whose masked messages are in the sum.
+        """
+        with self._phase(ClientPhase.SURVIVORS, ClientPhase.CONSENTS):
+            session = self._of_session()
+            self._survivors = session.unpack(survivors.places)
+            if self._place not in self._survivors:
+                raise SessionFailed("a survivors' list without oneself is not for oneself")
+            if len(self._survivors) < session.least:
+                raise SessionFailed(f"the sum must be of at least {session.least} clients, got {len(self._survivors)}")
+            if unknown := self._keys.keys() & set(self._survivors) - self._masked_with:
+                raise SessionFailed(f"{len(unknown)} of the survivors had shared no secrets")
+            self._survivors_signed = session.survivors_signed(survivors.places)
+            return Consent(signature=sign(self._identity, self._survivors_signed))
+
+    def unmask(self, consents: Consents) -> Unmasking:
+        """Shares of the survivors' seeds and of the others' masking keys, never both of one client.
+
+        Args:
+            consents: of enough neighbours, under the same survivors.
+        """
+        with self._phase(ClientPhase.CONSENTS, ClientPhase.OVER):
+            session = self._of_session()
+            signers = [consent.place - 1 for consent in consents.consents]
+            known = self._masked_with & set(self._survivors)
+            if len(set(signers)) != len(signers) or not known >= set(signers) or len(signers) < session.consents:
+                raise SessionFailed(
+                    f"{session.consents} other neighbours among the survivors must consent, once each, got "
+                    f"{len(known & set(signers))}"
+                )
+            for consent in consents.consents:
+                name = session.names[consent.place - 1]
+                if not self._identities.is_signed(name, self._survivors_signed, consent.signature):
+                    raise SessionFailed(f"{name!r} has not consented to these survivors")
+            seeds: list[RevealedShare] = []
+            keys: list[RevealedShare] = []
+            for owner, shares in sorted(self._shares.items()):
+                survived = owner in self._survivors
+                part = shares[:SHARE_BYTES] if survived else shares[SHARE_BYTES:]
+                (seeds if survived else keys).append(RevealedShare(place=owner + 1, share=part))
+            return Unmasking(seeds=seeds, keys=keys)
+
+    def abort(self) -> None:
+        """End the session: nothing is revealed any more."""
+        self.phase = ClientPhase.OVER
+        self._shares.clear()
+
+    def _agreed(self, listed: KeyList) -> Session:
+        """The session of these clients, once the list is known to be right."""
+        names = [client.name for client in listed.clients]
+        session = Session(self._terms, names, [client.keys_sha256 for client in listed.clients])
+        own = keys_digest(self._name, self._own)
+        if self._name not in names or session.keys_sha256[names.index(self._name)] != own:
+            raise SessionFailed("the list of keys must have one's own, got another")
+        self._session, self._place = session, names.index(self._name)
+        self._keys = {placed.place - 1: placed.keys for placed in listed.neighbours}
+        neighbours = session.graph.neighbours(self._place)
+        if len(listed.neighbours) != len(neighbours) or self._keys.keys() != set(neighbours):
+            raise SessionFailed("the keys must be those of one's neighbours, once each, got others")
+        if strangers := [name for name in names if not self._identities.knows(name)]:
+            raise SessionFailed(f"{strangers[0][:64]!r} is listed with its keys, and not known here")
+        for place, keys in self._keys.items():
+            name = names[place]
+            signed = self._terms.keys_signed(keys.sealing, keys.masking)
+            if keys_digest(name, keys) != session.keys_sha256[place]:
+                raise SessionFailed(f"the keys of {name!r} differ from those in the list")
+            if not self._identities.is_signed(name, signed, keys.signature):
+                raise SessionFailed(f"the keys of {name!r} are not signed by it, for this session")
+        return session
+
+    def _sealing_key(self, sender: int, receiver: int) -> bytes:
+        other = receiver if sender == self._place else sender
+        purpose = f"box from {sender} to {receiver}"
+        return self._sealing.agree(self._keys[other].sealing, self._of_session().id, purpose)
+
+    def _of_session(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    @contextlib.contextmanager
+    def _phase(self, expected: ClientPhase, following: ClientPhase) -> Iterator[None]:
+        """Pass from one phase to the next, or end the session."""
+        try:
+            if self.phase is not expected:
+                raise SessionFailed(f"a message for the phase {expected.name} came in the phase {self.phase.name}")
+            yield
+        except InvalidPayload as error:
+            self.abort()
+            raise SessionFailed(str(error)) from None
+        except BaseException:
+            self.abort()
+            raise
+        if self.phase is expected:  # else another thread has ended the session
+            self.phase = following
+
+
+class RevealedRounds:
+    """Rounds in which a client has revealed shares, so that it joins no other session of them.
+
+    Another session with the same message and other clients would let the coordinator subtract. What was revealed is on
+    the disk before it leaves, so that a client that is killed knows it when it comes back.
+
+    Args:
+        path: of the file.
+        run: names the run; what another run wrote is forgotten.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        # a digest, since the server chooses the name
+        self._path, self._run, self._last = path, digest("run", run.encode()).hex(), 0
+        if path.exists():
+            name, number = path.read_text().splitlines()
+            self._last = int(number) if name == self._run else 0
+
+    def check(self, number: int) -> None:
+        """Check that a session of a round may be joined.
+
+        Raises:
+            SessionFailed: if shares of this round, or of a later one, were revealed.
+        """
+        if number <= self._last:
+            raise SessionFailed(f"shares of round {self._last} were revealed: no other session of round {number}")
+
+    def reveal(self, number: int) -> None:
+        """Note that shares of a round are revealed, before they are.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        self._last = max(number, self._last)
+        write_atomically(self._path, f"{self._run}\n{self._last}\n".encode(), mode=0o600)

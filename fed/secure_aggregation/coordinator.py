@@ -1,0 +1,308 @@
+"""Coordinator's side of a session: a state machine without I/O or clock, that holds one sum and no client's message."""
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+
+from torch import Tensor
+
+from fed.errors import InvalidPayload, SessionFailed
+from fed.machine import usable_cores
+from fed.secure_aggregation.fixed_point import SecureSum
+from fed.secure_aggregation.key_agreement import BOX_BYTES, DIGEST_BYTES, KEY_BYTES, AgreementKey
+from fed.secure_aggregation.masks import Mask, add_masks
+from fed.secure_aggregation.shamir import SHARE_BYTES, recover
+from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.wire.protocol_pb2 import (
+    Box,
+    Consent,
+    Consents,
+    Delivery,
+    KeyList,
+    ListedClient,
+    PlacedConsent,
+    PlacedKeys,
+    SealedShares,
+    SessionKeys,
+    Survivors,
+    Unmasking,
+)
+
+__all__ = ["SessionCoordinator", "SessionPhase"]
+
+_LONG = 1 << 24
+_MOST_THREADS = 8  # each has a vector as long as the sum
+_TRIAL = os.urandom(KEY_BYTES)
+
+
+class SessionPhase(IntEnum):
+    """Messages that the coordinator of a session collects."""
+
+    KEYS = 0
+    SHARES = 1
+    MASKED = 2
+    CONSENTS = 3
+    UNMASKING = 4
+    OVER = 5
+
+
+class SessionCoordinator:
+    """The coordinator of one session: it takes messages of clients, phase by phase, and closes each phase once.
+
+    A client whose message is missing when its phase is closed has dropped out. A message that breaks a rule is refused,
+    and its sender has dropped out likewise.
+
+    Attributes:
+        phase: what it collects.
+        replied: names of the clients whose message of this phase has come.
+        liars: names of clients that have revealed shares which were none.
+
+    Args:
+        terms: of the session.
+        identities: the clients'.
+
+    Raises:
+        InvalidPayload: by the methods that take a message, if it must not count.
+        SessionFailed: by those that close a phase, if too few clients are left.
+    """
+
+    def __init__(self, terms: Terms, identities: Identities) -> None:
+        self.phase = SessionPhase.KEYS
+        self.replied: set[str] = set()
+        self.liars: set[str] = set()
+        self._terms = terms
+        self._identities = identities
+        self._keys: dict[str, SessionKeys] = {}
+        self._session: Session | None = None
+        self._places: dict[str, int] = {}
+        self._seeds_sha256: dict[int, bytes] = {}
+        self._boxes: dict[int, list[Box]] = {}  # by receiver
+        self._sum = SecureSum(terms.fixed.bits, terms.fixed.lanes)
+        self._masked: list[int] = []
+        self._consents: dict[int, bytes] = {}
+        self._survivors_signed = b""
+        self._revealed: dict[int, dict[int, bytes]] = {}  # owner → holder → share
+
+    def take_keys(self, name: str, keys: SessionKeys) -> None:
+        """Fresh keys of a client."""
+        self._expect(SessionPhase.KEYS, name)
+        if not self._identities.is_signed(name, self._terms.keys_signed(keys.sealing, keys.masking), keys.signature):
+            raise InvalidPayload(f"the keys of {name!r} are not signed by it, for this session")
+        for key in (keys.sealing, keys.masking):  # one that cannot be agreed with would end the others' session
+            AgreementKey(_TRIAL).agree(key, b"", "trial")
+        self._keys[name] = keys
+        self.replied.add(name)
+
+    def close_keys(self) -> Mapping[str, KeyList]:
+        """The list for each client that has sent keys."""
+        self._expect_to_close(SessionPhase.KEYS)
+        names = sorted(self._keys)
+        session = Session(self._terms, names, [keys_digest(name, self._keys[name]) for name in names])
+        self._session, self._places = session, {name: place for place, name in enumerate(names)}
+        listed = [
+            ListedClient(name=name, keys_sha256=sha256) for name, sha256 in zip(names, session.keys_sha256, strict=True)
+        ]
+        placed = [PlacedKeys(place=place + 1, keys=self._keys[name]) for place, name in enumerate(names)]
+        self._pass(SessionPhase.SHARES)
+        return {
+            name: KeyList(clients=listed, neighbours=[placed[other] for other in session.graph.neighbours(place)])
+            for name, place in self._places.items()
+        }
+
+    def take_shares(self, name: str, shares: SealedShares) -> None:
+        """Sealed shares of a client's secrets."""
+        self._expect(SessionPhase.SHARES, name)
+        session, place = self._of_session(), self._places[name]
+        receivers = [box.place - 1 for box in shares.boxes]
+        if len(receivers) != len(set(receivers)) or set(receivers) != set(session.graph.neighbours(place)):
+            raise InvalidPayload(f"the boxes of {name!r} must be for its neighbours, one each, got others")
+        lengths = {len(box.sealed) for box in shares.boxes}
+        if lengths != {2 * SHARE_BYTES + BOX_BYTES} or len(shares.seed_sha256) != DIGEST_BYTES:
+            raise InvalidPayload(f"the boxes of {name!r} must hold two shares each, got {sorted(lengths)[:3]} bytes")
+        self._seeds_sha256[place] = shares.seed_sha256
+        for box in shares.boxes:
+            self._boxes.setdefault(box.place - 1, []).append(Box(place=place + 1, sealed=box.sealed))
+        self.replied.add(name)
+
+    def close_shares(self) -> Mapping[str, Delivery]:
+        """The boxes for each client that has shared its secrets, from those that have."""
+        self._expect_to_close(SessionPhase.SHARES)
+        session = self._of_session()
+        if len(self._seeds_sha256) < session.least:
+            raise SessionFailed(self._too_few("have shared their secrets", len(self._seeds_sha256)))
+        self._pass(SessionPhase.MASKED)
+        return {
+            session.names[place]: Delivery(boxes=self._boxes.pop(place, [])) for place in sorted(self._seeds_sha256)
+        }
+
+    def take_masked(self, name: str, lanes: Tensor) -> None:
+        """Masked message of a client, which is added to the sum and not kept."""
+        self._expect(SessionPhase.MASKED, name)
+        place = self._places[name]
+        if place not in self._seeds_sha256:
+            raise InvalidPayload(f"{name!r} has shared no secrets in this session")
+        self._sum.add(lanes)
+        self._masked.append(place)
+        self.replied.add(name)
+
+    def close_masked(self) -> tuple[Survivors, Sequence[str]]:
+        """The survivors, for each of them, and their names."""
+        self._expect_to_close(SessionPhase.MASKED)
+        session = self._of_session()
+        self._masked.sort()
+        if len(self._masked) < session.least:
+            raise SessionFailed(self._too_few("have sent their masked messages", len(self._masked)))
+        survivors = Survivors(places=session.pack(self._masked))
+        self._survivors_signed = session.survivors_signed(survivors.places)
+        self._pass(SessionPhase.CONSENTS)
+        return survivors, [session.names[place] for place in self._masked]
+
+    def take_consent(self, name: str, consent: Consent) -> None:
+        """Signature of a survivor."""
+        self._expect(SessionPhase.CONSENTS, name)
+        if self._places[name] not in self._masked:
+            raise InvalidPayload(f"{name!r} is none of the survivors")
+        if not self._identities.is_signed(name, self._survivors_signed, consent.signature):
+            raise InvalidPayload(f"{name!r} has not signed these survivors")
+        self._consents[self._places[name]] = consent.signature
+        self.replied.add(name)
+
+    def close_consents(self) -> Mapping[str, Consents]:
+        """The consents that each client needs, for those that have consented and can get so many."""
+        self._expect_to_close(SessionPhase.CONSENTS)
+        session, relayed = self._of_session(), {}
+        for place in sorted(self._consents):
+            others = [other for other in session.graph.neighbours(place) if other in self._consents]
+            if len(others) >= session.consents:
+                relayed[session.names[place]] = Consents(
+                    consents=[
+                        PlacedConsent(place=other + 1, signature=self._consents[other])
+                        for other in others[: session.consents]
+                    ]
+                )
+        reach = (sum(session.names[one] in relayed for one in session.graph.holders(owner)) for owner in self._owners())
+        if min(reach) < session.degree.threshold:
+            raise SessionFailed(self._too_few("have consented to the survivors", len(self._consents)))
+        self._pass(SessionPhase.UNMASKING)
+        return relayed
+
+    def take_unmasking(self, name: str, unmasking: Unmasking) -> None:
+        """Shares that a client reveals."""
+        self._expect(SessionPhase.UNMASKING, name)
+        session, holder = self._of_session(), self._places[name]
+        if holder not in self._consents:
+            raise InvalidPayload(f"{name!r} has not consented")
+        # a client holds shares of those that hold shares of its own
+        held, masked = self._seeds_sha256.keys() & set(session.graph.holders(holder)), set(self._masked)
+        found = [revealed.place - 1 for revealed in unmasking.seeds], [kept.place - 1 for kept in unmasking.keys]
+        expected = held & masked, held - masked
+        if any(len(got) != len(wanted) or set(got) != wanted for got, wanted in zip(found, expected, strict=True)):
+            raise InvalidPayload(f"{name!r} must reveal a share of each secret that it holds, got others")
+        revealed = [*unmasking.seeds, *unmasking.keys]
+        if any(len(one.share) != SHARE_BYTES for one in revealed):
+            raise InvalidPayload(f"the shares of {name!r} must have {SHARE_BYTES} bytes")
+        for one in revealed:
+            self._revealed.setdefault(one.place - 1, {})[holder] = one.share
+        self.replied.add(name)
+
+    @property
+    def can_finish(self) -> bool:
+        """True once every secret has shares enough."""
+        least = self._of_session().degree.threshold
+        return all(len(self._revealed.get(owner, ())) >= least for owner in self._owners())
+
+    def finish(self) -> SecureSum:
+        """The survivors' sum, without masks.
+
+        Raises:
+            SessionFailed: if a secret has too few shares, or shares are not those of what was said.
+        """
+        self._expect_to_close(SessionPhase.UNMASKING)
+        session = self._of_session()
+        if not self.can_finish:
+            raise SessionFailed(self._too_few("have revealed shares", len(self.replied)))
+        self._pass(SessionPhase.OVER)
+        masks, masked = [], set(self._masked)
+        for owner in self._owners():
+            if owner in masked:
+                masks.append(Mask(self._recovered(owner, self._is_seed), is_added=False))
+                continue
+            key = AgreementKey(self._recovered(owner, self._is_masking_key))
+            for other in session.graph.neighbours(owner):
+                if other in masked:
+                    agreed = key.agree(self._keys[session.names[other]].masking, session.id, "mask")
+                    masks.append(Mask(agreed, is_added=owner < other))  # the other's mask had the opposite sign
+        is_long = len(masks) * len(self._sum.lanes) > _LONG  # else threads take longer than they save
+        add_masks(self._sum.lanes, masks, threads=min(usable_cores(), _MOST_THREADS) if is_long else 1)
+        return self._sum
+
+    def _owners(self) -> Sequence[int]:
+        """Clients whose secrets are needed: survivors, and those that shared secrets with one and dropped out."""
+        graph, masked = self._of_session().graph, set(self._masked)
+        return [
+            place
+            for place in sorted(self._seeds_sha256)
+            if place in masked or not masked.isdisjoint(graph.neighbours(place))
+        ]
+
+    def _is_seed(self, owner: int, secret: bytes) -> bool:
+        session = self._of_session()
+        return session.seed_commitment(session.names[owner], secret) == self._seeds_sha256[owner]
+
+    def _is_masking_key(self, owner: int, secret: bytes) -> bool:
+        return AgreementKey(secret).public == self._keys[self._of_session().names[owner]].masking
+
+    def _recovered(self, owner: int, is_right: Callable[[int, bytes], bool]) -> bytes:
+        """The secret of a client's shares; where they do not fit, that without the share of one holder.
+
+        Args:
+            owner: the client.
+            is_right: tells whether a secret is the one that the client has committed to.
+        """
+        session = self._of_session()
+        holders, revealed = session.graph.holders(owner), self._revealed[owner]
+        points = {holder: point for point, holder in enumerate(holders, 1)}
+        known = [holder for holder in revealed if session.names[holder] in self.liars]
+        for left_out in (None, *known, *revealed):
+            shares = {points[holder]: one for holder, one in revealed.items() if holder != left_out}
+            if len(shares) < session.degree.threshold:
+                continue
+            with contextlib.suppress(InvalidPayload):
+                if is_right(owner, secret := recover(shares, len(holders))):
+                    if left_out is not None:
+                        self.liars.add(session.names[left_out])
+                    return secret
+        raise SessionFailed(
+            f"the shares of {session.names[owner]!r}'s secret are not those of what it committed to, whichever one is "
+            "left out"
+        )
+
+    def _expect(self, phase: SessionPhase, name: str | None = None) -> None:
+        if self.phase is not phase:
+            raise InvalidPayload(f"a message for the phase {phase.name} came in the phase {self.phase.name}")
+        if name is None:
+            return
+        if name in self.replied:
+            raise InvalidPayload(f"{name!r} has sent its message of the phase {phase.name} before")
+        if phase is not SessionPhase.KEYS and name not in self._places:
+            raise InvalidPayload(f"{name!r} is not in this session")
+
+    def _expect_to_close(self, phase: SessionPhase) -> None:
+        if self.phase is not phase:
+            raise SessionFailed(f"the session is in the phase {self.phase.name}, and not in {phase.name}")
+
+    def _pass(self, following: SessionPhase) -> None:
+        self.phase = following
+        self.replied = set()
+
+    def _of_session(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    def _too_few(self, what: str, count: int) -> str:
+        session = self._of_session()
+        return (
+            f"{count} of {len(session.names)} clients {what}, and {max(session.least, session.degree.threshold)} are "
+            "needed"
+        )

@@ -1,0 +1,310 @@
+"""Fixed point: clients' messages as integers modulo 2ᴿ, whose sum the coordinator reads.
+
+Each number has a lane of R bits. Behind the message's own numbers come lanes for what is summed beside them: the
+weight, and in digits of fewer bits the samples, the loss, and how much was clipped or capped.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fed.errors import InvalidExperiment, InvalidPayload
+
+__all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
+
+_MOST_LEVELS = 2**40  # beyond them float64 has too few bits left to round by chance
+_MOST_SAMPLES = 2**53
+_COUNT_BITS = 54  # of numbers of samples, and of clipped coordinates
+_LOSS_BITS = 64
+_LOSS_UNIT = 2.0**-16
+_LARGEST_LOSS = 2.0**46  # of a client's loss times its samples: in units of 2⁻¹⁶ below 2⁶³
+
+
+class ClientNumbers(NamedTuple):
+    """Numbers of K clients that travel beside their messages.
+
+    Args:
+        weights: whole numbers, from 0.
+        samples: how many each holds.
+        losses: each client's mean training loss.
+    """
+
+    weights: Sequence[float]
+    samples: Sequence[int]
+    losses: Sequence[float]
+
+
+class Quantised(NamedTuple):
+    """Messages of K clients in fixed point.
+
+    Args:
+        lanes: K rows of signed integers of R bits.
+        values_KM: the messages that the lanes stand for, each before it is weighted, in float64.
+    """
+
+    lanes: Tensor
+    values_KM: Tensor
+
+
+class SumOfClients(NamedTuple):
+    """Result of a session.
+
+    Args:
+        mean_M: the weighted mean of the messages.
+        clients: how many it is of.
+        weight: the sum of their weights.
+        samples: the sum of their samples.
+        train_loss: the mean of their losses, weighted by samples.
+        clipped: the number of coordinates that were clipped, of all clients together.
+        capped: the number of clients whose weight was capped.
+    """
+
+    mean_M: Tensor
+    clients: int
+    weight: int
+    samples: int
+    train_loss: float
+    clipped: int
+    capped: int
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    r"""Numbers in fixed point, with a public clip C for each part of a message.
+
+    .. math::
+        L = ⌊\frac{2^{R-1} - 1}{n \, w_\max}⌋, \qquad
+        q = \left⌊ \frac{L}{C} \operatorname{clip}(x, ±C) + u \right⌋, \quad u \sim U[0, 1), \qquad
+        \frac{\sum_i w_i x_i}{\sum_i w_i} ≈ \frac{C}{L} \frac{\sum_i w_i q_i}{\sum_i w_i}
+
+    The rounding is unbiased and moves a number, and so a mean, by less than C/L. The sum of n clients' lanes stays
+    within ±(2ᴿ⁻¹ − 1), so that it never wraps.
+
+    Args:
+        bits: R: 16, 32 or 64.
+        parts: numbers of each part of a message.
+        clips: C of each part.
+        most_clients: n, of a session.
+        max_weight: w_max, above which weights are capped.
+
+    Raises:
+        InvalidExperiment: if so many clients with such weights leave no level.
+
+    Example:
+        >>> fixed = FixedPoint(32, (2,), (8.0,), most_clients=10, max_weight=1)
+        >>> fixed.levels, fixed.error_bounds
+        (214748364, (3.725290312339702e-08,))
+    """
+
+    bits: int
+    parts: tuple[int, ...]
+    clips: tuple[float, ...]
+    most_clients: int
+    max_weight: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that there is a level."""
+        if not self.levels:
+            raise InvalidExperiment(
+                f"secure_aggregation: {self.most_clients} clients of weight {self.max_weight} do not fit into "
+                f"{self.bits} bits: raise bits, or lower max_weight"
+            )
+
+    @cached_property
+    def levels(self) -> int:
+        """L, the number of levels on either side of 0."""
+        largest = (1 << (self.bits - 1)) - 1
+        return min(largest // (self.most_clients * self.max_weight), _MOST_LEVELS)
+
+    @property
+    def error_bounds(self) -> tuple[float, ...]:
+        """C/L of each part: by less than this the mean differs from that of the same messages as they are."""
+        return tuple(clip / self.levels for clip in self.clips)
+
+    @property
+    def numbers(self) -> int:
+        """M, the numbers of a message."""
+        return sum(self.parts)
+
+    @cached_property
+    def lanes(self) -> int:
+        """Lanes of a message, those of the numbers beside it included."""
+        return self.numbers + 1 + sum(self._digits(bits) for bits in self._beside)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of a lane on its way, which wraps modulo 2ᴿ."""
+        return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.bits]
+
+    def quantise(
+        self, message_KM: Tensor, beside: ClientNumbers, generators: Sequence[np.random.Generator]
+    ) -> Quantised:
+        """Messages as lanes.
+
+        Args:
+            message_KM: finite, in any floating type.
+            beside: the clients' numbers.
+            generators: each client's own, which rounds.
+
+        Raises:
+            InvalidExperiment: if a weight is no whole number, or a loss too large.
+        """
+        rows = [
+            self._row(message_M, weight, samples, loss, generator)
+            for message_M, weight, samples, loss, generator in zip(message_KM, *beside, generators, strict=True)
+        ]
+        lanes, values = zip(*rows, strict=True)
+        return Quantised(torch.stack(lanes), torch.stack(values))
+
+    def read(self, total: "SecureSum") -> SumOfClients:
+        """The sums that lanes hold.
+
+        Args:
+            total: the unmasked sum.
+
+        Raises:
+            InvalidPayload: if it is no sum of messages in fixed point.
+        """
+        lanes = total.lanes.view(self._signed)
+        weight = int(lanes[self.numbers])
+        samples, loss, clipped, capped = self._read_beside(lanes[self.numbers + 1 :])
+        loss -= total.clients << (_LOSS_BITS - 1)
+        if not (0 < weight <= total.clients * self.max_weight and samples > 0):
+            raise InvalidPayload(
+                f"the sum of {total.clients} clients must have a weight from 1 to {total.clients * self.max_weight} "
+                f"and samples, got {weight} and {samples}: a client has sent what is no message"
+            )
+        units_M = torch.from_numpy(lanes[: self.numbers].astype(np.float64))
+        mean_M = units_M.mul_(self._steps_M).div_(weight)
+        return SumOfClients(mean_M, total.clients, weight, samples, loss * _LOSS_UNIT / samples, clipped, capped)
+
+    def _row(
+        self, message_M: Tensor, weight: float, samples: int, loss: float, generator: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        if not (weight >= 0 and float(weight).is_integer()):
+            raise InvalidExperiment(
+                f"a client's weight must be a whole number under secure_aggregation, got {weight}: correct the "
+                "algorithm's report"
+            )
+        if not 0 <= samples <= _MOST_SAMPLES:
+            raise InvalidExperiment(f"a client must have at most {_MOST_SAMPLES} samples, got {samples}")
+        if not abs(loss) * samples < _LARGEST_LOSS:
+            raise InvalidExperiment(
+                f"a client's training loss times its samples must be below {_LARGEST_LOSS:.0e} under "
+                f"secure_aggregation, got {loss} × {samples}: scale the loss"
+            )
+        numbers_M = message_M.double().numpy()
+        counted = min(int(weight), self.max_weight)
+        clipped_M = np.clip(numbers_M, -self._clips_M, self._clips_M)
+        units_M = np.floor(clipped_M * (self.levels / self._clips_M) + generator.random(len(numbers_M)))
+        np.clip(units_M, -self.levels, self.levels, out=units_M)  # a product may be rounded beyond the last level
+        beside = (
+            samples,
+            round(loss * samples / _LOSS_UNIT) + (1 << (_LOSS_BITS - 1)),
+            int(np.count_nonzero(clipped_M != numbers_M)),
+            int(weight > self.max_weight),
+        )
+        lanes = np.empty(self.lanes, self._signed)
+        lanes[: self.numbers] = units_M.astype(np.int64) * counted
+        lanes[self.numbers] = counted
+        lanes[self.numbers + 1 :] = [*self._written(beside)]
+        return torch.from_numpy(lanes), torch.from_numpy(units_M).mul_(self._steps_M)
+
+    def _written(self, beside: Sequence[int]) -> list[int]:
+        """Digits of the numbers beside a message, lowest first."""
+        base = 1 << self._digit_bits
+        return [
+            number >> (self._digit_bits * place) & (base - 1)
+            for number, bits in zip(beside, self._beside, strict=True)
+            for place in range(self._digits(bits))
+        ]
+
+    def _read_beside(self, lanes: np.ndarray) -> list[int]:
+        """The sums of the numbers beside messages, from those of their digits."""
+        digits = iter(lanes.view(f"u{self.bits // 8}").tolist())
+        return [
+            sum(next(digits) << (self._digit_bits * place) for place in range(self._digits(bits)))
+            for bits in self._beside
+        ]
+
+    @property
+    def _beside(self) -> tuple[int, ...]:
+        """Bits of the numbers of samples, the loss, the clipped coordinates and the capped weight."""
+        return _COUNT_BITS, _LOSS_BITS, _COUNT_BITS, 1
+
+    @cached_property
+    def _digit_bits(self) -> int:
+        """Bits of a digit, so that the sum of all clients' stays within a lane."""
+        return min(self.bits - math.ceil(math.log2(self.most_clients + 1)), 32)
+
+    def _digits(self, bits: int) -> int:
+        return -(-bits // self._digit_bits)
+
+    @property
+    def _signed(self) -> np.dtype:
+        return np.dtype(f"i{self.bits // 8}")
+
+    @cached_property
+    def _clips_M(self) -> np.ndarray:  # noqa: N802  # a shape suffix
+        """C at each number."""
+        return np.repeat(self.clips, self.parts)
+
+    @cached_property
+    def _steps_M(self) -> Tensor:  # noqa: N802  # a shape suffix
+        """C/L at each number."""
+        return torch.from_numpy(self._clips_M / self.levels)
+
+
+class SecureSum:
+    """A commutative monoid over lanes: sums modulo 2ᴿ, of masked messages or of plain ones.
+
+    Args:
+        bits: R.
+        lanes: of a message.
+
+    Example:
+        >>> total = SecureSum(16, 1)
+        >>> total.add(torch.tensor([30000], dtype=torch.int16)), total.add(torch.tensor([30000], dtype=torch.int16))
+        (None, None)
+        >>> total.lanes, total.clients
+        (array([60000], dtype=uint16), 2)
+    """
+
+    def __init__(self, bits: int, lanes: int) -> None:
+        self.clients = 0
+        self.lanes = np.zeros(lanes, np.dtype(f"u{bits // 8}"))
+
+    def add(self, lanes: Tensor, clients: int = 1) -> None:
+        """Add a message, or the sum of several.
+
+        Args:
+            lanes: signed integers of R bits.
+            clients: how many it is of.
+
+        Raises:
+            InvalidPayload: if the type or the number of lanes is another.
+        """
+        numbers = lanes.numpy()
+        if numbers.shape != self.lanes.shape or numbers.itemsize != self.lanes.itemsize or numbers.dtype.kind != "i":
+            raise InvalidPayload(
+                f"a masked message must have {len(self.lanes)} integers of {8 * self.lanes.itemsize} bits, got "
+                f"{[*numbers.shape]} of {numbers.dtype}"
+            )
+        self.lanes += numbers.view(self.lanes.dtype)
+        self.clients += clients
+
+    def merge(self, other: "SecureSum") -> None:
+        """Add all that another sum has added.
+
+        Raises:
+            InvalidPayload: if the type or the number of lanes is another.
+        """
+        self.add(torch.from_numpy(other.lanes.view(f"i{other.lanes.itemsize}")), other.clients)

@@ -1,0 +1,130 @@
+"""Settings of secure aggregation: the section of an experiment, and the checks that both sides make."""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from fed.config.compatibility import Combinable, Feature, Term
+from fed.config.validation import Section
+from fed.errors import InvalidExperiment
+from fed.secure_aggregation.graph import Degree, complete_degree, harary_degree
+
+__all__ = ["LARGEST_COMPLETE", "SecureAggregation"]
+
+LARGEST_COMPLETE = 100
+"""Clients up to which the graph is complete unless the experiment says otherwise."""
+
+_WAY_OUT = "set secure_aggregation to null"
+
+
+class SecureAggregation(Section, Combinable):
+    """Secure aggregation: the coordinator learns the sum of the clients' messages, and nothing else of them.
+
+    Bonawitz et al. 2017 (1611.04482) with the round that makes a coordinator consistent; above 100 clients the graph of
+    Bell et al. 2020. Numbers travel in fixed point, modulo 2^bits.
+    """
+
+    threshold: PositiveInt | Literal["auto"] = "auto"
+    """Shares t that recover a secret, so many clients must stay to a round's end; auto: from the cohort and corrupt."""
+    clip: PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)] = 8.0
+    """Bound on each number's absolute value: of all, or of each part of a message, the float buffers' last."""
+    bits: Literal[16, 32, 64] = 32
+    """Bits R of a number on its way; a smaller number has fewer levels."""
+    max_weight: PositiveInt | Literal["auto"] = "auto"
+    """Largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients alike."""
+    minimum_cohort: Annotated[int, Field(ge=2)] = 5
+    """Least clients of a sum: below this each client refuses to reveal anything."""
+    max_drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share δ of a cohort that a round bears to lose."""
+    corrupt: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share γ of a cohort that may collude with the coordinator and learns nothing more."""
+    graph: Literal["auto", "complete", "harary"] = "auto"
+    """Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above."""
+    mode: Literal["emulated", "real"] = "emulated"
+    """In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated)."""
+
+    def needs(self) -> Sequence[Term]:
+        """Clients that report sums, in rounds that wait for a cohort, encoded alike."""
+        whole = "because masks cancel in the sum of a cohort alone"
+        return (
+            Term(Feature.REPORTS, _WAY_OUT),
+            Term(Feature.COHORTS, _WAY_OUT, whole),
+            Term(Feature.FIXED_COHORTS, _WAY_OUT, whole),
+            Term(Feature.DIRECT_MESSAGES, _WAY_OUT),
+            Term(Feature.COMMON_ENCODING, _WAY_OUT, "because masked messages are added before they are decoded"),
+            Term(Feature.ANONYMOUS_SUMS, _WAY_OUT),
+        )
+
+    def lacks(self) -> Sequence[Term]:
+        """Anything of a single client."""
+        why = "which hides them from the coordinator"
+        return (Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why), Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why))
+
+    def degree(self, clients: int, *, is_begun: bool = False) -> Degree:
+        """The graph's degree and threshold in a session of this many clients.
+
+        Args:
+            clients: n, those that are asked, or that have sent keys.
+            is_begun: clients may have dropped out before they sent keys: those that are left need not bear to lose the
+                whole share.
+
+        Raises:
+            InvalidExperiment: if none is safe, or a round could not bear to lose the share of clients that it must.
+        """
+        if clients < self.minimum_cohort:
+            raise InvalidExperiment(
+                f"a secure round must ask at least secure_aggregation.minimum_cohort = {self.minimum_cohort} clients, "
+                f"got {clients}: raise rounds.cohort, or lower minimum_cohort"
+            )
+        given = None if self.threshold == "auto" else self.threshold
+        if self.graph == "complete" or (self.graph == "auto" and clients <= LARGEST_COMPLETE):
+            degree = complete_degree(clients, self.corrupt, given)
+            lost = math.floor(self.max_drop_out * clients)
+            if clients - lost < degree.threshold and not is_begun:
+                raise InvalidExperiment(
+                    f"secure_aggregation.threshold must be at most {clients - lost}, the clients that are left when "
+                    f"max_drop_out = {self.max_drop_out} of {clients} have dropped out, got {degree.threshold}: lower "
+                    "max_drop_out or corrupt"
+                )
+            return degree
+        degree = harary_degree(clients, self.corrupt, self.max_drop_out)
+        if given is None:
+            return degree
+        if not degree.threshold <= given <= degree.neighbours:
+            raise InvalidExperiment(
+                f"secure_aggregation.threshold must be from {degree.threshold} to {degree.neighbours} in a sparse "
+                f"graph of {clients} clients, got {given}: change it, or write auto"
+            )
+        return degree._replace(threshold=given)
+
+    def least(self, clients: int) -> int:
+        """Least clients whose sum is revealed in a session.
+
+        In a sparse graph no more may drop out than it was made for: else the coordinator could say so of all but a few.
+
+        Args:
+            clients: n, those that are asked.
+        """
+        degree = self.degree(clients, is_begun=True)
+        least = degree.threshold if degree.is_complete else clients - math.floor(self.max_drop_out * clients)
+        return max(self.minimum_cohort, least)
+
+    def check(self, clients: int) -> None:
+        """Refuse cohorts in which no round could succeed.
+
+        Args:
+            clients: those that a round asks.
+
+        Raises:
+            InvalidExperiment: if a round could not bear to lose the share of clients that it must.
+        """
+        self.degree(clients)
+        left = clients - math.floor(self.max_drop_out * clients)
+        if left < self.minimum_cohort:
+            raise InvalidExperiment(
+                f"secure_aggregation.minimum_cohort must be at most {left}, the clients that are left when "
+                f"max_drop_out = {self.max_drop_out} of {clients} have dropped out, got {self.minimum_cohort}: lower "
+                "it, or raise rounds.cohort"
+            )

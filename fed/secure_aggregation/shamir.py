@@ -1,0 +1,89 @@
+"""Secret sharing: any t of n shares recover a secret, and t − 1 say nothing of it.
+
+Shamir 1979, "How to share a secret", doi 10.1145/359168.359176, over the integers modulo 2²⁵⁶ + 297, the smallest
+prime above all secrets of 32 bytes.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import comb
+
+from fed.errors import InvalidPayload
+
+__all__ = ["SECRET_BYTES", "SHARE_BYTES", "recover", "share"]
+
+SECRET_BYTES = 32
+"""Bytes of a secret."""
+
+SHARE_BYTES = 33
+"""Bytes of a share."""
+
+_PRIME = 2**256 + 297
+_DRAWN_BYTES = 48  # reduced modulo the prime, a number of 384 bits is uniform but for 2⁻¹²⁸
+
+
+def share(secret: bytes, threshold: int, shares: int, entropy: Callable[[int], bytes]) -> list[bytes]:
+    """Shares of a secret: the values at 1, 2, … of a random polynomial of degree t − 1 that is the secret at 0.
+
+    Args:
+        secret: 32 bytes.
+        threshold: t, how many shares recover it.
+        shares: how many there are to be, at least t.
+        entropy: count → so many random bytes, from a cryptographic source.
+
+    Example:
+        >>> import os
+        >>> shares = share(bytes(range(32)), 2, 3, os.urandom)
+        >>> recover({1: shares[0], 3: shares[2]}, 3) == bytes(range(32))
+        True
+    """
+    drawn = entropy(_DRAWN_BYTES * (threshold - 1))
+    coefficients = [int.from_bytes(secret, "big")]
+    coefficients += [
+        int.from_bytes(drawn[start : start + _DRAWN_BYTES], "big") % _PRIME
+        for start in range(0, len(drawn), _DRAWN_BYTES)
+    ]
+    return [_value(coefficients, point).to_bytes(SHARE_BYTES, "big") for point in range(1, shares + 1)]
+
+
+def recover(shares: Mapping[int, bytes], count: int) -> bytes:
+    r"""The secret of these shares, t or more of those that :func:`share` made.
+
+    Lagrange's interpolation at 0. For the points 1 … n the factor of a share is ±C(n, i); each of the missing points m
+    multiplies it by (m − i)/m, so that a recovery costs one product for each pair of a share and a missing one.
+
+    Args:
+        shares: point, from 1 → share.
+        count: n, how many shares were made.
+
+    Raises:
+        InvalidPayload: if what comes out is no secret, as where a share was none.
+    """
+    points = sorted(shares)
+    missing = sorted(set(range(1, count + 1)).difference(points))
+    of_all = _factors(count)
+    scale = 1
+    for absent in missing:
+        scale = scale * absent % _PRIME
+    total = 0
+    for point in points:
+        factor = of_all[point - 1]
+        for absent in missing:
+            factor = factor * (absent - point) % _PRIME
+        total += factor * int.from_bytes(shares[point], "big")
+    secret = total * pow(scale, -1, _PRIME) % _PRIME
+    if secret >> (8 * SECRET_BYTES):
+        raise InvalidPayload("shares must be those of one secret of 32 bytes, got others")
+    return secret.to_bytes(SECRET_BYTES, "big")
+
+
+def _value(coefficients: list[int], point: int) -> int:
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * point + coefficient) % _PRIME
+    return value
+
+
+@lru_cache(maxsize=64)
+def _factors(count: int) -> list[int]:
+    return [(-1) ** (point - 1) * comb(count, point) % _PRIME for point in range(1, count + 1)]

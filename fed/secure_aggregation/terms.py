@@ -1,0 +1,217 @@
+"""Terms of a session: what all of its clients agree on before they reveal anything, and who they are."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+from fed.errors import InvalidExperiment, SessionFailed
+from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.secure_aggregation.graph import Degree, SessionGraph
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, digest, is_signed
+from fed.secure_aggregation.settings import SecureAggregation
+from fed.wire.protocol_pb2 import SessionKeys
+
+__all__ = ["Identities", "KnownIdentities", "Session", "Terms", "keys_digest"]
+
+
+class Identities(Protocol):
+    """The long-term identities of a run's clients, known to each client beforehand."""
+
+    @property
+    def sha256(self) -> bytes:
+        """Digest of all of them."""
+
+    def knows(self, name: str) -> bool:
+        """Tell whether there is a client of this name."""
+
+    def is_signed(self, name: str, signed: bytes, signature: bytes) -> bool:
+        """Tell whether a signature of a digest is by the client of this name.
+
+        Args:
+            name: of the client, from anyone.
+            signed: the digest.
+            signature: from anyone.
+        """
+
+
+@dataclass(frozen=True)
+class KnownIdentities:
+    """Identities by name.
+
+    Args:
+        keys: name → public key.
+        sha256: digest of all of them.
+    """
+
+    keys: Mapping[str, EllipticCurvePublicKey]
+    sha256: bytes
+
+    def knows(self, name: str) -> bool:
+        """Tell whether there is a client of this name."""
+        return name in self.keys
+
+    def is_signed(self, name: str, signed: bytes, signature: bytes) -> bool:
+        """Tell whether a signature of a digest is by the client of this name.
+
+        Args:
+            name: of the client, from anyone.
+            signed: the digest.
+            signature: from anyone.
+        """
+        key = self.keys.get(name)
+        return key is not None and is_signed(key, signed, signature)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Everything that a session's clients agree on but who takes part.
+
+    Each client makes them itself, of its own experiment and of the task that it was sent.
+
+    Args:
+        settings: the section of the experiment.
+        fixed: how messages become lanes.
+        run: names the run.
+        round: the round, from 1.
+        attempt: of the round, from 0.
+        plan_sha256: digest of all that the run's clients are told before the first round.
+        task_sha256: digest of all that the round's tasks have in common: the model and the step size above all.
+        identities_sha256: digest of the clients' identities.
+    """
+
+    settings: SecureAggregation
+    fixed: FixedPoint
+    run: str
+    round: int
+    attempt: int
+    plan_sha256: bytes
+    task_sha256: bytes
+    identities_sha256: bytes
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Digest of all terms."""
+        numbers = self.round, self.attempt, self.fixed.lanes
+        return digest(
+            "terms",
+            self.run.encode(),
+            b"".join(number.to_bytes(8, "big") for number in numbers),
+            self.plan_sha256,
+            self.task_sha256,
+            self.identities_sha256,
+            _json(self.settings.model_dump(exclude={"mode"})),
+            _json(asdict(self.fixed)),
+        )
+
+    def keys_signed(self, sealing: bytes, masking: bytes) -> bytes:
+        """Digest that a client signs with its fresh keys."""
+        return digest("keys", self.digest, sealing, masking)
+
+
+@dataclass(frozen=True)
+class Session:
+    """One attempt of a round, once all keys are known.
+
+    Args:
+        terms: of the session.
+        names: the clients, in ascending order.
+        keys_sha256: digest of each client's keys, in that order.
+
+    Raises:
+        SessionFailed: if these clients cannot hold a session on these terms.
+    """
+
+    terms: Terms
+    names: Sequence[str]
+    keys_sha256: Sequence[bytes]
+
+    def __post_init__(self) -> None:
+        """Check the list of clients."""
+        if list(self.names) != sorted(set(self.names)):
+            raise SessionFailed("a session's clients must be listed once each, by name, got another list")
+        if any(len(one) != DIGEST_BYTES for one in self.keys_sha256):
+            raise SessionFailed(f"the digests of a session's keys must have {DIGEST_BYTES} bytes, got others")
+        if not self.terms.settings.minimum_cohort <= len(self.names) <= self.terms.fixed.most_clients:
+            raise SessionFailed(
+                f"a session must have from {self.terms.settings.minimum_cohort} to {self.terms.fixed.most_clients} "
+                f"clients, got {len(self.names)}"
+            )
+        try:
+            self.degree  # noqa: B018  # found now, since every later step needs it
+        except InvalidExperiment as error:
+            raise SessionFailed(str(error)) from None
+
+    @cached_property
+    def id(self) -> bytes:
+        """Digest of everything in the session, which is part of every key that is agreed in it."""
+        degree = b"".join(number.to_bytes(8, "big") for number in self.degree)
+        named = [
+            part for pair in zip(self.names, self.keys_sha256, strict=True) for part in (pair[0].encode(), pair[1])
+        ]
+        return digest("session", self.terms.digest, degree, *named)
+
+    @cached_property
+    def degree(self) -> Degree:
+        """The graph's degree and threshold."""
+        return self.terms.settings.degree(len(self.names), is_begun=True)
+
+    @cached_property
+    def graph(self) -> SessionGraph:
+        """Graph of neighbours."""
+        return SessionGraph(len(self.names), self.degree, self.id)
+
+    @cached_property
+    def least(self) -> int:
+        """Least clients whose sum is revealed."""
+        return self.terms.settings.least(len(self.names))
+
+    @property
+    def consents(self) -> int:
+        """Consents of others that a client needs: together with its own, of t holders of each secret."""
+        return self.degree.threshold - self.degree.is_complete
+
+    def survivors_signed(self, places: bytes) -> bytes:
+        """Digest that a client signs to consent to the survivors.
+
+        Args:
+            places: the bits of the survivors.
+        """
+        return digest("survivors", self.id, places)
+
+    def seed_commitment(self, name: str, seed: bytes) -> bytes:
+        """Commitment of a client to the seed of its own mask."""
+        return digest("seed", self.id, name.encode(), seed)
+
+    def pack(self, survivors: Sequence[int]) -> bytes:
+        """Bits of the survivors' places, from 0, lowest first."""
+        bits = sum(1 << place for place in survivors)
+        return bits.to_bytes(-(-len(self.names) // 8), "little")
+
+    def unpack(self, places: bytes) -> tuple[int, ...]:
+        """Places whose bits are set, in ascending order.
+
+        Raises:
+            SessionFailed: if there are more or fewer bits than clients.
+        """
+        bits = int.from_bytes(places, "little")
+        if len(places) != -(-len(self.names) // 8) or bits >> len(self.names):
+            raise SessionFailed(f"survivors must be a bit for each of {len(self.names)} clients, got others")
+        return tuple(place for place in range(len(self.names)) if bits >> place & 1)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+
+
+def keys_digest(name: str, keys: SessionKeys) -> bytes:
+    """Digest of a client's keys, with its name.
+
+    Args:
+        name: of the client.
+        keys: its own.
+    """
+    return digest("listed keys", name.encode(), keys.sealing, keys.masking, keys.signature)

@@ -1,0 +1,279 @@
+"""Sessions of secure aggregation with real nodes: the coordinator's side, driven by what arrives and by the clock.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fed.clients.node.sessions import model_digest, task_digest
+from fed.errors import InvalidExperiment, InvalidPayload, SessionFailed
+from fed.identity.identities import SignedIdentities
+from fed.secure_aggregation.coordinator import SessionCoordinator, SessionPhase
+from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
+from fed.secure_aggregation.settings import SecureAggregation
+from fed.secure_aggregation.terms import Terms
+from fed.server.fleet import ConversingFleet
+from fed.server.secure_fleet import SessionResult
+from fed.wire import protocol_pb2 as pb
+from fed.wire.messages import Answer, GlobalModel, Task, one_line
+
+__all__ = ["NodeSessions"]
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 2
+
+
+@dataclass(eq=False)
+class NodeSessions:
+    """Conversations of a round with nodes, as :class:`fed.server.secure_fleet.Sessions`.
+
+    A phase of keys or shares is closed once all that are asked have answered, or after ``patience_s``; who is missing
+    then has dropped out. Messages are told again to a node that comes back. A session that too few clients are left for
+    is tried again once, with fresh keys, among those that are left and have revealed nothing.
+
+    Args:
+        fleet: of the nodes.
+        settings: the section of the experiment.
+        fixed: how messages become lanes.
+        run: names the run.
+        identities: the clients' identities as they are now.
+        patience_s: how long to wait for a phase's messages.
+        plan_sha256: digest of the run's plan, once it is told.
+        attempt: of the round, from 0.
+    """
+
+    fleet: ConversingFleet
+    settings: SecureAggregation
+    fixed: FixedPoint
+    run: str
+    identities: Callable[[], SignedIdentities]
+    patience_s: float
+    plan_sha256: bytes = b""
+    attempt: int = 0
+    _tasks: dict[str, Task] = field(default_factory=dict)  # by client, of this attempt, not failed
+    _task_ids: dict[str, pb.TaskId] = field(default_factory=dict)
+    _coordinator: SessionCoordinator | None = None
+    _told: dict[str, pb.ToSession] = field(default_factory=dict)  # what each client has still to answer
+    _due_s: float = 0.0
+    _result: SessionResult = field(default_factory=SessionResult)
+    _sent: set[str] = field(default_factory=set)  # clients whose masked messages are in the sum, and that still answer
+    _revealed: set[str] = field(default_factory=set)
+    _digested: tuple[int, bytes] = (-1, b"")  # version of a model, and its digest
+    _deadline_s: float | None = None  # of the round, by the fleet's clock
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Begin a round; the fleet's dispatch of these tasks begins the session."""
+        self.attempt, self._result, self._revealed = 0, SessionResult(), set()
+        left_s = tasks[0].deadline_s
+        self._deadline_s = None if left_s is None else self.fleet.clock + left_s
+        self._expect(tasks)
+
+    def begin(self, assignments: Mapping[int | str, pb.Assignment], model: GlobalModel) -> None:
+        """Begin the session of tasks that are being sent, which are told the attempt and the digest of their model.
+
+        Args:
+            assignments: by client.
+            model: that they bring.
+        """
+        if self._digested[0] != model.version:
+            self._digested = model.version, model_digest(model.tensors)
+        for assignment in assignments.values():
+            assignment.attempt, assignment.model_sha256 = self.attempt, self._digested[1]
+        if not assignments.keys() & {task.client for task in self._tasks.values()} or self._coordinator is not None:
+            return  # a task that is sent again, with the whole model
+        signed = self.identities()
+        self.fleet.renew(signed.content)
+        identities = signed.known()
+        number = next(iter(self._tasks.values())).round
+        task_sha256 = task_digest(next(iter(assignments.values())))
+        terms = Terms(
+            self.settings, self.fixed, self.run, number, self.attempt, self.plan_sha256, task_sha256, identities.sha256
+        )
+        self._coordinator = SessionCoordinator(terms, identities)
+        self._task_ids = {str(client): assignment.task for client, assignment in assignments.items()}
+        self._due_s = self.fleet.clock + self.patience_s
+
+    def take(self, answer: Answer) -> None:
+        """Add a masked message to the sum."""
+        name = str(answer.clients[0])
+        if self._coordinator is None or name not in self._tasks:
+            return  # it has ended the session meanwhile
+        try:
+            self._coordinator.take_masked(name, answer.mean_update_M)
+            self._sent.add(name)
+        except InvalidPayload as error:
+            _log.warning("round %d: the masked message of %r does not count: %s", answer.round, name, error)
+
+    def heard(self, client: int | str, said: pb.FromSession) -> None:
+        """Take what a client says in its session."""
+        name, coordinator = str(client), self._coordinator
+        self._result.bytes_up += _size_bytes(said)
+        if coordinator is None or name not in self._tasks or said.attempt != self.attempt:
+            return
+        if said.task != self._task_ids.get(name) or name in coordinator.replied:
+            return
+        try:
+            if said.HasField("keys"):
+                coordinator.take_keys(name, said.keys)
+            elif said.HasField("shares"):
+                coordinator.take_shares(name, said.shares)
+            elif said.HasField("consent"):
+                coordinator.take_consent(name, said.consent)
+            elif said.HasField("unmasking"):
+                coordinator.take_unmasking(name, said.unmasking)
+                self._revealed.add(name)
+            else:
+                self._drop(name, f"it has ended the session: {one_line(said.aborted)}")
+        except InvalidPayload as error:
+            self._drop(name, str(error))
+        self._told.pop(name, None)
+        self._advance()
+
+    def lost(self, client: int | str) -> None:
+        """Note that a client's task has failed."""
+        if str(client) not in self._sent and self._tasks.pop(str(client), None) is not None:
+            self._told.pop(str(client), None)
+            self._advance()
+
+    def come_back(self) -> None:
+        """Tell again what has not been answered: a connection may have been lost with it."""
+        for name, message in [*self._told.items()]:
+            self._tell(name, message)
+
+    def tick(self) -> None:
+        """Close a phase of keys or shares whose time is over."""
+        coordinator = self._coordinator
+        if coordinator is None or coordinator.phase not in _EARLY or self.fleet.clock < self._due_s:
+            return
+        for name in self._missing():
+            self._drop(name, f"it has not sent its {_EARLY[coordinator.phase]} within {self.patience_s:g} s")
+        self._advance()
+
+    def close(self) -> SessionResult:
+        """Unmask the sum, or try again."""
+        result = self._result
+        while True:
+            try:
+                if self._coordinator is None:
+                    raise SessionFailed("its clients have ended the session")
+                result.total = self._unmasked(self._coordinator)
+                result.problem = ""
+                break
+            except SessionFailed as error:
+                result.problem, result.survivors = str(error), ()
+            if not self._begin_again(sorted(self._sent - self._revealed)):
+                break
+            self._collect_again()
+        self._coordinator = None
+        return result
+
+    def _unmasked(self, coordinator: SessionCoordinator) -> SecureSum:
+        survivors, names = coordinator.close_masked()
+        self._result.survivors = [self._tasks[name].id for name in names]
+        self._await({name: pb.ToSession(survivors=survivors) for name in names})
+        relayed = coordinator.close_consents()
+        self._await({name: pb.ToSession(consents=consents) for name, consents in relayed.items()})
+        total = coordinator.finish()
+        for name in sorted(coordinator.liars):
+            _log.warning("client %r has revealed shares that are none: the sum was found without them", name)
+        return total
+
+    def _await(self, messages: Mapping[str, pb.ToSession]) -> None:
+        """Tell clients something, and wait until all have answered, or for as long as the patience lasts."""
+        self._told = {}
+        for name, message in messages.items():
+            self._tell(name, message)
+        until = self.fleet.clock + self.patience_s
+        while self._told and self.fleet.clock < until:
+            self.fleet.pass_time(until)
+        for name in self._told:
+            _log.info("client %r has not answered within %g s, and drops out of the session", name, self.patience_s)
+        self._sent -= self._told.keys()
+        self._told = {}
+
+    def _begin_again(self, names: Sequence[str]) -> bool:
+        """Begin another attempt, with fresh keys, if these clients are enough for one."""
+        try:
+            self.settings.degree(len(names))
+        except InvalidExperiment:
+            return False
+        if self.attempt + 1 >= _ATTEMPTS:
+            return False
+        left_s = None if self._deadline_s is None else max(self._deadline_s - self.fleet.clock, 0.0)
+        tasks = [self._tasks[name]._replace(deadline_s=left_s) for name in names]
+        _log.info("round %d tries again with fresh keys, among %d clients", tasks[0].round, len(tasks))
+        self.attempt += 1
+        self._expect(tasks)
+        self.fleet.dispatch(tasks)
+        return True
+
+    def _collect_again(self) -> None:
+        """Take the masked messages of another attempt, for which nobody needs to train."""
+        tasks = [task.id for task in self._tasks.values()]
+        for answer in self.fleet.collect(self.fleet.clock + 3 * self.patience_s):
+            if not answer.problem:
+                self._result.bytes_up += answer.size_bytes
+                self.take(answer)
+        self.fleet.cancel(tasks)
+
+    def _expect(self, tasks: Sequence[Task]) -> None:
+        self._tasks = {str(task.client): task for task in tasks}
+        self._coordinator, self._told, self._sent = None, {}, set()
+
+    def _advance(self) -> None:
+        """Close a phase of keys or shares once nobody is waited for."""
+        coordinator = self._coordinator
+        if coordinator is None or coordinator.phase not in _EARLY or self._missing():
+            return
+        messages: dict[str, pb.ToSession]
+        try:
+            if coordinator.phase is SessionPhase.KEYS:
+                messages = {name: pb.ToSession(key_list=one) for name, one in coordinator.close_keys().items()}
+                self._due_s = self.fleet.clock + self.patience_s
+            else:
+                messages = {name: pb.ToSession(delivery=one) for name, one in coordinator.close_shares().items()}
+        except SessionFailed as error:
+            self._coordinator = None
+            if not self._begin_again(sorted(self._tasks)):
+                for name in [*self._tasks]:
+                    self._drop(name, f"its round's session has ended: {error}")
+            return
+        for name, message in messages.items():
+            self._tell(name, message)
+
+    def _missing(self) -> list[str]:
+        """Clients that have not sent their message of this phase."""
+        return [name for name in self._tasks if name not in self._of_round().replied]
+
+    def _drop(self, name: str, reason: str) -> None:
+        """Take a client out of the session; its task fails unless its message has come."""
+        self._told.pop(name, None)
+        if name not in self._sent:  # else its message is in the sum
+            if (task := self._tasks.pop(name, None)) is not None:
+                self.fleet.give_up(task.id, reason)
+        else:
+            _log.info("client %r: %s", name, reason)
+
+    def _tell(self, name: str, message: pb.ToSession) -> None:
+        """Tell a client something, and again when it comes back, until it has answered."""
+        self._result.bytes_down += _size_bytes(message)
+        message.task.CopyFrom(self._task_ids[name])
+        message.attempt = self.attempt
+        self._told[name] = message
+        self.fleet.tell(self._tasks[name].client, message)
+
+    def _of_round(self) -> SessionCoordinator:
+        assert self._coordinator is not None
+        return self._coordinator
+
+
+def _size_bytes(message: pb.ToSession | pb.FromSession) -> int:
+    """Bytes of what is said, without the names of task and attempt."""
+    said = message.WhichOneof("what")
+    content = getattr(message, said) if said else b""
+    return len(content) if isinstance(content, str | bytes) else int(content.ByteSize())
+
+
+_EARLY = {SessionPhase.KEYS: "keys", SessionPhase.SHARES: "shares"}

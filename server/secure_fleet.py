@@ -1,0 +1,176 @@
+"""Fleet under secure aggregation: a coordinator's view of clients that hide their messages from it.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fed.errors import InvalidExperiment, InvalidPayload, RunFailed
+from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
+from fed.secure_aggregation.settings import SecureAggregation
+from fed.server.fleet import Fleet
+from fed.storage.checkpoints import Tree
+from fed.wire.messages import Answer, Task
+
+__all__ = ["SecureFleet", "SessionResult", "Sessions"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class SessionResult:
+    """Outcome of a round's sessions.
+
+    Args:
+        total: the sum of the survivors' messages; None: there is none.
+        survivors: the tasks whose messages are in it; empty where there is none.
+        problem: the reason why there is no sum, as a clause.
+        bytes_up: from clients, beside their first masked messages.
+        bytes_down: to clients, beside their tasks.
+    """
+
+    total: SecureSum | None = None
+    survivors: Sequence[int] = ()
+    problem: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Sessions(Protocol):
+    """Conversations of a round's clients, by which their masked messages become a sum."""
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Begin a round with these tasks: keys and shares are exchanged while the clients train."""
+
+    def take(self, answer: Answer) -> None:
+        """Take the masked message of an answer, or the sum of a group's."""
+
+    def close(self) -> SessionResult:
+        """End the round: unmask the sum of the messages that have come, or try again with their clients."""
+
+
+@dataclass(eq=False)
+class SecureFleet:
+    """A :class:`fed.server.fleet.Fleet` that gives one answer a round: the sum of all clients', and nothing of one.
+
+    Answers are held back until the coordinator cancels the tasks that are left, which ends the round.
+
+    Args:
+        fleet: of the clients, whose answers are masked.
+        sessions: their conversations.
+        settings: the section of the experiment.
+        fixed: reads the sum.
+    """
+
+    fleet: Fleet
+    sessions: Sessions
+    settings: SecureAggregation
+    fixed: FixedPoint
+    _tasks: dict[int, Task] = field(default_factory=dict)  # of the round, not failed
+    _answers: list[Answer] = field(default_factory=list)
+    _is_closing: bool = False
+    _refused: list[Answer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Take over what needs no change."""
+        self.registered, self.available, self.population = (
+            self.fleet.registered,
+            self.fleet.available,
+            self.fleet.population,
+        )
+        self.settle, self.wait = self.fleet.settle, self.fleet.wait
+
+    @property
+    def clock(self) -> float:
+        """Clock of the clients."""
+        return self.fleet.clock
+
+    def size_of(self, client: int | str) -> int:
+        """Refuse: a client's number of samples is hidden.
+
+        Raises:
+            RunFailed: always.
+        """
+        raise RunFailed("secure_aggregation hides each client's number of samples: choose a sampling without it")
+
+    def dispatch(self, tasks: Iterable[Task]) -> None:
+        """Send a round's tasks, unless so few clients cannot hold a session."""
+        tasks = [*tasks]
+        if not tasks:
+            return
+        try:
+            self.settings.check(len(tasks))
+        except InvalidExperiment as error:
+            _log.warning("round %d is not begun: %s", tasks[0].round, error)
+            self._refused = [Answer.failure(task, "too few clients for a secure round") for task in tasks]
+            return
+        self._tasks = {task.id: task for task in tasks}
+        self.sessions.open(tasks)
+        self.fleet.dispatch(tasks)
+
+    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
+        """Failures as they come; at the round's end the sum."""
+        refused, self._refused = self._refused, []
+        yield from refused
+        for answer in self.fleet.collect(until, enough):
+            if answer.problem:
+                self._tasks.pop(answer.tasks[0], None)
+                yield answer
+                continue
+            self.sessions.take(answer)
+            self._answers.append(answer)
+        if self._is_closing:
+            self._is_closing = False
+            if self._answers:
+                yield from self._closed()
+            self._tasks = {}
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        """End the round: the tasks that have been answered make a sum, the others are cancelled."""
+        answered = {task for answer in self._answers for task in answer.tasks}
+        self.fleet.cancel([task for task in tasks if task not in answered])
+        self._is_closing = True
+
+    def state(self) -> Tree:
+        """State of the clients' fleet: between rounds no session is open."""
+        return self.fleet.state()
+
+    def restore(self, state: Tree) -> None:
+        """Resume from what :meth:`state` wrote down."""
+        self.fleet.restore(state)
+
+    def _closed(self) -> Iterator[Answer]:
+        """The sum, as one answer; or a failure of each task."""
+        answers, self._answers = self._answers, []
+        answered = [task for answer in answers for task in answer.tasks]
+        result = self.sessions.close()
+        number = self._tasks[answered[0]].round
+        hidden, survivors, problem = None, result.survivors, result.problem
+        if result.total is not None:
+            try:
+                hidden = self.fixed.read(result.total)
+            except InvalidPayload as error:
+                survivors, problem = (), str(error)
+        problem = problem or "it dropped out of the round's session"
+        size_bytes = sum(answer.size_bytes for answer in answers) + result.bytes_up
+        failed = [Answer.failure(self._tasks[task], problem) for task in sorted({*answered} - {*survivors})]
+        if hidden is None:
+            _log.warning("round %d has no sum, and no update was revealed: %s", number, problem)
+            failed[0] = failed[0]._replace(size_bytes=size_bytes, more_bytes_down=result.bytes_down)
+        else:
+            counted = [self._tasks[task] for task in sorted(survivors)]
+            tasks, clients = tuple(task.id for task in counted), tuple(task.client for task in counted)
+            yield Answer(
+                tasks,
+                number,
+                clients,
+                integers_I=answers[0].integers_I,
+                size_bytes=size_bytes,
+                hidden=hidden,
+                more_bytes_down=result.bytes_down,
+            )
+        yield from failed

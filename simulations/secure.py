@@ -1,0 +1,253 @@
+"""Sessions of secure aggregation among simulated clients: the whole protocol, or its arithmetic and bytes alone.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.protobuf.message import Message
+from torch import Tensor
+
+from fed.errors import InvalidExperiment, SessionFailed
+from fed.secure_aggregation.client import SessionClient
+from fed.secure_aggregation.coordinator import SessionCoordinator
+from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
+from fed.secure_aggregation.key_agreement import digest
+from fed.secure_aggregation.settings import SecureAggregation
+from fed.secure_aggregation.terms import KnownIdentities, Terms
+from fed.secure_aggregation.traffic import Traffic, sharing_traffic, unmasking_traffic
+from fed.server.secure_fleet import SessionResult
+from fed.simulations.fleet import SimulatedFleet
+from fed.simulations.simulated_clients import SimulatedClients
+from fed.wire.messages import Answer, Task
+
+__all__ = ["EmulatedSessions", "RealSessions", "SimulatedSessions"]
+
+_Sent = TypeVar("_Sent", bound=Message)
+_ORDER = int("FFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551", 16)  # of P-256
+
+
+@dataclass(eq=False)
+class SimulatedSessions(ABC):
+    """Sessions of simulated clients, in which those that have answered stay to the end.
+
+    A client that fails, or misses the deadline, has shared its secrets and drops out before its masked message. Keys
+    and shares travel while clients train; unmasking moves the clock. A round with too few messages is tried again once,
+    with fresh keys, among the clients whose messages have come.
+
+    Args:
+        fleet: whose clock moves.
+        clients: with their devices.
+        settings: the section of the experiment.
+        fixed: how messages become lanes.
+    """
+
+    fleet: SimulatedFleet
+    clients: SimulatedClients
+    settings: SecureAggregation
+    fixed: FixedPoint
+    _tasks: dict[int, Task] = field(default_factory=dict)
+    _answers: list[Answer] = field(default_factory=list)
+
+    def open(self, tasks: Sequence[Task]) -> None:
+        """Begin a round."""
+        self._tasks, self._answers = {task.id: task for task in tasks}, []
+
+    def take(self, answer: Answer) -> None:
+        """Keep what has come until the round ends."""
+        self._answers.append(answer)
+
+    def close(self) -> SessionResult:
+        """Unmask the sum, or try again with those whose messages have come."""
+        survivors = sorted(task for answer in self._answers for task in answer.tasks)
+        result = SessionResult()
+        for attempt, asked in enumerate((sorted(self._tasks), survivors)):
+            if attempt and not self._begin_again(result, survivors):
+                break
+            if self._attempt(result, asked, survivors, attempt):
+                break
+        return result
+
+    def _attempt(self, result: SessionResult, asked: Sequence[int], survivors: Sequence[int], attempt: int) -> bool:
+        """Try once; True where there is a sum."""
+        degree, least = self.settings.degree(len(asked)), self.settings.least(len(asked))
+        is_enough = len(survivors) >= least
+        result.total, moved = self._session(asked, survivors, attempt, is_enough=is_enough)
+        result.bytes_up += moved.up
+        result.bytes_down += moved.down
+        if result.total is None:
+            result.problem = f"{len(survivors)} of {len(asked)} clients have sent their messages, {least} are needed"
+            return False
+        unmasking = unmasking_traffic(len(asked), len(survivors), degree)
+        self._pass_time(survivors, [(unmasking.down // len(survivors), unmasking.up), (0, 0)])
+        result.survivors, result.problem = survivors, ""
+        return True
+
+    def _begin_again(self, result: SessionResult, survivors: Sequence[int]) -> bool:
+        """Exchange keys and send masked messages once more; False where the clients are too few for a session."""
+        try:
+            sharing = sharing_traffic(self._names(survivors), self.settings.degree(len(survivors)))
+        except InvalidExperiment:
+            return False
+        masked_bytes = self.fixed.lanes * self.fixed.dtype.itemsize
+        result.bytes_up += masked_bytes * len(survivors)
+        self._pass_time(survivors, [(0, sharing.up), (sharing.down // len(survivors), 0), (0, masked_bytes)])
+        return True
+
+    def _pass_time(self, tasks: Sequence[int], exchanges: Iterable[tuple[int, int]]) -> None:
+        """Move the clock by exchanges of so many bytes down and up, each as long as the slowest client's."""
+        devices = [self.clients.device_of(self._tasks[task].client) for task in tasks]
+        takes_s = sum(
+            max(device.exchange_s(bytes_down=down, samples=0, bytes_up=up) for device in devices)
+            for down, up in exchanges
+        )
+        until = self.fleet.clock + takes_s
+        while self.fleet.clock < until and self.fleet.wait(until):
+            pass
+
+    def _names(self, tasks: Iterable[int]) -> list[str]:
+        return sorted(str(self._tasks[task].client) for task in tasks)
+
+    @abstractmethod
+    def _session(
+        self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
+    ) -> tuple[SecureSum | None, Traffic]:
+        """One session: the sum, or None where there are not enough messages, and all bytes but the messages'.
+
+        Args:
+            asked: tasks of its clients.
+            survivors: those whose messages come.
+            attempt: of the round, from 0.
+            is_enough: there are as many messages as are needed.
+        """
+
+
+class EmulatedSessions(SimulatedSessions):
+    """The sum without masks, and the bytes of the protocol in closed form."""
+
+    def _session(
+        self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
+    ) -> tuple[SecureSum | None, Traffic]:
+        degree = self.settings.degree(len(asked))
+        sharing = sharing_traffic(self._names(asked), degree)
+        up, down = sharing.up * len(asked), sharing.down
+        if not is_enough:
+            return None, Traffic(up, down)
+        unmasking = unmasking_traffic(len(asked), len(survivors), degree)
+        total = SecureSum(self.fixed.bits, self.fixed.lanes)
+        for answer in self._answers:
+            total.add(answer.mean_update_M, len(answer.tasks))
+        return total, Traffic(up + unmasking.up * len(survivors), down + unmasking.down)
+
+
+@dataclass(eq=False)
+class RealSessions(SimulatedSessions):
+    """The whole protocol, in one process, with keys that follow from the run's seed: it hides nothing from the user."""
+
+    _signers: dict[str, ec.EllipticCurvePrivateKey] = field(default_factory=dict)
+
+    def _session(
+        self, asked: Sequence[int], survivors: Sequence[int], attempt: int, *, is_enough: bool
+    ) -> tuple[SecureSum | None, Traffic]:
+        of_name = {str(self._tasks[task].client): task for task in asked}
+        messages = {answer.tasks[0]: answer.mean_update_M for answer in self._answers}
+        coordinator, clients = self._parties(of_name, attempt)
+        counted = _Counted()
+        with contextlib.suppress(SessionFailed):
+            return self._held(of_name, messages, coordinator, clients, counted, is_enough=is_enough), counted.traffic()
+        return None, counted.traffic()
+
+    def _held(
+        self,
+        of_name: Mapping[str, int],
+        messages: Mapping[int, Tensor],
+        coordinator: SessionCoordinator,
+        clients: Mapping[str, SessionClient],
+        counted: "_Counted",
+        *,
+        is_enough: bool,
+    ) -> SecureSum | None:
+        """Hold the session, and count its bytes.
+
+        Args:
+            of_name: client's name → its task.
+            messages: task → message, of those that have come.
+            coordinator: of the session.
+            clients: by name.
+            counted: counts what they say.
+            is_enough: there are as many messages as are needed.
+        """
+        for name, client in clients.items():
+            coordinator.take_keys(name, counted.up(client.open()))
+        for name, listed in coordinator.close_keys().items():
+            coordinator.take_shares(name, counted.up(clients[name].share(counted.down(listed))))
+        for name, delivery in coordinator.close_shares().items():
+            counted.down(delivery)
+            if of_name[name] in messages:
+                lanes = messages[of_name[name]].clone()  # another attempt needs it
+                coordinator.take_masked(name, clients[name].mask(delivery, lanes))
+        if not is_enough:
+            return None
+        told, names = coordinator.close_masked()
+        for name in names:
+            coordinator.take_consent(name, counted.up(clients[name].consent(counted.down(told))))
+        for name, consents in coordinator.close_consents().items():
+            coordinator.take_unmasking(name, counted.up(clients[name].unmask(counted.down(consents))))
+        return coordinator.finish()
+
+    def _parties(self, of_name: dict[str, int], attempt: int) -> tuple[SessionCoordinator, dict[str, SessionClient]]:
+        """Coordinator and clients of a session, by name."""
+        streams, task = self.clients.streams, next(iter(self._tasks.values()))
+        identities = KnownIdentities({name: self._signer(name).public_key() for name in of_name}, b"simulated")
+        model = [tensor.numpy().tobytes() for tensor in task.model.tensors]
+        terms = Terms(
+            self.settings,
+            self.fixed,
+            f"simulation of seed {streams.seed}",
+            task.round,
+            attempt,
+            b"simulated",
+            digest("model", *model),
+            identities.sha256,
+        )
+        clients = {
+            name: SessionClient(
+                name,
+                self._signer(name),
+                identities,
+                terms,
+                streams.generator("secure aggregation", name, task.round, attempt).bytes,
+            )
+            for name in of_name
+        }
+        return SessionCoordinator(terms, identities), clients
+
+    def _signer(self, name: str) -> ec.EllipticCurvePrivateKey:
+        if name not in self._signers:
+            drawn = int.from_bytes(self.clients.streams.generator("identity", name).bytes(40), "big")
+            self._signers[name] = ec.derive_private_key(1 + drawn % (_ORDER - 1), ec.SECP256R1())
+        return self._signers[name]
+
+
+@dataclass
+class _Counted:
+    """Bytes of messages that pass through it."""
+
+    _up: int = 0
+    _down: int = 0
+
+    def up(self, message: _Sent) -> _Sent:
+        self._up += message.ByteSize()
+        return message
+
+    def down(self, message: _Sent) -> _Sent:
+        self._down += message.ByteSize()
+        return message
+
+    def traffic(self) -> Traffic:
+        return Traffic(self._up, self._down)

@@ -1,0 +1,107 @@
+import math
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from fed.errors import InvalidExperiment
+from fed.secure_aggregation.graph import Degree, SessionGraph, complete_degree, harary_degree
+from fed.secure_aggregation.settings import SecureAggregation
+
+
+@pytest.mark.parametrize(
+    ("clients", "corrupt", "dropped", "semi_honest", "malicious"),
+    [
+        (32, 0.05, 0.1, (6, 2), (8, 5)),
+        (100, 0.05, 0.1, (16, 6), (26, 16)),
+        (100, 0.33, 0.2, (54, 34), (74, 54)),
+        (1000, 0.1, 0.1, (48, 27), (96, 67)),
+        (10_000, 0.05, 0.1, (42, 22), (96, 64)),
+    ],
+)
+def test_degrees_are_the_known_answers(
+    clients: int, corrupt: float, dropped: float, semi_honest: tuple[int, int], malicious: tuple[int, int]
+) -> None:
+    """Bell et al. 2020 and their authors' code."""
+    assert harary_degree(clients, corrupt, dropped, is_semi_honest=True)[:2] == semi_honest
+    assert harary_degree(clients, corrupt, dropped)[:2] == malicious
+
+
+def test_degree_keeps_those_that_stay_connected() -> None:
+    """Half of fifty lost, and nobody corrupt: what is left must hang together, by the bound's own inequality."""
+    assert harary_degree(50, 0.0, 0.5, is_semi_honest=True).neighbours == 26
+
+
+def test_harary_graph_is_regular_connected_and_symmetric() -> None:
+    graph = SessionGraph(50, Degree(8, 5, False), b"digest")
+    edges = {place: graph.neighbours(place) for place in range(50)}
+    made = nx.Graph((place, other) for place, others in edges.items() for other in others)
+    assert {len(set(others) - {place}) for place, others in edges.items()} == {8}
+    assert made.number_of_edges() == 200
+    assert nx.node_connectivity(made) == 8  # Harary's: as many as the degree
+    assert all(graph.holders(place) == others for place, others in edges.items())
+
+
+def test_order_on_the_circle_follows_the_digest() -> None:
+    degree = Degree(4, 3, False)
+    first, again, other = (SessionGraph(60, degree, name) for name in (b"a", b"a", b"b"))
+    assert [first.neighbours(place) for place in range(60)] == [again.neighbours(place) for place in range(60)]
+    assert [first.neighbours(place) for place in range(60)] != [other.neighbours(place) for place in range(60)]
+
+
+def test_pairs_are_equally_often_neighbours() -> None:
+    degree, times = Degree(4, 3, False), 3000
+    counts = np.zeros(11)
+    for number in range(times):
+        counts[list(SessionGraph(11, degree, number.to_bytes(4, "big")).neighbours(3))] += 1
+    expected = times * 4 / 10
+    deviation = math.sqrt(times * 0.4 * 0.6)
+    assert counts[3] == 0
+    assert np.abs(np.delete(counts, 3) - expected).max() < 5 * deviation
+
+
+@pytest.mark.parametrize("clients", [3, 5, 10, 32, 99, 100])
+@pytest.mark.parametrize("corrupt", [0.0, 0.1, 0.33, 0.5])
+def test_complete_threshold_leaves_no_room_for_two_groups(clients: int, corrupt: float) -> None:
+    degree = complete_degree(clients, corrupt)
+    assert 2 * degree.threshold > clients + math.floor(corrupt * clients)
+    assert degree.holders == clients
+    least = (clients + math.floor(corrupt * clients)) // 2 + 1
+    assert complete_degree(clients, corrupt, least).threshold == least
+    with pytest.raises(InvalidExperiment, match=f"from {least} to {clients}"):
+        complete_degree(clients, corrupt, least - 1)
+
+
+def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
+    section = SecureAggregation(max_drop_out=0.1)
+    assert section.degree(100).is_complete
+    assert section.degree(1000) == harary_degree(1000, 0.1, 0.1)
+    assert SecureAggregation(graph="complete").degree(1000).neighbours == 999
+    assert not SecureAggregation(graph="harary", corrupt=0.05, max_drop_out=0.1).degree(60).is_complete
+    assert section.least(1000) == 900  # no more may drop out than the graph was made for
+    assert section.least(100) == 67
+
+
+@pytest.mark.parametrize(
+    ("keys", "clients", "match"),
+    [
+        ({}, 4, "minimum_cohort = 5"),
+        ({"max_drop_out": 0.4}, 10, "at most 6"),
+        ({"corrupt": 0.7}, 10, "at most 8"),
+        ({"threshold": 5}, 10, "from 6 to 10"),
+        ({"threshold": 11}, 10, "from 6 to 10"),
+        ({"graph": "harary", "corrupt": 0.3, "max_drop_out": 0.3}, 10, "no sparse graph"),
+        ({"threshold": 3}, 1000, "from [0-9]+ to [0-9]+ in a sparse"),
+        ({"minimum_cohort": 11}, 12, "minimum_cohort must be at most 10"),
+    ],
+)
+def test_cohorts_in_which_no_round_succeeds_are_refused(keys: dict[str, Any], clients: int, match: str) -> None:
+    with pytest.raises(InvalidExperiment, match=match):
+        SecureAggregation(**keys).check(clients)
+
+
+def test_threshold_may_be_given_in_a_sparse_graph() -> None:
+    degree = harary_degree(1000, 0.1, 0.2)
+    given = SecureAggregation(threshold=degree.threshold + 1).degree(1000)
+    assert given == degree._replace(threshold=degree.threshold + 1)

@@ -1,0 +1,401 @@
+"""Secure aggregation with real nodes, each a thread with all of its side of the wire."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fed
+from fed.clients.data import load
+from fed.clients.node.sessions import SecureNode, plan_digest, task_digest
+from fed.errors import InvalidCredentials, RunFailed, SessionFailed
+from fed.identity.authority import Authority
+from fed.identity.credentials import NodeCredentials, ServerCredentials
+from fed.identity.identities import SignedIdentities
+from fed.randomness import Streams
+from fed.secure_aggregation.client import RevealedRounds
+from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
+from fed.server.deploy import Deployment
+from fed.server.grpc.fleet import NodeFleet
+from fed.server.grpc.service import Patience
+from fed.server.grpc.sessions import NodeSessions
+from fed.server.secure_fleet import SessionResult
+from fed.storage.run_folder import RunFolder
+from fed.wire import protocol_pb2 as pb
+from fed.wire.messages import Answer, GlobalModel, Task
+from fed.wire.protocol import name_of
+from tests.server.deployed import wait_for
+from tests.server.grpc.threaded import ThreadedNode
+
+PHASES = ("keys", "shares", "masked", "consent", "unmasking")
+KEYS: dict[str, Any] = {
+    "seed": 5,
+    "data": {"kind": "digits", "clients": 6},
+    "model": {"kind": "logistic"},
+    "local": {"lr": 0.05},
+    "checkpoints": {"every": None},
+    "secure_aggregation": {"minimum_cohort": 3, "max_weight": 400, "max_drop_out": 0.0},
+}
+Faults = Mapping[tuple[int, int], str]
+"""(client, round) → the phase in which the client falls silent."""
+
+
+class Faulty(SecureNode):
+    """A node that falls silent, and notes what it would have sent without masks."""
+
+    def __init__(self, *arguments: Any, client: int, faults: Faults, plain: dict[tuple[int, int], Tensor]) -> None:
+        super().__init__(*arguments)
+        self._client, self._faults, self._plain, self._round = client, faults, plain, 0
+        self._rounds: dict[str, int] = {}  # by task
+
+    def _is_silent(self, phase: str) -> bool:
+        return self._faults.get((self._client, self._round)) == phase
+
+    def begin(self, assignment: pb.Assignment) -> Any:
+        self._round = self._rounds[name_of(assignment.task)] = assignment.round
+        keys = super().begin(assignment)
+        return None if self._is_silent("keys") else keys
+
+    def hear(self, said: pb.ToSession) -> pb.FromSession | None:
+        answer = super().hear(said)
+        phases = {"key_list": "shares", "survivors": "consent", "consents": "unmasking"}
+        phase = phases.get(said.WhichOneof("what") or "")
+        return None if phase and self._is_silent(phase) else answer
+
+    def masked(self, task: str, lanes: Tensor, is_wanted: Callable[[], bool]) -> Tensor | None:
+        number = wait_for(lambda: self._rounds.get(task, 0), "the session of a task that is trained already")
+        self._plain[self._client, number] = lanes.clone()
+        while self._is_silent("masked") and is_wanted():
+            pass
+        return super().masked(task, lanes, is_wanted)
+
+
+class Outcome:
+    """A run over nodes, with all that was summed."""
+
+    def __init__(
+        self,
+        experiment: fed.Experiment,
+        folder: Path,
+        faults: Faults,
+        monkeypatch: pytest.MonkeyPatch,
+        after_round: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        data = load(experiment.data, Streams(experiment.seed))  # type: ignore[arg-type]
+        authority = Authority.create(folder / "keys")
+        for client in data.clients:
+            authority.issue(str(client))
+        self.plain: dict[tuple[int, int], Tensor] = {}
+        self.sums: list[tuple[SessionResult, dict[int, int | str]]] = []
+        close = NodeSessions.close
+
+        def noted(sessions: NodeSessions) -> SessionResult:
+            clients = {task.id: task.client for task in sessions._tasks.values()}
+            result = close(sessions)
+            self.sums.append((result, clients))
+            return result
+
+        monkeypatch.setattr(NodeSessions, "close", noted)
+        credentials = ServerCredentials.load(folder / "keys")
+        deployment = Deployment(experiment, credentials.identities)
+        fleet = NodeFleet(
+            "127.0.0.1:0",
+            folder / "spool",
+            credentials=None,
+            admits=None,
+            accepts=deployment.accepts,
+            patience=Patience(session_s=1.5),
+        )
+        self.nodes = []
+        for client in data.clients:
+            loaded = NodeCredentials.load(folder / "keys" / "nodes" / str(client))
+            (place := folder / f"node-{client}").mkdir()
+            secure = Faulty(loaded, place, 3, client=int(client), faults=faults, plain=self.plain)
+            self.nodes.append(ThreadedNode(fleet.port, client, data.read(client), place, secure=secure))
+        run_folder = RunFolder(folder / "run")
+        try:
+            self.run = deployment.run(fleet, len(self.nodes), run_folder, resume=False, after_round=after_round)
+        finally:
+            fleet.close("the run is over", is_final=True)
+        for node in self.nodes:
+            node.end()
+
+    def hold_sums_exact(self) -> None:
+        """Each round's sum is that of the plain messages of its survivors, modulo 2^R."""
+        for number, (result, clients) in enumerate(self.sums, 1):
+            if result.total is None:
+                continue
+            survivors = [int(clients[task]) for task in result.survivors]
+            expected = SecureSum(8 * result.total.lanes.itemsize, len(result.total.lanes))
+            for client in survivors:
+                expected.add(self.plain[client, number])
+            assert result.total.clients == len(survivors)
+            assert np.array_equal(result.total.lanes, expected.lanes)
+
+
+def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = fed.Experiment(**KEYS, rounds={"count": 3}, algorithm="scaffold")
+    deployed = Outcome(experiment, tmp_path, {}, monkeypatch)
+    deployed.hold_sums_exact()
+    off = {"simulation.batching": "off", "simulation.workers": 0}
+    simulated = fed.simulate(experiment.override(off))
+    for one, other in zip(deployed.run.metrics, simulated.metrics, strict=True):
+        times = {"wall_s": 0, "virtual_s": 0}
+        assert {**one, **times} == {**other, **times}
+    ours, theirs = (run.model.state_dict() for run in (deployed.run, simulated))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_server_learns_no_number_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[pb.Answer] = []
+    seen = NodeFleet._received
+
+    def noted(fleet: NodeFleet, task: Any, header: pb.Answer, tensors: Any) -> Any:
+        received.append(header)
+        return seen(fleet, task, header, tensors)
+
+    monkeypatch.setattr(NodeFleet, "_received", noted)
+    run = Outcome(fed.Experiment(**KEYS, rounds={"count": 1}), tmp_path, {}, monkeypatch).run
+    assert {(header.weight, header.samples, header.train_loss) for header in received} == {(1.0, 1, 0.0)}
+    assert run.metrics[0]["train_loss"] > 0.5
+    assert len({node["answered"] for node in run.summary["nodes"].values()}) == 1
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [phase if phase in ("masked", "unmasking") else pytest.param(phase, marks=pytest.mark.long) for phase in PHASES],
+)
+def test_sum_is_exact_with_a_node_lost(phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = fed.Experiment(**KEYS, rounds={"count": 2, "deadline_s": 8.0})
+    outcome = Outcome(experiment, tmp_path, {(2, 1): phase}, monkeypatch)
+    outcome.hold_sums_exact()
+    is_in_sum = phase in ("consent", "unmasking")
+    assert [line["replied"] for line in outcome.run.metrics] == [6 if is_in_sum else 5, 6]
+
+
+@pytest.mark.parametrize(
+    "phase", ["masked", *(pytest.param(phase, marks=pytest.mark.long) for phase in ("shares", "consent"))]
+)
+def test_round_with_too_few_is_tried_again_among_the_others(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six five are needed; of the four that are left three would do."""
+    experiment = fed.Experiment(**KEYS, rounds={"count": 2, "deadline_s": 10.0, "partial_work": "drop"})
+    outcome = Outcome(experiment, tmp_path, {(1, 1): phase, (4, 1): phase}, monkeypatch)
+    outcome.hold_sums_exact()
+    assert [line["replied"] for line in outcome.run.metrics] == [4, 6]
+    trained = [len(node.training.worked) for node in outcome.nodes]
+    assert trained == [2] * 6  # nobody trains twice for one round
+
+
+def test_round_whose_shares_were_revealed_ends_without_an_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = fed.Experiment(**KEYS, rounds={"count": 2, "deadline_s": 10.0})
+    faults = {(client, 1): "unmasking" for client in (1, 4)}
+    outcome = Outcome(experiment, tmp_path, faults, monkeypatch)
+    assert [line["replied"] for line in outcome.run.metrics] == [0, 6]
+    assert outcome.run.metrics[0]["failed"] == 6
+    assert outcome.sums[0][0].total is None
+    outcome.hold_sums_exact()
+
+
+class _Known:
+    """A node's sessions, ready for a plan."""
+
+    def __init__(self, folder: Path, minimum_cohort: int = 3) -> None:
+        self.folder = folder
+        self.authority = Authority.create(folder / "keys")
+        for name in ("0", "1", "2"):
+            self.authority.issue(name)
+        (folder / "state").mkdir()
+        self.experiment = fed.Experiment(**KEYS)
+        self.fixed = FixedPoint(32, (3,), (8.0,), most_clients=3)
+        self.node = self.made(minimum_cohort)
+
+    def made(self, minimum_cohort: int = 3) -> SecureNode:
+        credentials = NodeCredentials.load(self.folder / "keys" / "nodes" / "0")
+        return SecureNode(credentials, self.folder / "state", minimum_cohort)
+
+    def plan(self, folder: str = "keys") -> pb.Plan:
+        content = (self.folder / folder / "server" / "identities.json").read_bytes()
+        return pb.Plan(run="run", identities=content)
+
+
+def test_node_refuses_runs_that_hide_too_little(tmp_path: Path) -> None:
+    known = _Known(tmp_path, minimum_cohort=4)
+    plain = known.experiment.override({"secure_aggregation": None})
+    with pytest.raises(RunFailed, match="the plan has none"):
+        known.node.prepare(plain, known.plan(), None)
+    with pytest.raises(RunFailed, match="at least 4 clients"):
+        known.node.prepare(known.experiment, known.plan(), known.fixed)
+    trusting = known.experiment.override({"secure_aggregation.corrupt": 0.05})
+    with pytest.raises(RunFailed, match=r"0\.1 of the clients may collude"):
+        known.made().prepare(trusting, known.plan(), known.fixed)
+
+
+def test_node_takes_later_identities_and_refuses_earlier_ones(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    earlier = known.plan()
+    known.authority.issue("3")
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    for node in (known.node, known.made()):  # after a restart, too
+        with pytest.raises(RunFailed, match="version"):
+            node.prepare(known.experiment, earlier, known.fixed)
+    known.authority.revoke("3")
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    assert "3" not in SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem).points
+
+
+@pytest.mark.parametrize("wrong", ["authority", "changed", "empty", "version"])
+def test_identities_of_nobody_are_refused(wrong: str, tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    plan = known.plan()
+    match wrong:
+        case "authority":
+            Authority.create(tmp_path / "other")
+            plan = known.plan("other")
+        case "changed":
+            plan.identities = plan.identities.replace(b'"2"', b'"7"')
+        case "empty":
+            plan.identities = b""
+        case "version":
+            said = json.loads(plan.identities.split(b"\n")[0])
+            said["version"] += 1
+            plan.identities = json.dumps(said).encode() + b"\n" + plan.identities.split(b"\n")[1]
+    with pytest.raises(InvalidCredentials, match="signed by this node's authority"):
+        known.node.prepare(known.experiment, plan, known.fixed)
+
+
+def test_node_without_identities_says_so(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    (tmp_path / "keys" / "nodes" / "0" / "identities.json").unlink()
+    with pytest.raises(InvalidCredentials, match="copy the node's folder anew"):
+        known.made()
+
+
+def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, payload=pb.Payload(sha256="0" * 64))
+    keys = known.node.begin(assignment)
+    assert known.node.begin(assignment) == keys
+    said = pb.ToSession(task=assignment.task, key_list=pb.KeyList(clients=[pb.ListedClient(name="0")]))
+    answer = known.node.hear(said)
+    assert answer is not None
+    assert "must" in answer.aborted
+    assert known.node.hear(said) == answer
+    with pytest.raises(SessionFailed, match="must"):
+        known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
+
+
+def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    RevealedRounds(tmp_path / "state" / "revealed", "run").reveal(4)
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    for number in (3, 4, 5):
+        assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=number, payload=pb.Payload(sha256="0" * 64))
+        if number <= 4:
+            with pytest.raises(SessionFailed, match="shares of round 4 were revealed"):
+                known.node.begin(assignment)
+        else:
+            known.node.begin(assignment)
+
+
+def test_one_task_with_two_models_ends_the_session(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    known.node.prepare(known.experiment, known.plan(), known.fixed)
+    assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, model_sha256=b"a" * 32)
+    known.node.begin(assignment)
+    assignment.model_sha256 = b"b" * 32
+    with pytest.raises(SessionFailed, match="two models"):
+        known.node.begin(assignment)
+    with pytest.raises(SessionFailed, match="two models"):
+        known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
+
+
+def test_all_that_tasks_have_in_common_is_digested() -> None:
+    base = pb.Assignment(round=1, lr=0.1, steps=2, model_sha256=b"a", broadcast_count=1, population=5)
+    changed = []
+    for name, value in {
+        "round": 2,
+        "lr": 0.2,
+        "steps": 3,
+        "model_sha256": b"b",
+        "broadcast_count": 2,
+        "population": 6,
+        "repeats": 1,
+    }.items():
+        other = pb.Assignment()
+        other.CopyFrom(base)
+        setattr(other, name, value)
+        changed.append(other)
+    without = pb.Assignment()
+    without.CopyFrom(base)
+    without.ClearField("lr")
+    assert len({task_digest(one) for one in (base, without, *changed)}) == 2 + len(changed)
+    own = pb.Assignment()
+    own.CopyFrom(base)
+    own.place, own.deadline_s, own.attempt = 3, 4.0, 1  # which are a client's own, or in the terms by themselves
+    assert task_digest(own) == task_digest(base)
+    plans = pb.Plan(experiment="a"), pb.Plan(experiment="b"), pb.Plan(experiment="a", format=pb.Format(parts=[1]))
+    assert len({plan_digest(plan) for plan in plans}) == 3
+
+
+def test_node_trains_no_other_model_than_was_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fed.server.grpc.sessions.model_digest", lambda tensors: b"0" * 32)
+    run = Outcome(fed.Experiment(**KEYS, rounds={"count": 1}), tmp_path, {}, monkeypatch).run
+    assert run.metrics[0]["replied"] == 0
+    assert "agreed on" in str(run.summary["nodes"])
+
+
+def test_nodes_go_on_when_identities_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def issue(line: Mapping[str, Any]) -> None:
+        if line["round"] == 1:
+            Authority.load(tmp_path / "keys").issue("another")
+
+    experiment = fed.Experiment(**KEYS, rounds={"count": 3})
+    outcome = Outcome(experiment, tmp_path, {}, monkeypatch, after_round=issue)
+    assert [line["replied"] for line in outcome.run.metrics] == [6, 6, 6]
+    assert all("another" in node.node.secure._identities.points for node in outcome.nodes if node.node.secure)
+
+
+class _Stub:
+    """A fleet that does nothing, for what arrives in odd orders."""
+
+    clock = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def test_messages_in_odd_orders_end_no_server(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    content = SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem)
+    stub: Any = _Stub()
+    settings = known.experiment.secure_aggregation
+    assert settings is not None
+    sessions = NodeSessions(stub, settings, known.fixed, "run", lambda: content, 1.0)
+    model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
+    tasks = [Task(number, 1, number, model) for number in range(3)]
+    answer = Answer((0,), 1, (0,), torch.zeros(known.fixed.lanes, dtype=torch.int32))
+    sessions.open(tasks)
+    sessions.take(answer)  # before there is a session
+    assignments = {task.client: pb.Assignment(task=pb.TaskId(number=task.id), round=1) for task in tasks}
+    sessions.begin(assignments, model)
+    for said in ("aborted", "consent", "unmasking", "shares", "keys"):
+        message = pb.FromSession(task=pb.TaskId(number=0))
+        if said == "aborted":
+            message.aborted = "tired"
+        else:
+            getattr(message, said).SetInParent()
+        sessions.heard(0, message)
+    sessions.take(answer)  # after it has ended its session
+    assert not sessions._sent
+    sessions.lost(1)
+    assert sessions.close().total is None
