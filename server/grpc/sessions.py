@@ -240,8 +240,8 @@ class NodeSessions:
                 for name in [*self._tasks]:
                     self._drop(name, f"its round's session has ended: {error}")
             return
-        for name, message in messages.items():
-            self._tell(name, message)
+        for name in messages.keys() & self._tasks.keys():  # a task may have failed after its message
+            self._tell(name, messages[name])
 
     def _missing(self) -> list[str]:
         """Clients that have not sent their message of this phase."""

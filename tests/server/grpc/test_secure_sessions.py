@@ -215,11 +215,11 @@ class _Known:
             self.authority.issue(name)
         (folder / "state").mkdir()
         self.experiment = fed.Experiment(**KEYS)
-        self.fixed = FixedPoint(32, (3,), (8.0,), most_clients=3)
+        self.fixed = FixedPoint(32, (3,), (8.0,), most_clients=4)
         self.node = self.made(minimum_cohort)
 
-    def made(self, minimum_cohort: int = 3) -> SecureNode:
-        credentials = NodeCredentials.load(self.folder / "keys" / "nodes" / "0")
+    def made(self, minimum_cohort: int = 3, name: str = "0") -> SecureNode:
+        credentials = NodeCredentials.load(self.folder / "keys" / "nodes" / name)
         return SecureNode(credentials, self.folder / "state", minimum_cohort)
 
     def plan(self, folder: str = "keys") -> pb.Plan:
@@ -399,3 +399,29 @@ def test_messages_in_odd_orders_end_no_server(tmp_path: Path) -> None:
     assert not sessions._sent
     sessions.lost(1)
     assert sessions.close().total is None
+
+
+def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path) -> None:
+    known = _Known(tmp_path)
+    known.authority.issue("3")
+    identities = SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem)
+    told: list[int | str] = []
+    fleet: Any = _Stub()
+    fleet.tell = lambda client, message: told.append(client)
+    settings = known.experiment.secure_aggregation
+    assert settings is not None
+    plan_sha256 = plan_digest(known.plan())
+    sessions = NodeSessions(fleet, settings, known.fixed, "run", lambda: identities, 1.0, plan_sha256)
+    model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
+    sessions.open([Task(number, 1, number, model) for number in range(4)])
+    assignments = {number: pb.Assignment(task=pb.TaskId(start=1, number=number), round=1) for number in range(4)}
+    sessions.begin(assignments, model)
+    for number in (3, 2, 1, 0):
+        node = known.made(name=str(number))
+        node.prepare(known.experiment, known.plan(), known.fixed)
+        keys = node.begin(assignments[number])
+        assert keys is not None
+        sessions.heard(number, keys)
+        if number == 3:
+            sessions.lost(3)
+    assert sorted(told) == [0, 1, 2]
