@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import client_order
+from fed.wire.protocol import NODE_NAME
 
 __all__ = ["Founding", "FoundingTiming"]
 
@@ -20,10 +21,12 @@ class FoundingTiming(NamedTuple):
     Args:
         stable_s: seconds for which the present peers must have been the same.
         resend_s: seconds after which a message is sent again.
+        believed_s: seconds for which another is believed to have begun that does not say with whom.
     """
 
     stable_s: float = 0.5
     resend_s: float = 0.3
+    believed_s: float = 30.0
 
 
 class Founding:
@@ -59,6 +62,8 @@ class Founding:
         self._present: tuple[str, ...] = ()
         self._since_s = self._sent_s = 0.0
         self._agreed: set[str] = set()
+        self._agreed_to: tuple[str, ...] = ()
+        self._begun_s: dict[str, float] = {}
 
     def tick(
         self, now_s: float, present: Collection[str], rounds: Mapping[str, int], hubs: Collection[str] = ()
@@ -76,7 +81,8 @@ class Founding:
             self._present, self._since_s, self._agreed = names, now_s, set()
         if self.members is not None or self.is_late or now_s - self._sent_s < self._timing.resend_s:
             return []
-        if begun := [name for name, number in rounds.items() if number]:
+        begun_s = {name: self._begun_s.setdefault(name, now_s) for name, number in rounds.items() if number}
+        if begun := [name for name, its_s in begun_s.items() if now_s - its_s < self._timing.believed_s]:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
         is_stable = now_s - self._since_s >= self._timing.stable_s
@@ -95,21 +101,25 @@ class Founding:
             own_round: the round that this peer is in; 0: before the first.
         """
         names = tuple(message.members)
-        if self.is_late:
+        if names and not _is_group(names, sender):
             return []
+        if self.is_late:
+            is_asked = own_round > 1 and not message.is_founded
+            return [(sender, pb.Founding(is_founded=True, round=own_round))] if is_asked else []
         if self.members is not None:
             return [] if message.is_founded else [(sender, self._founded(own_round))]
         if message.is_founded:
-            if self.own in names and message.round <= 1:
-                self.members = names
-            else:
+            if self.own not in names or message.round > 1:
                 self.is_late = True
+            elif names in (self._agreed_to, self._present):
+                self.members = names
         elif message.is_agreed:
             if names == self._present:
                 self._agreed.add(sender)
                 if self._found_if_agreed():
                     return self._to_others(self._founded(1))
         elif len(names) >= self._least and names == self._present:
+            self._agreed_to = names
             return [(sender, pb.Founding(members=names, is_agreed=True))]
         return []
 
@@ -123,3 +133,9 @@ class Founding:
 
     def _to_others(self, message: pb.Founding) -> list[tuple[str, pb.Founding]]:
         return [(name, message) for name in self._present if name != self.own]
+
+
+def _is_group(names: tuple[str, ...], sender: str) -> bool:
+    """Tell whether these may be founders, of whom the sender is one."""
+    in_order = tuple(sorted({*names}, key=client_order))
+    return sender in names and names == in_order and all(NODE_NAME.fullmatch(name) for name in names)

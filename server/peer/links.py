@@ -35,6 +35,7 @@ _METHOD = "/fed.v1.Neighbours/Meet"
 _MOST_BYTES = 2 << 20  # of a message: a chunk, or the table of many members
 _MESSAGES_AT_ONCE, _MESSAGES_PER_S = 2000, 500
 _MOST_LINKS = 10_000
+_MOST_WAITING = 4096  # messages, or files, that the other side has not taken
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
@@ -100,19 +101,30 @@ class Link:
         return self.greeting.name
 
     def tell(self, message: pb.PeerMessage) -> None:
-        """Send a message as soon as there is room for it."""
+        """Send a message as soon as there is room for it; of tables of members the last one counts."""
+        if message.HasField("members"):
+            self._messages = deque(one for one in self._messages if not one.HasField("members"))
         self._messages.append(message)
+        self._end_if_full()
         self._wakes.set()
 
     def send(self, header: pb.PeerMessage, path: Path) -> None:
         """Send a message and after it a file, between whose chunks other messages may go."""
         self._files.append((header, path))
+        self._end_if_full()
         self._wakes.set()
 
     def end(self, reason: str) -> None:
         """End the stream after what is to be told."""
         self._ends = True
         self.tell(pb.PeerMessage(farewell=pb.Farewell(reason=reason)))
+
+    def _end_if_full(self) -> None:
+        """End a stream whose other side asks for more than it takes."""
+        if max(len(self._messages), len(self._files)) > _MOST_WAITING:
+            self._messages.clear()
+            self._files.clear()
+            self._ends = True
 
     async def speak(self, write: _Write) -> None:
         """Send all that is to be sent, until the stream ends."""
@@ -166,7 +178,7 @@ class Listener(Protocol):
         """
 
     def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
-        """Take a file that is whole.
+        """Take a file that is whole, which is removed afterwards unless it has been moved.
 
         Args:
             link: over which it came.
@@ -374,38 +386,53 @@ class Links:
 
     async def _listen(self, link: Link, read: _Read) -> None:
         allowance = Allowance(_MESSAGES_AT_ONCE, _MESSAGES_PER_S)
-        header, incoming, left_bytes = pb.PeerMessage(), None, 0
-        while (message := await _next(read, self._patience.silence_s)) is not None:
-            try:
-                if message.HasField("chunk"):
-                    left_bytes -= len(message.chunk.data)
-                    if incoming is not None:
-                        file, incoming = incoming, None  # what is damaged is not added to any more
-                        file.add(message.chunk)
-                        if file.is_complete:
-                            file.check()
-                            self._listener.arrived(link, header, file)
-                        else:
-                            incoming = file
-                    elif left_bytes < 0:
-                        raise Refused("it sent a chunk of no file")
-                    continue
-                if not allowance.spend():
+        header, left_bytes = pb.PeerMessage(), 0
+        incoming: Incoming | None = None
+        try:
+            while (message := await _next(read, self._patience.silence_s)) is not None:
+                kind = message.WhichOneof("what")
+                if kind != "chunk" and not allowance.spend():
                     raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a peer has to say")
-                if message.HasField("farewell"):
+                if kind == "farewell":
                     return
-                if (kind := message.WhichOneof("what")) in _WITH_PAYLOAD:
-                    header, incoming = message, None  # whatever becomes of it, the last file has ended
-                    left_bytes = getattr(message, kind).payload.size_bytes
-                    if link.is_introduction:
-                        raise Refused("an introduction has no vectors")
-                    incoming = self._listener.incoming(link, message)
-                    continue
-                self._listener.heard(link, message)
-                if link.is_introduction and message.HasField("members"):
-                    return
-            except (Refused, InvalidPayload, DamagedPayload) as refused:
-                self._refusals.note(link.name, one_line(str(refused)))
+                try:
+                    if kind == "chunk":
+                        left_bytes -= len(message.chunk.data)
+                        file, incoming = incoming, None  # what is damaged is not added to any more
+                        if file is None and left_bytes < 0:
+                            raise Refused("it sent a chunk of no file")
+                        incoming = self._taken(link, header, file, message.chunk)
+                    elif kind in _WITH_PAYLOAD:
+                        _remove(incoming)
+                        header, incoming = message, None  # whatever becomes of it, the last file has ended
+                        left_bytes = getattr(message, kind).payload.size_bytes
+                        if link.is_introduction:
+                            raise Refused("an introduction has no vectors")
+                        incoming = self._listener.incoming(link, message)
+                    else:
+                        self._listener.heard(link, message)
+                        if link.is_introduction and kind == "members":
+                            return
+                except (Refused, InvalidPayload, DamagedPayload) as refused:
+                    self._refusals.note(link.name, one_line(str(refused)))
+        finally:
+            _remove(incoming)
+
+    def _taken(self, link: Link, header: pb.PeerMessage, file: Incoming | None, chunk: pb.Chunk) -> Incoming | None:
+        """Add a chunk to its file; returns the file while more of it is to come, and removes it afterwards."""
+        if file is None:
+            return None
+        is_awaited = False
+        try:
+            file.add(chunk)
+            if file.is_complete:
+                file.check()
+                self._listener.arrived(link, header, file)
+            is_awaited = not file.is_complete
+        finally:
+            if not is_awaited:
+                _remove(file)
+        return file if is_awaited else None
 
     def _refusal_of(self, greeting: pb.Greeting, name: str | None) -> str | None:
         if greeting.protocol != PROTOCOL:
@@ -430,6 +457,11 @@ class Links:
             )
         else:
             _log.debug("%s cannot be reached: %s", address, words)
+
+
+def _remove(incoming: Incoming | None) -> None:
+    if incoming is not None:
+        incoming.path.unlink(missing_ok=True)
 
 
 async def _next(read: _Read, limit_s: float) -> pb.PeerMessage | None:

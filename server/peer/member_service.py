@@ -9,13 +9,14 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fed import __version__
+from fed.errors import FedError
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.links import Link, Links, Refused, StreamPatience
 from fed.server.peer.membership import Member, MembershipList, Timing
@@ -36,7 +37,7 @@ class Standing(NamedTuple):
     Args:
         present: the members that are there and ready, in their order.
         others: how many more are there, which are not ready yet.
-        view: their hash.
+        view: hash of all that neighbours are found from.
         rounds: the round that each of the others is in, as far as it is known.
     """
 
@@ -68,6 +69,8 @@ class MemberService(ABC):
         timing: of heartbeats.
         patience: of streams.
         refusals: takes down what is refused.
+        rounds: of the run.
+        snapshot: gives the round of the last state, and the state, for those that join; None before the first.
     """
 
     own: Member
@@ -78,6 +81,8 @@ class MemberService(ABC):
     timing: Timing
     patience: StreamPatience
     refusals: Refusals
+    rounds: int
+    snapshot: Callable[[], tuple[int, Any] | None]
     round: int = 0
     durable: int = 0
 
@@ -92,6 +97,8 @@ class MemberService(ABC):
         self._is_contested = False
         self._files = 0
         self._beating: asyncio.Task[None] | None = None
+        self._giving: asyncio.Task[None] | None = None
+        self._given: tuple[pb.PeerMessage, Path] | None = None
         self.folder.mkdir(parents=True, exist_ok=True)
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
@@ -119,7 +126,8 @@ class MemberService(ABC):
         there = self.members.present(now_s)
         present = tuple(member for member in there if member.is_ready)
         names = {member.name for member in there}
-        view = hashlib.sha256("\n".join(member.name for member in present).encode()).hexdigest()[:16]
+        known = "\n".join(f"{member.name} {bool(member.address)}" for member in present)
+        view = hashlib.sha256(known.encode()).hexdigest()[:16]
         rounds = {link.name: link.progress.round for link in self.links.all() if link.name in names and link.progress}
         return Standing(present, len(there) - len(present), view, rounds)
 
@@ -184,8 +192,12 @@ class MemberService(ABC):
         elif link.is_introduction:
             raise Refused("an introduction has members alone")
         elif message.HasField("progress"):
+            self._check_round(message.progress.round - 1)
             link.progress = message.progress
             self._take_progress(link.name, message.progress)
+        elif message.HasField("copy_wanted"):
+            if self._giving is None or self._giving.done():
+                self._giving = asyncio.create_task(self._give_copy(link))
         else:
             self._take(link, message)
         self._changed.set()
@@ -203,12 +215,52 @@ class MemberService(ABC):
         """
 
     @abstractmethod
+    def _write_copy(self, path: Path, number: int, state: Any) -> pb.Payload:
+        """Write a copy of a state down, for one that joins.
+
+        Args:
+            path: of the file.
+            number: of the round after which it is.
+            state: to copy.
+
+        Raises:
+            FedError: if it cannot be written.
+        """
+
+    @abstractmethod
     def _resend(self, link: Link) -> None:
         """Send what the other side of a new stream may lack."""
 
     @abstractmethod
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
         """Take note of how far another is."""
+
+    def _check_round(self, number: int) -> None:
+        """Hold what another says to have ended to the run.
+
+        Raises:
+            Refused: if the run has no such round.
+        """
+        if number > self.rounds:
+            raise Refused(f"the run has {self.rounds} rounds, got round {number}")
+
+    async def _give_copy(self, link: Link) -> None:
+        """Send a copy of this peer's state, if there is one; else the other asks again."""
+        if (found := self.snapshot()) is None:
+            return
+        number, state = found
+        if self._given is None or self._given[0].copy.round != number:
+            path = self.new_file()
+            try:
+                payload = await asyncio.to_thread(self._write_copy, path, number, state)
+            except FedError as error:
+                path.unlink(missing_ok=True)
+                _log.warning("a copy for %r: %s", link.name, error)
+                return
+            if self._given is not None:
+                self._given[1].unlink(missing_ok=True)
+            self._given = pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path
+        link.send(*self._given)
 
     def _hear(self, link: Link) -> None:
         self.members.heard(link.name, link.greeting.start, time.monotonic(), link.greeting.address)

@@ -268,11 +268,14 @@ class PeerNetwork:
         self.neighbours = frozenset(self._from) | frozenset(self._to)
 
     def _catch_up(self, number: int, standing: Standing) -> None:
-        """Skip rounds that a neighbour has left behind without this peer.
+        """Skip rounds that neighbours have left behind without this peer, where most of the others are ahead.
 
         A neighbour of this round waits in it for this peer, unless it has left it out. One that is further and was
-        sent this peer's vectors, before this one was killed, has kept its own for it.
+        sent this peer's vectors, before this one was killed, has kept its own for it. Fewer than most others, which
+        may be on the other side of a partition that has healed, are no reason to skip.
         """
+        rounds = standing.rounds.values()
+        further = [its for its in rounds if its > number + 1]
         ahead = {name: its for name, its in standing.rounds.items() if name in self._from and its > number + 1}
         until_s = time.monotonic() + (_LETTERS_WITHIN_S if number <= self._may_lack else 0.0)
         while ahead:
@@ -282,10 +285,10 @@ class PeerNetwork:
             if time.monotonic() >= until_s:
                 break
             time.sleep(_LOOKS_EVERY_S)
-        if ahead:
-            self.skips_to = max(ahead.values())
+        if ahead and 2 * len(further) > len(rounds):
+            self.skips_to = min(further)
             _log.warning(
-                "this peer is in round %d and its neighbours in round %d: it goes on there", number, self.skips_to
+                "round %d: most of the others are ahead, and this peer goes on in round %d", number, self.skips_to
             )
 
 

@@ -1,10 +1,11 @@
 """Proposal: one attempt of a member to decide a round, from its first message to a majority's votes."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fed.server.peer.ballots import Ballot, Kind, Message, Value, Vote
 
-__all__ = ["Proposal"]
+__all__ = ["Proposal", "in_a_ring"]
 
 
 @dataclass
@@ -16,7 +17,7 @@ class Proposal:
         since_s: when its present stage began: promises, ring or votes.
         sent_s: when its members were told last.
         promises: of members, as they sent them.
-        ring: members that reduce their updates; empty until they are told to.
+        ring: members that reduce their updates, in the order of the ring; empty until they are told to.
         value: the one that it proposes; None until it is known.
         accepted: members that have voted for it.
         holders: members that hold its sum, in the order in which they said so.
@@ -56,3 +57,19 @@ class Proposal:
     def ready(self, names: list[str]) -> tuple[str, ...]:
         """Members among these that have promised, and have their update."""
         return tuple([name for name in names if name in self.promises and self.promises[name].is_ready])
+
+
+def in_a_ring(names: Sequence[str], hubs: Collection[str]) -> tuple[str, ...]:
+    """Members in an order in which two that only dial are no neighbours, where there is one.
+
+    Args:
+        names: of the ring.
+        hubs: those that all others can reach.
+    """
+    listen, dialers = [one for one in names if one in hubs], [one for one in names if one not in hubs]
+    ordered: list[str] = []
+    for place, hub in enumerate(listen):
+        ordered.append(hub)
+        begin, end = (len(dialers) * each // len(listen) for each in (place, place + 1))
+        ordered += dialers[begin:end]
+    return tuple(ordered or dialers)

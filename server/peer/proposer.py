@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from fed.server.peer.ballots import Ballot, Kind, Message, Value
-from fed.server.peer.proposal import Proposal
+from fed.server.peer.proposal import Proposal, in_a_ring
 from fed.server.peer.voter import Voter
 from fed.wire.messages import client_order
 
@@ -69,10 +69,13 @@ class Proposer(Voter, ABC):
                 self._choose(proposal)
         elif message.kind is Kind.SUMMED and sender in proposal.ring:
             if proposal.value is None:
-                value = Value(message.sum_sha256, proposal.ring, self._next_members(proposal))
+                contributors = tuple(sorted(proposal.ring, key=client_order))
+                value = Value(message.sum_sha256, contributors, self._next_members(proposal))
                 self._propose(proposal, value, [sender])
             elif proposal.value.sum_sha256 == message.sum_sha256:
                 proposal.holders[sender] = None
+            else:  # somebody's sum is wrong
+                self._give_up(self._timing.resend_s)
         elif message.kind is Kind.BROKEN and sender in proposal.ring:
             if proposal.value is None:
                 self._round.excluded.update(message.names)
@@ -96,12 +99,14 @@ class Proposer(Voter, ABC):
         # late or not, all who are there are given the time to answer
         is_late = self._now_s >= max(self._round.began_s + deadline_s, proposal.since_s + self._timing.resend_s)
         if ready and (is_late or len(ready) == len(here)):
-            proposal.ring, proposal.since_s = ready, self._now_s
+            proposal.ring, proposal.since_s = in_a_ring(ready, self._hubs), self._now_s
             self._say_again(proposal)
 
     def _next_members(self, proposal: Proposal) -> tuple[str, ...]:
-        stay = {name for name in self.record.members if name in proposal.promises or name in self._present}
-        return tuple(sorted(stay.union(self._candidates), key=client_order))
+        """Members that are there, and others, fewer than those where there are more than one: they are the majority."""
+        stay = [name for name in self.record.members if name in proposal.promises or name in self._present]
+        new = [name for name in self._candidates if name not in self.record.members]
+        return tuple(sorted(stay + new[: max(1, len(stay) - 1)], key=client_order))
 
     def _propose(self, proposal: Proposal, value: Value, holders: Iterable[str]) -> None:
         """Propose the one value of this ballot."""

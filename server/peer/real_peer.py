@@ -157,6 +157,7 @@ class RealPeer(ABC):
             "timing": Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
             "patience": StreamPatience(silence_s=max(2.5, min(10.0, self.deadline_s / 2))),
             "refusals": Refusals(),
+            "rounds": self.policy.count,
         }
 
     def loop(

@@ -16,6 +16,7 @@ from typing import Any
 from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Train, Trained, label_of
+from fed.errors import RunFailed
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Coordinated
 from fed.server.peer.ballots import Value
@@ -185,6 +186,8 @@ class ReplicatedFleet:
 
     def _merged(self, decision: Decision, tasks: Mapping[int | str, Task]) -> Answer:
         self.value, total = decision
+        if total.names != {*self.value.contributors}:
+            raise RunFailed("the round's sum has the updates of others than were agreed on: a member of its ring lied")
         counted = [tasks[client_id_of(one.name)] for one in total.contributions]
         return Answer(
             tasks=tuple(task.id for task in counted),

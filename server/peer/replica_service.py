@@ -8,9 +8,11 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -33,15 +35,12 @@ from fed.server.peer.founding import Founding
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.membership import MOST_MEMBERS
-from fed.server.peer.ring import RoundSum, sum_specs
+from fed.server.peer.ring import RoundSum, most_ring_bytes, sum_specs
 from fed.server.peer.ring_transport import RingTransport
 from fed.storage.checkpoints import Tree
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.payloads import Incoming, TensorSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["Decision", "ReplicaService", "Snapshot"]
 
@@ -86,13 +85,11 @@ class ReplicaService(MemberService):
         message: the format of clients' messages.
         ballots: time limits of the agreement.
         min_peers: the number of founders at least.
-        snapshot: gives the state after the last round; None before the first.
     """
 
     message: Format
     ballots: BallotTiming
     min_peers: int
-    snapshot: Callable[[], Snapshot | None]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,13 +100,12 @@ class ReplicaService(MemberService):
         self._contribution: tuple[int, RoundSum] | None = None
         self._decided: dict[int, Value] = {}
         reached_s = max(self.timing.gone_after_s / 4, min(self.timing.gone_after_s, _REACHED_WITHIN_S))
-        self._rings = RingTransport(self, self._disk, self, self.ballots.ballot_s, reached_s)
+        most_bytes = partial(most_ring_bytes, self.message)
+        self._rings = RingTransport(self, self._disk, self, most_bytes, self.ballots.ballot_s, reached_s)
         self._wanted: set[str] = set()
         self._copy: Snapshot | None = None
         self._coming: Incoming | None = None
         self._received_bytes = 0
-        self._given: Path | None = None
-        self._giving: asyncio.Task[None] | None = None
         self._wants_copy = self._lacks_sums = False
         self._applied = self._sums_sent = self._sums_received = 0
         self._said_s = self._asked_s = -math.inf
@@ -217,7 +213,7 @@ class ReplicaService(MemberService):
         self._rings.end()
         await super().stop(reason)
 
-    def summed(self, ring: RunRing, path: "Path", payload: pb.Payload) -> None:
+    def summed(self, ring: RunRing, path: Path, payload: pb.Payload) -> None:
         """Keep the sum of a ring, and say so.
 
         Args:
@@ -255,6 +251,7 @@ class ReplicaService(MemberService):
                     return None
                 return Incoming(self.new_file(), header.sum.payload, self._sum_specs())
             case "copy":
+                self._check_round(header.copy.round)
                 if not self._wants_copy:
                     return None
                 most_bytes = _COPY_BYTES + _MOST_COPY_BYTES_PER_NUMBER * self._numbers
@@ -268,12 +265,10 @@ class ReplicaService(MemberService):
         if header.HasField("copy"):
             if self._wants_copy and header.copy.round >= self._least_copy():
                 self._copy = Snapshot(*self._disk.take_copy(incoming.path, header.copy.round))
-            incoming.path.unlink(missing_ok=True)
         elif header.HasField("sum"):
             self._take_sum(incoming)
         else:
             self._rings.arrived(link.name, header.ring_part, incoming)
-            incoming.path.unlink(missing_ok=True)
         self._changed.set()
 
     def _take(self, link: Link, message: pb.PeerMessage) -> None:
@@ -289,9 +284,6 @@ class ReplicaService(MemberService):
                     path, payload = found
                     link.send(pb.PeerMessage(sum=pb.Sum(payload=payload)), path)
                     self._sums_sent += payload.size_bytes
-            case "copy_wanted":
-                if self._giving is None or self._giving.done():
-                    self._giving = asyncio.create_task(self._give_copy(link))
             case _:
                 raise Refused("it says nothing that is known here")
 
@@ -327,6 +319,7 @@ class ReplicaService(MemberService):
         now_s = time.monotonic()
         there = self.members.present(now_s)
         names, ready = [member.name for member in there], [member.name for member in there if member.is_ready]
+        candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
         hubs = [member.name for member in there if member.address]
         if self._agreement is None:
             rounds = {link.name: link.progress.round for link in self.links.all() if link.progress}
@@ -339,7 +332,7 @@ class ReplicaService(MemberService):
             # after a restart the others are given the time to come
             members = self._agreement.record.members
             names += [name for name in members if name != self.own.name and self.members.is_unheard(name)]
-        self._do(self._agreement.tick(now_s, names, ready, hubs))
+        self._do(self._agreement.tick(now_s, names, candidates, hubs))
         if self._lacks_sums:
             links = self.links.all()
             self._ask_for_copy(
@@ -448,22 +441,11 @@ class ReplicaService(MemberService):
     def _take_sum(self, incoming: Incoming) -> None:
         sha256 = incoming.payload.sha256
         if sha256 not in self._wanted or self._agreement is None:
-            incoming.path.unlink(missing_ok=True)
             return
         self._sums_received += incoming.payload.size_bytes
         self._disk.take(incoming.path, incoming.payload)
         self._wanted.discard(sha256)
         self._do(self._agreement.holds(sha256, time.monotonic()))
 
-    async def _give_copy(self, link: Link) -> None:
-        """Send a copy of this replica's state, if there is one; else the other asks again."""
-        if (found := self.snapshot()) is not None:
-            if self._given is not None:
-                self._given.unlink(missing_ok=True)
-            path = self._given = self.new_file()
-            try:
-                payload = await asyncio.to_thread(self._disk.write_copy, path, *found)
-            except FedError as error:
-                _log.warning("a copy for %r: %s", link.name, error)
-                return
-            link.send(pb.PeerMessage(copy=pb.Copy(round=found.round, payload=payload)), path)
+    def _write_copy(self, path: Path, number: int, state: Tree) -> pb.Payload:
+        return self._disk.write_copy(path, number, state)

@@ -24,7 +24,7 @@ from fed.wire.messages import Answer, client_order, refusal_of_numbers
 from fed.wire.payloads import TensorSpec
 from fed.wire.protocol import NODE_NAME
 
-__all__ = ["Contribution", "Ring", "RoundSum", "sum_specs"]
+__all__ = ["Contribution", "Ring", "RoundSum", "most_ring_bytes", "sum_specs"]
 
 _MOST_LETTERS = 1000  # of a contribution: a name of 64, and numbers
 _MOST_MEMBERS = 10_000
@@ -143,6 +143,17 @@ def sum_specs(message: Format, members: int) -> tuple[TensorSpec, ...]:
         integers,
         TensorSpec(torch.uint8, _MOST_LETTERS * min(members, _MOST_MEMBERS), True),
     )
+
+
+def most_ring_bytes(message: Format, members: int) -> int:
+    """Bytes that a member sends in a ring at most.
+
+    Args:
+        message: the format of clients' messages.
+        members: the number of them at most.
+    """
+    lanes, integers, letters = (spec.numbers * spec.dtype.itemsize for spec in sum_specs(message, members))
+    return 2 * lanes + 2 * members * (integers + letters)
 
 
 class Ring:

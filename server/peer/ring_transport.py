@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,12 +14,11 @@ from fed.server.peer.ballots import Ballot, Record, RunRing
 from fed.server.peer.decrees import ReplicaFiles
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService
-from fed.server.peer.membership import Member
 from fed.server.peer.ring import Ring, RoundSum
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, read
 
-__all__ = ["RingListener", "RingTransport", "in_a_ring"]
+__all__ = ["RingListener", "RingTransport"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.1
@@ -77,16 +76,23 @@ class RingTransport:
         service: with the streams.
         disk: of this replica.
         listener: hears what becomes of rings.
+        most_bytes: of one member in a ring, by the number of members.
         limit_s: for a message to come.
         reached_s: for a stream with a neighbour in the ring.
     """
 
     def __init__(
-        self, service: MemberService, disk: ReplicaFiles, listener: RingListener, limit_s: float, reached_s: float
+        self,
+        service: MemberService,
+        disk: ReplicaFiles,
+        listener: RingListener,
+        most_bytes: Callable[[int], int],
+        limit_s: float,
+        reached_s: float,
     ) -> None:
         self.bytes_sent = self.bytes_received = 0
         self._service, self._disk, self._listener = service, disk, listener
-        self._limit_s, self._reached_s = limit_s, reached_s
+        self._most_bytes, self._limit_s, self._reached_s = most_bytes, limit_s, reached_s
         self._own = service.own.name
         self._parts: dict[_Part, list[Tensor]] = {}
         self._sent: list[tuple[str, pb.PeerMessage, Path]] = []
@@ -133,7 +139,7 @@ class RingTransport:
         part = _part(message, name)
         if part.round < record.round:
             return False  # it was sent again over a new stream
-        if reason := self._reason_against(part, record):
+        if reason := self._reason_against(part, message.payload.size_bytes, record):
             raise Refused(f"its part of a ring of round {part.round}: {reason}")
         return part not in self._parts
 
@@ -148,14 +154,17 @@ class RingTransport:
         self.bytes_received += incoming.payload.size_bytes
         self._parts[_part(message, name)] = read(incoming.path, incoming.payload)
 
-    def _reason_against(self, part: _Part, record: Record) -> str | None:
+    def _reason_against(self, part: _Part, size_bytes: int, record: Record) -> str | None:
         if part.round != record.round or part.sender not in record.members:
             return f"this peer is in round {record.round}, with {len(record.members)} members"
         if part.ballot < record.promised:
             return "a later ballot has been promised"
         if part.step >= 2 * len(record.members):
             return f"a ring of {len(record.members)} has no step {part.step}"
-        if sum(one.sender == part.sender for one in self._parts) > 4 * len(record.members):
+        held = [tensors for one, tensors in self._parts.items() if one.sender == part.sender]
+        held_bytes = sum(tensor.nbytes for tensors in held for tensor in tensors)
+        most_bytes = 2 * self._most_bytes(len(record.members))
+        if len(held) > 4 * len(record.members) or held_bytes + size_bytes > most_bytes:
             return "it has sent more than two rings have"
         return None
 
@@ -182,8 +191,7 @@ class RingTransport:
         Raises:
             _Broken: if it cannot be found.
         """
-        members = in_a_ring(ring.members, self._service.members.present(time.monotonic()))
-        part = Ring(members.index(self._own), members, own)
+        part = Ring(ring.members.index(self._own), ring.members, own)
         for step in range(part.messages):
             tensors = await asyncio.to_thread(part.message, step)
             self._send(ring, step, part.successor, tensors)
@@ -216,31 +224,15 @@ class RingTransport:
             now_s = time.monotonic()
             present = {member.name for member in service.members.present(now_s)}
             for name in (part.sender, successor):
-                is_unreached = service.links.link(name) is None and now_s - began_s > self._reached_s
-                if name not in present or is_unreached:
+                # after a restart others may know of a member that this one has not heard of yet
+                is_away = name not in present or service.links.link(name) is None
+                if is_away and now_s - began_s > self._reached_s:
                     raise _Broken(name)
             if now_s - began_s > self._limit_s:
                 raise _Broken
             service.reach(frozenset([part.sender, successor]))
             await service.next_change(_LOOKS_EVERY_S)
         return self._parts.pop(part)
-
-
-def in_a_ring(names: Sequence[str], members: Sequence[Member]) -> list[str]:
-    """Members in an order in which two that only dial are no neighbours, where there is one.
-
-    Args:
-        names: of the ring.
-        members: with their addresses.
-    """
-    listen = {member.name for member in members if member.address}
-    hubs, dialers = [one for one in names if one in listen], [one for one in names if one not in listen]
-    ordered: list[str] = []
-    for place, hub in enumerate(hubs):
-        ordered.append(hub)
-        begin, end = (len(dialers) * each // len(hubs) for each in (place, place + 1))
-        ordered += dialers[begin:end]
-    return ordered or dialers
 
 
 def _part(said: pb.RingPart, sender: str) -> _Part:

@@ -12,11 +12,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from fed.errors import InvalidPayload
+from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
@@ -33,6 +34,7 @@ _ASKS_AGAIN_S = 2.0
 
 _OVER = "this exchange is over"
 _LACKS = "this peer has no copy of the vector that the differences are added to"
+_OTHER_VIEW = "it sees other members than this peer"
 _NO_NEIGHBOUR = "it is not a neighbour in this round"
 
 
@@ -86,14 +88,12 @@ class PeerService(MemberService):
         specs: the tensors of each exchange of a round.
         copied: the tensors of a copy of a peer's state.
         ahead: rounds by which another may be ahead.
-        snapshot: gives the state after the last round, for those that join; None before the first.
         check: raises InvalidPayload where another's vectors of an exchange cannot be decoded; None: all can.
     """
 
     specs: Sequence[Sequence[TensorSpec]]
     copied: Sequence[TensorSpec]
     ahead: int
-    snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None]
     check: Callable[[Key, str, Sequence[Tensor]], None] | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -170,6 +170,8 @@ class PeerService(MemberService):
                     asked.add(link.name)
                     link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
                     break
+            else:
+                asked.clear()
             await self.next_change(_ASKS_AGAIN_S)
         found, self._copy = self._copy, None
         return found
@@ -191,6 +193,7 @@ class PeerService(MemberService):
         """Make the file that a message is put into."""
         self._hear(link)
         if header.HasField("copy"):
+            self._check_round(header.copy.round)
             return Incoming(self.new_file(), header.copy.payload, self.copied)
         vectors = header.vectors
         key, name = Key(vectors.round, vectors.exchange), link.name
@@ -198,8 +201,8 @@ class PeerService(MemberService):
             self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
             return None
         if (key, name) in self._arrivals:
-            if not vectors.before:
-                self._tell_verdict(name, key, None)
+            if self._open is not None and key == self._open.key:
+                self._tell_verdict(name, key, None)  # it was lost with an earlier stream
             return None
         if (key, name) in self._coming:  # over an earlier stream; the last one counts
             self._coming.discard((key, name))
@@ -224,7 +227,6 @@ class PeerService(MemberService):
             incoming: the file.
         """
         tensors = read(incoming.path, incoming.payload)
-        incoming.path.unlink(missing_ok=True)
         is_finite = all(bool(part.isfinite().all()) for part in tensors if part.is_floating_point())
         if header.HasField("copy"):
             if not is_finite:
@@ -253,8 +255,6 @@ class PeerService(MemberService):
         self._arrivals[key, name] = _Arrival(vectors.view, tensors, vectors.before)
         if self._open is not None and key == self._open.key:
             self._hold_to_exchange(key, name)
-        elif not vectors.before:  # whether differences can be taken is known when their exchange opens
-            self._tell_verdict(name, key, None)
         self._changed.set()
 
     def went(self, link: Link) -> None:
@@ -267,8 +267,6 @@ class PeerService(MemberService):
     def _take(self, link: Link, message: pb.PeerMessage) -> None:
         if message.HasField("verdict"):
             self._take_verdict(link.name, message.verdict)
-        elif message.HasField("copy_wanted"):
-            self._give_copy(link)
         else:
             raise Refused("it says nothing that is known here")
 
@@ -320,7 +318,9 @@ class PeerService(MemberService):
             del self._arrivals[key, name]
             self._tell_verdict(name, key, _NO_NEIGHBOUR)
             return
-        if differences is not None:
+        if self._arrivals[key, name].view != self._open.view:
+            flaw = _OTHER_VIEW
+        elif differences is not None:
             flaw = self._arrivals[key, name].flaw(differences.held.get(name))
         if flaw is None:
             self._tell_verdict(name, key, None)
@@ -353,9 +353,8 @@ class PeerService(MemberService):
         assert self._open is not None
         if name not in self._open.senders:
             return True
-        arrival = self._arrivals.get((self._open.key, name))
-        if arrival is not None:
-            return arrival.view == self._open.view
+        if (self._open.key, name) in self._arrivals:
+            return True
         return False if (self._open.key, name) in self._refused else None
 
     def _went(self, name: str) -> bool | None:
@@ -406,11 +405,6 @@ class PeerService(MemberService):
             verdict = pb.Verdict(round=key.round, exchange=key.exchange, taken=reason is None, reason=reason or "")
             link.tell(pb.PeerMessage(verdict=verdict))
 
-    def _give_copy(self, link: Link) -> None:
-        found = self.snapshot()
-        if found is None:
-            raise Refused("it wants a copy before there is one")
-        number, tensors = found
-        path = self.new_file()
-        payload = written(path, tensors)
-        link.send(pb.PeerMessage(copy=pb.Copy(round=number, payload=payload)), path)
+    def _write_copy(self, path: Path, number: int, state: Sequence[Tensor]) -> pb.Payload:
+        with os_errors_as(RunFailed, f"{self.folder} cannot be written to", "make room there"):
+            return written(path, state)

@@ -414,7 +414,8 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
     sessions = NodeSessions(fleet, settings, known.fixed, "run", lambda: identities, 1.0, plan_sha256)
     model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
     sessions.open([Task(number, 1, number, model) for number in range(4)])
-    assignments = {number: pb.Assignment(task=pb.TaskId(start=1, number=number), round=1) for number in range(4)}
+    ids = [pb.TaskId(start=1, number=number) for number in range(4)]
+    assignments: dict[int | str, pb.Assignment] = {one.number: pb.Assignment(task=one, round=1) for one in ids}
     sessions.begin(assignments, model)
     for number in (3, 2, 1, 0):
         node = known.made(name=str(number))

@@ -51,6 +51,7 @@ def made(
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
         patience=StreamPatience(silence_s=5.0),
         refusals=Refusals(),
+        rounds=100,
         snapshot=snapshot,
         check=check,
     )

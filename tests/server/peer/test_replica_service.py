@@ -39,6 +39,7 @@ def alone(folder: Path) -> ReplicaService:
         message=Format(torch.float32, (NUMBERS,), parameters=NUMBERS),
         ballots=BallotTiming(resend_s=0.1, takeover_s=0.5, deadline_s=5.0),
         min_peers=1,
+        rounds=100,
         snapshot=lambda: None,
     )
 
