@@ -83,13 +83,11 @@ class Link:
     Attributes:
         greeting: what the other side has said of itself.
         is_introduction: members are exchanged over it, and no more.
-        progress: of the other side; None until it has said so.
     """
 
     def __init__(self, greeting: pb.Greeting, *, is_introduction: bool) -> None:
         self.greeting = greeting
         self.is_introduction = is_introduction
-        self.progress: pb.Progress | None = None
         self._messages: deque[pb.PeerMessage] = deque()
         self._files: deque[tuple[pb.PeerMessage, Path]] = deque()
         self._wakes = asyncio.Event()

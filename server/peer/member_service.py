@@ -59,6 +59,7 @@ class MemberService(ABC):
     Attributes:
         round: that this peer is in.
         durable: the last round whose outcome is on disk.
+        reached: the round that each of the others is in, as it said last over any stream, while there is one.
 
     Args:
         own: this peer's record.
@@ -95,6 +96,7 @@ class MemberService(ABC):
         self._suspected: set[str] = set()
         self._gone: set[str] = set()
         self._is_contested = False
+        self.reached: dict[str, int] = {}
         self._files = 0
         self._beating: asyncio.Task[None] | None = None
         self._giving: asyncio.Task[None] | None = None
@@ -128,7 +130,7 @@ class MemberService(ABC):
         names = {member.name for member in there}
         known = "\n".join(f"{member.name} {bool(member.address)}" for member in present)
         view = hashlib.sha256(known.encode()).hexdigest()[:16]
-        rounds = {link.name: link.progress.round for link in self.links.all() if link.name in names and link.progress}
+        rounds = {name: number for name, number in self.reached.items() if name in names}
         return Standing(present, len(there) - len(present), view, rounds)
 
     def reach(self, names: frozenset[str]) -> None:
@@ -193,7 +195,7 @@ class MemberService(ABC):
             raise Refused("an introduction has members alone")
         elif message.HasField("progress"):
             self._check_round(message.progress.round - 1)
-            link.progress = message.progress
+            self.reached[link.name] = message.progress.round
             self._take_progress(link.name, message.progress)
         elif message.HasField("copy_wanted"):
             if self._giving is None or self._giving.done():
@@ -204,6 +206,8 @@ class MemberService(ABC):
 
     def went(self, link: Link) -> None:
         """A stream has ended."""
+        if self.links.link(link.name) is None:
+            self.reached.pop(link.name, None)
         self._changed.set()
 
     @abstractmethod

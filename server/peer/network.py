@@ -33,7 +33,7 @@ from fed.wire.messages import client_id_of
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["PeerNetwork", "meeting"]
+__all__ = ["PeerNetwork", "meeting", "round_of_most"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
@@ -274,22 +274,31 @@ class PeerNetwork:
         sent this peer's vectors, before this one was killed, has kept its own for it. Fewer than most others, which
         may be on the other side of a partition that has healed, are no reason to skip.
         """
-        rounds = standing.rounds.values()
-        further = [its for its in rounds if its > number + 1]
-        ahead = {name: its for name, its in standing.rounds.items() if name in self._from and its > number + 1}
+        ahead = [name for name, its in standing.rounds.items() if name in self._from and its > number + 1]
         until_s = time.monotonic() + (_LETTERS_WITHIN_S if number <= self._may_lack else 0.0)
         while ahead:
-            ahead = {
-                name: its for name, its in ahead.items() if not self._thread.call(self.service.has_letter, number, name)
-            }
+            ahead = [name for name in ahead if not self._thread.call(self.service.has_letter, number, name)]
             if time.monotonic() >= until_s:
                 break
             time.sleep(_LOOKS_EVERY_S)
-        if ahead and 2 * len(further) > len(rounds):
-            self.skips_to = min(further)
-            _log.warning(
-                "round %d: most of the others are ahead, and this peer goes on in round %d", number, self.skips_to
-            )
+        if ahead and (later := round_of_most(number, [*standing.rounds.values()])):
+            self.skips_to = later
+            _log.warning("round %d: most of the others are ahead, and this peer goes on in round %d", number, later)
+
+
+def round_of_most(number: int, rounds: Sequence[int]) -> int:
+    """The smallest round of those that have left a round behind, where they are most of all; else 0.
+
+    Args:
+        number: of the round.
+        rounds: that the others are in.
+
+    Example:
+        >>> round_of_most(3, [3, 9, 8]), round_of_most(3, [3, 9])
+        (8, 0)
+    """
+    further = [its for its in rounds if its > number + 1]
+    return min(further) if 2 * len(further) > len(rounds) else 0
 
 
 def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":

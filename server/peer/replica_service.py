@@ -197,9 +197,7 @@ class ReplicaService(MemberService):
 
     def owes(self) -> bool:
         """Tell whether a present member may still need this replica: it has not come to the end."""
-        names = {member.name for member in self.members.present(time.monotonic())}
-        behind = [link.name for link in self.links.all() if link.progress and link.progress.round < self.round]
-        return not names.isdisjoint(behind)
+        return any(number < self.round for number in self.standing().rounds.values())
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
         """Listen, and begin to look for others; returns the port."""
@@ -322,8 +320,7 @@ class ReplicaService(MemberService):
         candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
         hubs = [member.name for member in there if member.address]
         if self._agreement is None:
-            rounds = {link.name: link.progress.round for link in self.links.all() if link.progress}
-            self._found(self._founding.tick(now_s, ready, rounds, hubs))
+            self._found(self._founding.tick(now_s, ready, self.reached, hubs))
             if now_s - self._said_s > _SAYS_EVERY_S and now_s - self._began_s > 1.0:
                 self._said_s = now_s
                 _log.info("%d of %d peers are there", len(ready), self.min_peers)
@@ -334,10 +331,7 @@ class ReplicaService(MemberService):
             names += [name for name in members if name != self.own.name and self.members.is_unheard(name)]
         self._do(self._agreement.tick(now_s, names, candidates, hubs))
         if self._lacks_sums:
-            links = self.links.all()
-            self._ask_for_copy(
-                [link.name for link in links if link.progress and link.progress.round > self._least_copy()]
-            )
+            self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
         if not self._agreement.is_waiting:
             self._said_s = -math.inf
         elif now_s - self._said_s > _SAYS_EVERY_S:

@@ -165,11 +165,10 @@ class PeerService(MemberService):
         until_s = time.monotonic() + limit_s
         asked: set[str] = set()
         while self._copy is None and time.monotonic() < until_s:
-            for link in self.links.all():
-                if link.progress and link.progress.round > 1 and link.name not in asked:
-                    asked.add(link.name)
-                    link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
-                    break
+            holders = [name for name, number in self.reached.items() if number > 1 and name not in asked]
+            if holders and (link := self.links.link(holders[0])) is not None:
+                asked.add(link.name)
+                link.tell(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
             else:
                 asked.clear()
             await self.next_change(_ASKS_AGAIN_S)

@@ -341,6 +341,41 @@ def test_a_ring_is_joined_once_and_lost_by_a_restart() -> None:
     assert machine("3", record).receive("2", run, 0.0) == []
 
 
+def leading(names: str, hubs: str = "", candidates: str = "") -> tuple[Agreement, Ballot, Message]:
+    """A member whose ring has been told to run, all of whose members are ready."""
+    one = machine("1", Record(1, tuple(names)))
+    one.ready(0.0)
+    one.tick(9.0, names, (), hubs)
+    ballot = one.record.promised
+    for name in names[1:]:
+        one.receive(name, Message(Kind.PROMISE, 1, ballot, is_ready=True), 9.0)
+    sent = one.tick(9.5, names, candidates, hubs)
+    return one, ballot, next(output.message for output in sent if isinstance(output, Send))
+
+
+def test_the_proposer_gives_the_order_of_the_ring() -> None:
+    _, _, message = leading("12345", hubs="125")
+    assert message.kind is Kind.RING
+    assert message.names == ("1", "2", "3", "5", "4")
+
+
+def test_two_sums_of_one_ring_end_the_attempt() -> None:
+    one, ballot, _ = leading("123")
+    proposed = one.receive("2", Message(Kind.SUMMED, 1, ballot, sum_sha256="ab"), 9.6)
+    assert any(isinstance(output, Send) and output.message.kind is Kind.PROPOSE for output in proposed)
+    assert one.receive("3", Message(Kind.SUMMED, 1, ballot, sum_sha256="cd"), 9.6) == []
+    assert one.receive("2", Message(Kind.ACCEPTED, 1, ballot), 9.6) == []
+    later = one.tick(20.0, "123")
+    assert any(isinstance(output, Send) and output.message.kind is Kind.PREPARE for output in later)
+
+
+def test_new_members_stay_fewer_than_the_others() -> None:
+    one, ballot, _ = leading("123", candidates="1456789")
+    proposed = one.receive("2", Message(Kind.SUMMED, 1, ballot, sum_sha256="ab"), 9.6)
+    votes = [output.message.vote for output in proposed if isinstance(output, Send) and output.message.vote]
+    assert {vote.value.members for vote in votes} == {("1", "2", "3", "4", "5")}
+
+
 def test_what_a_stranger_says_of_a_ballot_is_not_heeded() -> None:
     for kind in (Kind.PREPARE, Kind.PROPOSE, Kind.RING, Kind.PROMISE, Kind.REFUSE, Kind.SUMMED):
         ballot = Ballot(1, "stranger")

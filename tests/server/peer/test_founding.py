@@ -60,6 +60,34 @@ def test_a_peer_agrees_to_what_it_sees_alone() -> None:
     assert Founding("bob", 3).receive("ann", pb.Founding(), 0) == []
 
 
+@pytest.mark.parametrize("names", ["ann,ann,bob", "bob,ann", "ann,b b,bob", "bob,cy", "ann,bob,zoe"])
+def test_a_group_that_nobody_agreed_to_is_not_joined(names: str) -> None:
+    bob = Founding("bob", 2)
+    bob.tick(0.0, ["ann", "bob"], {})
+    bob.receive("ann", pb.Founding(members=["ann", "bob"]), 0)
+    assert bob.receive("ann", pb.Founding(members=names.split(","), is_founded=True, round=1), 0) == []
+    assert bob.members is None
+    assert bob.receive("ann", pb.Founding(members=["ann", "bob"], is_founded=True, round=1), 0) == []
+    assert bob.members == ("ann", "bob")
+
+
+def test_who_says_it_has_begun_is_not_believed_for_ever() -> None:
+    ann = Founding("ann", 2)
+    for now_s in (1.0, 2.0, 20.0):
+        assert ann.tick(now_s, ["ann", "bob"], {"bob": 7})[0][1] == pb.Founding()
+    assert ann.tick(40.0, ["ann", "bob"], {"bob": 7})[0][1].members == ["ann", "bob"]
+
+
+def test_a_late_one_tells_a_later_one() -> None:
+    late, later = Founding("cy", 2), Founding("dan", 2)
+    late.receive("ann", pb.Founding(members=["ann", "bob"], is_founded=True, round=3), 0)
+    assert late.is_late
+    assert late.receive("dan", pb.Founding(), 0) == []  # it has copied nothing yet
+    ((_, answer),) = late.receive("dan", pb.Founding(), 5)
+    later.receive("cy", answer, 0)
+    assert later.is_late
+
+
 @pytest.mark.parametrize(
     ("listening", "dialling"), [("abc", ""), ("abc", "de"), ("abc", "def"), ("a", "b"), ("", "ab")]
 )

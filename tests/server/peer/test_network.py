@@ -8,7 +8,7 @@ import pytest
 
 from fed.errors import InvalidExperiment
 from fed.server.peer.membership import Member
-from fed.server.peer.network import meeting
+from fed.server.peer.network import meeting, round_of_most
 from fed.topology.weights import is_doubly_stochastic, mixing_matrix
 
 
@@ -56,6 +56,13 @@ def test_graph_with_weights_of_its_own_is_weighed_anew() -> None:
     met = meeting(members([True, False, False, True, False, False]), graph)
     assert is_doubly_stochastic(mixing_matrix(met))
     assert nx.get_edge_attributes(graph, "weight")
+
+
+def test_one_that_is_far_ahead_makes_nobody_skip() -> None:
+    assert round_of_most(3, [2**40, 3, 4]) == 0
+    assert round_of_most(3, [2**40, 7, 3]) == 7  # and two of three not further than the nearer
+    assert round_of_most(3, [4, 4]) == 0
+    assert round_of_most(3, []) == 0
 
 
 def test_somebody_must_listen() -> None:
