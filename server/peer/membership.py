@@ -12,7 +12,8 @@ As in SWIM (Das, Gupta & Motivala 2002) a silent member is suspected first, and 
 
 Trust: names and addresses that are none, and counts beyond bounds, are refused. A hostile member, which has a
 certificate of the run, can keep a dead member's count rising, or say goodbye for a living one, which refutes it within
-some beats, or invent members, up to the bound. That costs others deadlines in a round, and changes no sum of theirs.
+some beats, or invent members, up to the bound. That costs others deadlines in a round, and changes no sum of theirs:
+replicas take as members those alone that have shown a certificate over a stream.
 """
 
 import hashlib

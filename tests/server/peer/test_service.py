@@ -15,10 +15,11 @@ import torch
 
 from fed.errors import InvalidPayload
 from fed.server.peer.copies import Differences, hash_of
+from fed.server.peer.links import Link
 from fed.server.peer.outbox import Key
 from fed.server.peer.service import Outcome, PeerService
 from fed.wire import protocol_pb2 as pb
-from fed.wire.payloads import TensorSpec
+from fed.wire.payloads import TensorSpec, joined
 from tests.server.peer.services import SPEC, Stranger, await_that, hello, listening, made, port_of
 
 WITHIN_S = 2.0  # after the last peer listens
@@ -266,6 +267,115 @@ def no_y(key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:
         raise InvalidPayload("this is no such vector")
 
 
+def itself(**said: Any) -> pb.PeerMessage:
+    return pb.PeerMessage(members=pb.Members(members=[pb.Member(name="stranger", start=1, beat=1, **said)]))
+
+
+def test_neighbours_are_taken_once_their_view_is_known_to_be_the_same(tmp_path: Path) -> None:
+    """One that only sends would lose what it gives, if it were told sooner."""
+
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service), Stranger(port_of(service)) as stranger:
+            await stranger.say(itself(is_ready=True))
+            await await_that(lambda: len(service.standing().present) == 2)
+            service.begin(1, 0)
+            for number, view in enumerate(("same", "another")):
+                sent = asyncio.create_task(stranger.send(1, X, view, number))
+                await asyncio.sleep(0.3)
+                assert not sent.done()
+                mixing = service.exchange(Key(1, number), [X], "same", STRANGER, frozenset(), 1.0)
+                outcome, verdict = await asyncio.gather(mixing, sent)
+                assert verdict.taken == (view == "same") == bool(outcome.vectors)
+
+    asyncio.run(run())
+
+
+def test_view_has_all_that_neighbours_are_found_from(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service), Stranger(port_of(service)) as stranger:
+            views = set[str]()
+            for said in ({}, {"is_ready": True}, {"is_ready": True, "address": "127.0.0.1:9"}):
+                before = service.members.table()[1:]
+                table = pb.Member(name="stranger", start=1, beat=len(views) + 1, **said)
+                await stranger.say(pb.PeerMessage(members=pb.Members(members=[table])))
+                while service.members.table()[1:] == before:
+                    await service.next_change(1.0)
+                views.add(service.standing().view)
+            assert len(views) == 3
+
+    asyncio.run(run())
+
+
+def test_progress_counts_over_any_stream(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        async with listening(service), Stranger(port_of(service)) as first, Stranger(port_of(service)) as newest:
+            await newest.hear("progress")
+            await newest.say(itself(), pb.PeerMessage(progress=pb.Progress(round=4)))
+            await await_that(lambda: service.standing().rounds == {"stranger": 4})
+            await first.say(pb.PeerMessage(progress=pb.Progress(round=6)))
+            await await_that(lambda: service.standing().rounds == {"stranger": 6})
+            await newest.say(pb.PeerMessage(progress=pb.Progress(round=102)))  # of 100
+            await await_that(lambda: service.refusals.count == 1)
+            assert service.standing().rounds == {"stranger": 6}
+        assert service.reached == {}
+
+    asyncio.run(run())
+
+
+def test_files_of_a_stream_end_with_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        service = made(tmp_path, "0")
+        files = tmp_path / "0"
+        payload, data = joined([X])
+        header = pb.PeerMessage(vectors=pb.Vectors(round=1, payload=payload))
+        damaged = pb.PeerMessage(chunk=pb.Chunk(data=data, crc32=1))
+        async with listening(service):
+            service.begin(1, 0)
+            async with Stranger(port_of(service)) as stranger:
+                await stranger.say(header, damaged, header, header)
+                await await_that(lambda: service.refusals.count == 1 and len([*files.iterdir()]) == 1)
+            await await_that(lambda: not [*files.iterdir()])
+
+    asyncio.run(run())
+
+
+def test_copies_of_one_state_are_one_file(tmp_path: Path) -> None:
+    states = [(1, [X])]
+
+    async def run() -> None:
+        service = made(tmp_path, "0", snapshot=lambda: states[-1])
+        async with listening(service), Stranger(port_of(service)) as stranger:
+            for number in (1, 1, 2):
+                if number == 2:
+                    states.append((2, [Y]))
+                await stranger.say(pb.PeerMessage(copy_wanted=pb.CopyWanted()))
+                assert (await stranger.hear("copy")).round == number
+            assert len([*(tmp_path / "0").iterdir()]) == 1
+
+    asyncio.run(run())
+
+
+def test_one_that_takes_nothing_is_left() -> None:
+    """Its stream ends, and what waits for it is forgotten; of tables of members the last one waits."""
+    link = Link(hello(), is_introduction=False)
+    for number in range(10_000):
+        link.tell(pb.PeerMessage(members=pb.Members(is_answer=number % 2 == 0)))
+    assert len(link._messages) == 1
+    for _ in range(10_000):
+        link.tell(pb.PeerMessage(verdict=pb.Verdict()))
+    assert len(link._messages) <= 4096
+    sent: list[bytes] = []
+
+    async def write(data: bytes) -> None:
+        sent.append(data)
+
+    asyncio.run(link.speak(write))  # which ends
+    assert len(sent) <= 4096
+
+
 def test_noise_ends_a_stream_and_no_more(tmp_path: Path) -> None:
     async def run() -> None:
         service = made(tmp_path, "0")
@@ -280,7 +390,7 @@ def test_noise_ends_a_stream_and_no_more(tmp_path: Path) -> None:
                 await stranger.say(
                     pb.PeerMessage(chunk=pb.Chunk(data=b"x")),
                     pb.PeerMessage(),
-                    pb.PeerMessage(copy_wanted=pb.CopyWanted()),
+                    pb.PeerMessage(progress=pb.Progress(round=1 << 40)),
                     pb.PeerMessage(members=table),
                 )
                 await await_that(lambda: service.refusals.count >= 5)
