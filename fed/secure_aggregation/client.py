@@ -6,6 +6,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from fed.errors import InvalidPayload, SessionFailed
@@ -16,6 +17,7 @@ from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
 from fed.storage.atomic_files import write_atomically
 from fed.wire.protocol_pb2 import (
     Box,
+    ClientList,
     Consent,
     Consents,
     Delivery,
@@ -196,8 +198,12 @@ class SessionClient:
 
     def _agreed(self, listed: KeyList) -> Session:
         """The session of these clients, once the list is known to be right."""
-        names = [client.name for client in listed.clients]
-        session = Session(self._terms, names, [client.keys_sha256 for client in listed.clients])
+        try:
+            clients = ClientList.FromString(listed.clients).clients
+        except DecodeError:
+            raise SessionFailed("the list of clients must be one, got other bytes") from None
+        names = [client.name for client in clients]
+        session = Session(self._terms, names, [client.keys_sha256 for client in clients])
         own = keys_digest(self._name, self._own)
         if self._name not in names or session.keys_sha256[names.index(self._name)] != own:
             raise SessionFailed("the list of keys must have one's own, got another")

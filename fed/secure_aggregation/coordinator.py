@@ -15,12 +15,11 @@ from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.shamir import SHARE_BYTES, recover
 from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
 from fed.wire.protocol_pb2 import (
-    Box,
+    ClientList,
     Consent,
     Consents,
     Delivery,
     KeyList,
-    ListedClient,
     PlacedConsent,
     PlacedKeys,
     SealedShares,
@@ -77,7 +76,7 @@ class SessionCoordinator:
         self._session: Session | None = None
         self._places: dict[str, int] = {}
         self._seeds_sha256: dict[int, bytes] = {}
-        self._boxes: dict[int, list[Box]] = {}  # by receiver
+        self._deliveries: dict[int, Delivery] = {}  # by receiver
         self._sum = SecureSum(terms.fixed.bits, terms.fixed.lanes)
         self._masked: list[int] = []
         self._consents: dict[int, bytes] = {}
@@ -100,13 +99,14 @@ class SessionCoordinator:
         names = sorted(self._keys)
         session = Session(self._terms, names, [keys_digest(name, self._keys[name]) for name in names])
         self._session, self._places = session, {name: place for place, name in enumerate(names)}
-        listed = [
-            ListedClient(name=name, keys_sha256=sha256) for name, sha256 in zip(names, session.keys_sha256, strict=True)
-        ]
+        listed = ClientList()
+        for name, sha256 in zip(names, session.keys_sha256, strict=True):
+            listed.clients.add(name=name, keys_sha256=sha256)
+        clients = listed.SerializeToString()
         placed = [PlacedKeys(place=place + 1, keys=self._keys[name]) for place, name in enumerate(names)]
         self._pass(SessionPhase.SHARES)
         return {
-            name: KeyList(clients=listed, neighbours=[placed[other] for other in session.graph.neighbours(place)])
+            name: KeyList(clients=clients, neighbours=[placed[other] for other in session.graph.neighbours(place)])
             for name, place in self._places.items()
         }
 
@@ -122,7 +122,8 @@ class SessionCoordinator:
             raise InvalidPayload(f"the boxes of {name!r} must hold two shares each, got {sorted(lengths)[:3]} bytes")
         self._seeds_sha256[place] = shares.seed_sha256
         for box in shares.boxes:
-            self._boxes.setdefault(box.place - 1, []).append(Box(place=place + 1, sealed=box.sealed))
+            delivery = self._deliveries.setdefault(box.place - 1, Delivery())
+            delivery.boxes.add(place=place + 1, sealed=box.sealed)
         self.replied.add(name)
 
     def close_shares(self) -> Mapping[str, Delivery]:
@@ -132,9 +133,8 @@ class SessionCoordinator:
         if len(self._seeds_sha256) < session.least:
             raise SessionFailed(self._too_few("have shared their secrets", len(self._seeds_sha256)))
         self._pass(SessionPhase.MASKED)
-        return {
-            session.names[place]: Delivery(boxes=self._boxes.pop(place, [])) for place in sorted(self._seeds_sha256)
-        }
+        deliveries, self._deliveries = self._deliveries, {}
+        return {session.names[place]: deliveries.get(place, Delivery()) for place in sorted(self._seeds_sha256)}
 
     def take_masked(self, name: str, lanes: Tensor) -> None:
         """Masked message of a client, which is added to the sum and not kept."""

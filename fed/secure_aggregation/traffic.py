@@ -42,7 +42,7 @@ def sharing_traffic(names: Sequence[str], degree: Degree) -> Traffic:
     listed = sum(_field(2 + len(name.encode()) + _field(DIGEST_BYTES)) for name in names)
     boxes = degree.neighbours * _field(box)
     up = keys + _field(DIGEST_BYTES) + boxes
-    return Traffic(up, len(names) * (listed + degree.neighbours * _field(placed) + boxes))
+    return Traffic(up, len(names) * (_field(listed) + degree.neighbours * _field(placed) + boxes))
 
 
 def unmasking_traffic(clients: int, survivors: int, degree: Degree) -> Traffic:

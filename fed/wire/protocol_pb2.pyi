@@ -346,13 +346,19 @@ class PlacedKeys(_message.Message):
     keys: SessionKeys
     def __init__(self, place: _Optional[int] = ..., keys: _Optional[_Union[SessionKeys, _Mapping]] = ...) -> None: ...
 
+class ClientList(_message.Message):
+    __slots__ = ("clients",)
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    clients: _containers.RepeatedCompositeFieldContainer[ListedClient]
+    def __init__(self, clients: _Optional[_Iterable[_Union[ListedClient, _Mapping]]] = ...) -> None: ...
+
 class KeyList(_message.Message):
     __slots__ = ("clients", "neighbours")
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
-    clients: _containers.RepeatedCompositeFieldContainer[ListedClient]
+    clients: bytes
     neighbours: _containers.RepeatedCompositeFieldContainer[PlacedKeys]
-    def __init__(self, clients: _Optional[_Iterable[_Union[ListedClient, _Mapping]]] = ..., neighbours: _Optional[_Iterable[_Union[PlacedKeys, _Mapping]]] = ...) -> None: ...
+    def __init__(self, clients: _Optional[bytes] = ..., neighbours: _Optional[_Iterable[_Union[PlacedKeys, _Mapping]]] = ...) -> None: ...
 
 class Box(_message.Message):
     __slots__ = ("place", "sealed")

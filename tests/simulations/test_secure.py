@@ -132,7 +132,7 @@ def test_bytes_are_the_lanes_and_the_sessions() -> None:
     assert run.metrics[0]["bytes_up"] == masked + 6 * (134 + 34 + 5 * 91) + 6 * (66 + 6 * 42)
     names = sum(1 + 1 + 1 + 1 + len(name) + 34 for name in _asked(run))
     threshold = 5  # ⌊2·6/3⌋ + 1
-    down = 6 * (names + 5 * 145 + 5 * 91) + 6 * (3 + (threshold - 1) * 73)
+    down = 6 * (3 + names + 5 * 145 + 5 * 91) + 6 * (3 + (threshold - 1) * 73)
     assert run.metrics[0]["bytes_down"] == plain.metrics[0]["bytes_down"] + down
 
 

@@ -1,8 +1,9 @@
 """Servers that lie: whatever they send, no client's secret of both kinds is revealed, and clients say no."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.graph import complete_degree
 from fed.secure_aggregation.key_agreement import seal, sign
 from fed.wire.protocol_pb2 import (
+    ClientList,
     Consent,
     Consents,
     Delivery,
@@ -45,6 +47,14 @@ def _lists(made: Parties) -> dict[str, KeyList]:
     for name, client in made.clients.items():
         made.coordinator.take_keys(name, client.open())
     return dict(made.coordinator.close_keys())
+
+
+@contextlib.contextmanager
+def _listed(keys: KeyList) -> Iterator[Any]:
+    """The list of clients, to be changed."""
+    clients = ClientList.FromString(keys.clients)
+    yield clients.clients
+    keys.clients = clients.SerializeToString()
 
 
 def _masked(count: int = 5, lost: int = 0, threshold: int = 4) -> Parties:
@@ -155,10 +165,10 @@ def test_tiny_cohort_is_refused_by_clients() -> None:
     _refuses(client, lambda: client.share(free.close_keys()["client-003"]), "from 4 to 4")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["signature", "other key", "list", "missing", "repeated", "stranger", "replayed", "short digest", "two pairs"],
-)
+_SWAPPED = "signature, other key, list, missing, repeated, stranger, replayed, short digest, two pairs, noise"
+
+
+@pytest.mark.parametrize("wrong", _SWAPPED.split(", "))
 def test_swapped_keys_are_refused(wrong: str) -> None:
     made = parties(4)
     listed = _lists(made)[_FIRST]
@@ -169,7 +179,8 @@ def test_swapped_keys_are_refused(wrong: str) -> None:
         case "other key":
             keys.masking = listed.neighbours[1].keys.masking
         case "list":
-            listed.clients[0].keys_sha256 = bytes(32)
+            with _listed(listed) as clients:
+                clients[0].keys_sha256 = bytes(32)
         case "missing":
             del listed.neighbours[0]
         case "repeated":
@@ -177,7 +188,10 @@ def test_swapped_keys_are_refused(wrong: str) -> None:
         case "stranger":
             made.identities.keys.pop("client-001")  # type: ignore[attr-defined]  # a dict in tests
         case "short digest":
-            listed.clients[1].keys_sha256 = b"1"
+            with _listed(listed) as clients:
+                clients[1].keys_sha256 = b"1"
+        case "noise":
+            listed.clients = b"\xff\xff"
         case "two pairs":
             other = SessionClient("client-001", signer_of("client-001"), made.identities, made.terms, entropy_of(99))
             listed.neighbours[0].keys.CopyFrom(other.open())
@@ -186,7 +200,7 @@ def test_swapped_keys_are_refused(wrong: str) -> None:
             old = _lists(earlier)
             listed.CopyFrom(old[_FIRST])
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.share(listed), "keys")
+    _refuses(client, lambda: client.share(listed), "keys|other bytes")
 
 
 def test_keys_of_another_session_are_refused_when_the_list_agrees() -> None:
@@ -203,7 +217,8 @@ def test_keys_of_another_session_are_refused_when_the_list_agrees() -> None:
 def test_unsorted_or_repeated_names_are_refused() -> None:
     made = parties(4)
     listed = _lists(made)[_FIRST]
-    listed.clients[1].name = listed.clients[2].name
+    with _listed(listed) as clients:
+        clients[1].name = clients[2].name
     client = made.clients[_FIRST]
     _refuses(client, lambda: client.share(listed), "once each")
 
@@ -366,11 +381,8 @@ def test_round_of_revealed_shares_is_joined_no_more(tmp_path: Path) -> None:
 def test_clients_that_are_no_neighbours_must_be_known_too() -> None:
     made = parties(101, terms_of(101, corrupt=0.05, max_drop_out=0.1))
     lists = _lists(made)
-    stranger = next(
-        name
-        for name in names_of(101)[1:]
-        if name not in {lists[_FIRST].clients[keys.place - 1].name for keys in lists[_FIRST].neighbours}
-    )
+    neighbours = {names_of(101)[keys.place - 1] for keys in lists[_FIRST].neighbours}
+    stranger = next(name for name in names_of(101)[1:] if name not in neighbours)
     made.identities.keys.pop(stranger)  # type: ignore[attr-defined]  # a dict in tests
     client = made.clients[_FIRST]
     _refuses(client, lambda: client.share(lists[_FIRST]), "not known here")

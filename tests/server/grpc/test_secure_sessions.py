@@ -285,7 +285,7 @@ def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
     assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, payload=pb.Payload(sha256="0" * 64))
     keys = known.node.begin(assignment)
     assert known.node.begin(assignment) == keys
-    said = pb.ToSession(task=assignment.task, key_list=pb.KeyList(clients=[pb.ListedClient(name="0")]))
+    said = pb.ToSession(task=assignment.task, key_list=pb.KeyList(clients=b"noise"))
     answer = known.node.hear(said)
     assert answer is not None
     assert "must" in answer.aborted
