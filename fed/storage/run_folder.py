@@ -290,7 +290,7 @@ def environment() -> dict[str, Any]:
     return {
         "fed": __version__,
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "numpy", "scikit-learn", "pydantic", "safetensors")},
+        "versions": {name: version(name) for name in ("torch", "numpy", "pydantic", "safetensors")},
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

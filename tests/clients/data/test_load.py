@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from fed.clients.data import FederatedData, Samples
+from fed.clients.data.sources.digits import digits
 from fed.errors import InvalidData, InvalidExperiment, InvalidInput
 
 Load = Callable[..., FederatedData]
@@ -48,6 +50,13 @@ def test_digits_are_the_default_and_hold_out_a_fifth(loaded: Load) -> None:
     assert (x.dtype, x.shape[1:], y.dtype, data.classes) == (torch.float32, (64,), torch.int64, 10)
     pixels = torch.cat([x for x, _ in data.train.values()])
     assert (float(pixels.min()), float(pixels.max())) == (0.0, 1.0)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    pixels_EF, labels_E = load_digits(return_X_y=True)
+    samples = digits()
+    assert torch.equal(samples.inputs, torch.from_numpy(pixels_EF / 16).to(torch.float32))
+    assert samples.targets.tolist() == labels_E.tolist()
 
 
 @pytest.mark.parametrize("partition", [*NUMBERED, {"kind": "natural"}], ids=lambda keys: str(keys["kind"]))

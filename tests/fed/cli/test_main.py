@@ -284,7 +284,7 @@ def test_schema_is_printed(run: Run, name: str) -> None:
 def test_doctor_says_what_there_is(run: Run) -> None:
     code, out, err = run("doctor")
     assert (code, err) == (0, "")
-    for what in ("cores", "memory", "torch", "scikit-learn", "cpu"):
+    for what in ("cores", "memory", "torch", "safetensors", "cpu"):
         assert what in out
 
 

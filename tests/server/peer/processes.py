@@ -23,7 +23,7 @@ from fed.storage.run_reader import metrics_lines
 __all__ = ["Home", "Processes", "processes"]
 
 _FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
-_FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", "sklearn.datasets", __name__])
+_FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", __name__])
 PATIENCE_S = 120.0
 
 
