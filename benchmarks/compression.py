@@ -14,7 +14,6 @@ in docs/benchmarks.md.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -27,10 +26,10 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from compression_report import COMPRESSION, markdown, terminal_tables
-from report import PAGE, put_into
+from compression_report import COMPRESSION, tables
+from report import conclude
 from rich.console import Console
-from simulation import machine
+from simulation import machine, some_of
 from workloads import MNIST
 
 import fed
@@ -247,14 +246,7 @@ def shortfalls(report: dict[str, Any]) -> list[str]:
 def arguments() -> argparse.Namespace:
     """Arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*CHAINS, *DILOCO]
-
-    def some_of(text: str) -> list[str]:
-        if unknown := [name for name in text.split(",") if name not in known]:
-            raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; known: {', '.join(known)}")
-        return text.split(",")
-
-    parser.add_argument("--chains", type=some_of, default=known, metavar="NAME,…")
+    parser.add_argument("--chains", **some_of([*CHAINS, *DILOCO]))
     parser.add_argument("--numbers", type=int, nargs="*", default=NUMBERS, help="lengths of vectors; none: no speeds")
     parser.add_argument("--repetitions", type=int, default=7, help="measurements; their median counts")
     parser.add_argument("--data", type=Path, help=f"folder of MNIST's IDX files; {os.path.relpath(MNIST)} if there")
@@ -287,18 +279,9 @@ def main() -> int:
         console.print("MNIST is left out: name a folder of its files with --data")
     else:
         report["mnist"] = train_all(given.chains, folder, console)
-    for table in terminal_tables(report):
-        console.print(table)
     output = given.output or (HERE / "compression.json" if is_all else None)
-    if output:
-        output.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        console.print(f"written: {os.path.relpath(output)}")
-    if is_all and not put_into(PAGE, markdown(report), COMPRESSION):
-        console.print(f"docs/benchmarks.md has no table: the lines {' and '.join(COMPRESSION)} are missing")
-    failures = shortfalls(report)
-    for failure in failures:
-        console.print(f"error: {failure}", style="red")
-    return 1 if failures else 0
+    markers = COMPRESSION if is_all else None
+    return conclude(console, report, tables(report), output, markers, failures=shortfalls(report))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,9 @@ from typing import Any, Literal
 import numpy as np
 import on_flower
 import yaml
-from deployment_report import DEPLOYMENTS, markdown, terminal_table
+from deployment_report import DEPLOYMENTS, markdown, table
 from processes import ONE_THREAD, CommandFailed, started
-from report import PAGE, put_into
+from report import conclude
 from rich.console import Console
 from simulation import machine
 
@@ -268,12 +268,9 @@ def main() -> None:
             results[name] = measure(part, Path(folder))
         console.print(f"{name}: {results[name]['round_s']:.4g} s a round", style="dim")
     add_models_beyond_state(results)
-    console.print(terminal_table(report))
-    if output := given.output or (HERE / "deployment.json" if is_all else None):
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        console.print(f"written: {os.path.relpath(output)}")
-    if is_all and given.output is None and not put_into(PAGE, markdown(report), DEPLOYMENTS):
-        console.print(f"docs/benchmarks.md has no table: the lines {' and '.join(DEPLOYMENTS)} are missing")
+    output = given.output or (HERE / "deployment.json" if is_all else None)
+    markers = DEPLOYMENTS if is_all and given.output is None else None
+    conclude(console, report, [table(report)], output, markers, markdown(report))
 
 
 def versions(names: Sequence[str]) -> dict[str, str]:

@@ -1,10 +1,9 @@
-"""Costs of deployments as a table: for the terminal, and in Markdown for docs/benchmarks.md."""
+"""Costs of deployments as a table."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from report import measured_on
-from rich.table import Table
+from report import Report, Table, measured_on
 
 DEPLOYMENTS = "<!-- deployment: begin -->", "<!-- deployment: end -->"
 HEAD = ["", "nodes", "model", "rounds", "failed", "seconds a round", "server's peak, MB"]
@@ -18,26 +17,16 @@ TITLES = {
     "many": "`fed server`, nodes that answer at once",
 }
 
-Report = Mapping[str, Any]
 
-
-def terminal_table(report: Report) -> Table:
-    """Table that rich prints."""
-    table = Table(title="Deployments", title_justify="left")
-    for number, cell in enumerate(HEAD):
-        table.add_column(cell, justify="right" if number else "left")
-    for name, found in report["results"].items():
-        table.add_row(name, *_cells(found))
-    return table
+def table(report: Report) -> Table:
+    """Table with the short names of the parts."""
+    return Table("Deployments", HEAD, [[name, *_cells(found)] for name, found in report["results"].items()])
 
 
 def markdown(report: Report) -> str:
     """Markdown of the machine, the table, and the server's memory."""
-    rows = [[TITLES[name], *_cells(found)] for name, found in report["results"].items()]
-    lines = [HEAD, ["---", *["---:"] * (len(HEAD) - 1)], *rows]
-    where = measured_on(report).removesuffix(".")
-    parts = [f"{where}; load when it began: {report['load']:.1f}."]
-    parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    rows = [[TITLES[name], *cells] for name, *cells in table(report).rows]
+    parts = [measured_on(report), Table("", HEAD, rows).markdown()]
     beyond = report["results"].get("large", {}).get("models_beyond_state")
     if beyond is not None:
         parts.append(

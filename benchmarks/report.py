@@ -1,39 +1,93 @@
-"""Results as tables: for the terminal, and in Markdown for docs/benchmarks.md."""
+"""Tables, for the terminal and in Markdown, and the end of each benchmark, where it reports what it has found."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from rich.table import Table
+import rich.table
+from rich.console import Console
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
-Results = Mapping[str, Any]
+Report = Mapping[str, Any]
 
 
-def terminal_tables(results: Results) -> Iterator[Table]:
-    """All tables, to be printed by rich."""
-    for title, head, rows in _tables(results):
-        table = Table(title=title, title_justify="left")
-        for number, cell in enumerate(head):
-            table.add_column(cell, justify="right" if number else "left")
-        for row in rows:
+class Table(NamedTuple):
+    """Table of figures.
+
+    Args:
+        title: above it.
+        head: of the columns.
+        rows: of cells.
+        first: alignment of the first column; all others are aligned right.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    first: Literal["left", "right"] = "left"
+
+    def for_terminal(self) -> rich.table.Table:
+        """Table that rich prints."""
+        table = rich.table.Table(title=self.title, title_justify="left")
+        for number, cell in enumerate(self.head):
+            table.add_column(cell, justify="right" if number else self.first)
+        for row in self.rows:
             table.add_row(*row)
-        yield table
+        return table
+
+    def markdown(self) -> str:
+        """Lines of the table, without its title."""
+        rule = ["---" if self.first == "left" else "---:", *["---:"] * (len(self.head) - 1)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in (self.head, rule, *self.rows))
 
 
-def markdown(results: Results) -> str:
-    """All tables, and where they were measured."""
-    parts = [measured_on(results)]
-    for title, head, rows in _tables(results):
-        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-        parts.append(f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
-    return "\n\n".join(parts)
+def conclude(
+    console: Console,
+    report: Report,
+    tables: Iterable[Table],
+    output: Path | None,
+    markers: tuple[str, str] | None,
+    text: str | None = None,
+    failures: Sequence[str] = (),
+) -> int:
+    """Print tables, write the report, bring the page up to date, and print what falls short.
+
+    Args:
+        console: prints.
+        report: of all that was measured.
+        tables: for the terminal.
+        output: file for the report as JSON; None writes none.
+        markers: lines of docs/benchmarks.md between which the text belongs; None leaves the page as it is.
+        text: for the page; the machine and the tables by default.
+        failures: sentences on what falls short.
+
+    Returns:
+        Exit status: 1 where something falls short.
+    """
+    tables = list(tables)
+    for table in tables:
+        console.print(table.for_terminal())
+    if output:
+        output.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        console.print(f"written: {os.path.relpath(output)}")
+    if markers and not put_into(PAGE, text or paragraphs(measured_on(report), tables), markers):
+        console.print(f"docs/benchmarks.md has no table: the lines {' and '.join(markers)} are missing")
+    for failure in failures:
+        console.print(f"error: {failure}", style="red")
+    return 1 if failures else 0
 
 
-def put_into(page: Path, text: str, markers: tuple[str, str] = (BEGIN, END)) -> bool:
-    """Replace what stands between two markers of a page; False where it lacks them."""
+def put_into(page: Path, text: str, markers: tuple[str, str]) -> bool:
+    """Replace what stands between two markers of a page; False where it lacks them.
+
+    Args:
+        page: file.
+        text: to stand there.
+        markers: begin and end.
+    """
     before, begin, rest = page.read_text().partition(markers[0])
     _, end, after = rest.partition(markers[1])
     if not begin or not end:
@@ -42,103 +96,19 @@ def put_into(page: Path, text: str, markers: tuple[str, str] = (BEGIN, END)) -> 
     return True
 
 
-def measured_on(results: Results) -> str:
-    """The machine, the day and the software."""
-    machine, versions = results["machine"], results["versions"]
+def paragraphs(heading: str, tables: Iterable[Table]) -> str:
+    """Heading and all tables, each under its title."""
+    return "\n\n".join([heading, *(f"{table.title}\n\n{table.markdown()}" for table in tables)])
+
+
+def measured_on(report: Report) -> str:
+    """The machine, the day, the software, and the machine's load where the report has it."""
+    machine, versions = report["machine"], report["versions"]
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{machine['processor']}, {machine['cores']} cores, {machine['date']}; {software}."
+    load = f"; load when it began: {report['load']:.1f}" if "load" in report else ""
+    return f"{machine['processor']}, {machine['cores']} cores, {machine['date']}; {software}{load}."
 
 
-def _tables(results: Results) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    if results.get("workloads"):
-        yield _rates(results)
-        if any(workload["ratios"] for workload in results["workloads"].values()):
-            yield _ratios(results)
-    if results.get("populations"):
-        yield _populations(results)
-    if results.get("command"):
-        yield _command(results)
-
-
-def _rates(results: Results) -> tuple[str, list[str], list[list[str]]]:
-    workloads = results["workloads"].values()
-    rounds = ", ".join(str(workload["settings"]["agreement_rounds"]) for workload in workloads)
-    title = (
-        f"Training rounds a second, median of {results['repetitions']} (least – most); of ours the share of the limit; "
-        f"test accuracy after {rounds} rounds"
-    )
-    rows = []
-    for side in _sides(results):
-        measured = [workload["sides"].get(side) for workload in workloads]
-        name = next(found["title"] for found in measured if found)
-        rows.append([name, *(_rate(found) if found else "–" for found in measured)])
-    return title, ["", *(workload["settings"]["title"] for workload in workloads)], rows
-
-
-def _rate(side: Mapping[str, Any]) -> str:
-    text = f"{_digits(side['median'])} ({_digits(side['min'])} – {_digits(side['max'])})"
-    details = []
-    if side.get("share_of_limit") is not None:
-        details.append(f"{side['share_of_limit']:.0%}")
-    if side["accuracy"] is not None:
-        details.append(f"{side['accuracy']:.3f}")
-    return f"{text}, {', '.join(details)}" if details else text
-
-
-def _ratios(results: Results) -> tuple[str, list[str], list[list[str]]]:
-    workloads = results["workloads"].values()
-    titles = {name: side["title"] for workload in workloads for name, side in workload["sides"].items()}
-    pairs = dict.fromkeys(pair for workload in workloads for pair in _comparable(workload))
-    rows = [
-        [f"{titles[ours]} : {titles[other]}", *(_ratio(workload["ratios"], ours, other) for workload in workloads)]
-        for ours, other in pairs
-    ]
-    return "Ratios of these medians", ["", *(workload["settings"]["title"] for workload in workloads)], rows
-
-
-def _comparable(workload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each of the others, after the first of ours that trains in as many processes."""
-    sides, ratios = workload["sides"], workload["ratios"]
-    for other in dict.fromkeys(name for of_ours in ratios.values() for name in of_ours):
-        for ours in ratios:
-            if sides[ours]["processes"] == sides[other]["processes"]:
-                yield ours, other
-                break
-
-
-def _ratio(ratios: Mapping[str, Mapping[str, float]], ours: str, other: str) -> str:
-    ratio = ratios.get(ours, {}).get(other)
-    return "–" if ratio is None else f"{ratio:.2f}"
-
-
-def _populations(results: Results) -> tuple[str, list[str], list[list[str]]]:
-    rows = [
-        [
-            f"{found['clients']:,}",
-            f"{found['round_s']:.3f}",
-            f"{found['wall_s']:.2f}",
-            _megabytes(found["peak_resident_mb"]),
-        ]
-        for found in results["populations"]
-    ]
-    head = ["clients in all", "seconds a round", "whole process, s", "peak memory, MB"]
-    return "1,000 clients a round, their data made on demand", head, rows
-
-
-def _command(results: Results) -> tuple[str, list[str], list[list[str]]]:
-    found = results["command"]
-    row = [f"`{found['command']}`", f"{found['wall_s']:.2f}", _megabytes(found["peak_resident_mb"])]
-    return "The whole command", ["", "seconds", "peak memory, MB"], [row]
-
-
-def _sides(results: Results) -> Sequence[str]:
-    return list(dict.fromkeys(side for workload in results["workloads"].values() for side in workload["sides"]))
-
-
-def _digits(rate: float) -> str:
-    """Three significant digits."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
-
-
-def _megabytes(size: float | None) -> str:
-    return "–" if size is None else f"{size:.0f}"
+def digits(number: float) -> str:
+    """Three significant digits, at most two behind the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"

@@ -10,20 +10,21 @@ writes ``results.json`` beside this file and the table in docs/benchmarks.md.
 """
 
 import argparse
-import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from comparison import HERE, PEERS, SIDES, Comparison
 from processes import ROOT, CommandFailed
-from report import BEGIN, END, PAGE, markdown, put_into, terminal_tables
+from report import conclude
 from rich.console import Console
+from simulation_report import SIMULATION, tables
 from whole import measure_command, measure_populations, over_limits
 from workloads import MNIST, WORKLOADS
 
@@ -60,21 +61,22 @@ def available(workloads: list[str], sides: list[str]) -> tuple[list[str], list[s
     return workloads, sides
 
 
+def some_of(known: Collection[str]) -> dict[str, Any]:
+    """Settings of an option that names some of those known, by default all."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in known]:
+            raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; known: {', '.join(known)}")
+        return text.split(",")
+
+    return {"type": parse, "default": list(known), "metavar": "NAME,…"}
+
+
 def arguments() -> argparse.Namespace:
     """Arguments of the command line."""
     parser = argparse.ArgumentParser(description="Training rounds a second of federated simulation, side by side.")
-
-    def some_of(names: list[str]) -> dict[str, Any]:
-        def parse(text: str) -> list[str]:
-            if unknown := [name for name in text.split(",") if name not in names]:
-                raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; known: {', '.join(names)}")
-            return text.split(",")
-
-        return {"type": parse, "default": names, "metavar": "NAME,…", "help": f"of {', '.join(names)}"}
-
-    parser.add_argument("--workloads", **some_of(list(WORKLOADS)))
-    parser.add_argument("--sides", **some_of(list(SIDES)))
-    parser.add_argument("--parts", **some_of(list(PARTS)))
+    for option, known in (("--workloads", WORKLOADS), ("--sides", SIDES), ("--parts", PARTS)):
+        parser.add_argument(option, **some_of(known), help=f"of {', '.join(known)}")
     parser.add_argument("--repetitions", type=int, default=5, help="measurements of each side; their median counts")
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long a measurement takes")
     parser.add_argument("--output", type=Path, help="where to write the results; all of them go beside this program")
@@ -103,17 +105,8 @@ def main() -> int:
         if "command" in given.parts:
             results["command"] = measure_command(given.repetitions, folder)
             failures += over_limits(results["command"])
-    for table in terminal_tables(results):
-        console.print(table)
     output = given.output or (HERE / "results.json" if is_all else None)
-    if output:
-        output.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-        console.print(f"written: {os.path.relpath(output)}")
-    if is_all and not put_into(PAGE, markdown(results)):
-        console.print(f"docs/benchmarks.md has no table: the lines {BEGIN} and {END} are missing")
-    for failure in failures:
-        console.print(f"error: {failure}", style="red")
-    return 1 if failures else 0
+    return conclude(console, results, tables(results), output, SIMULATION if is_all else None, failures=failures)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 from processes import ONE_THREAD, run
+from report import Table
 from rich.console import Console
-from rich.table import Table
 from simulation import machine
 from torch import Tensor
 
@@ -133,21 +133,20 @@ def measure_all(populations: Sequence[int], repetitions: int, seconds: float, co
 
 
 def table(results: Sequence[dict[str, Any]], repetitions: int) -> Table:
-    """Table for the terminal."""
+    """Table of the medians."""
     title = f"Events a second with {CONCURRENCY:,} tasks under way, one core, median of {repetitions}"
-    shown = Table(title=title, title_justify="left")
-    for number, head in enumerate(["rounds", "clients", "events/s", "cost of an event", "begins after", "peak memory"]):
-        shown.add_column(head, justify="right" if number else "left")
-    for one in results:
-        shown.add_row(
+    rows = [
+        [
             one["rounds"],
             f"{one['clients']:,}",
             f"{one['events_per_s']:,.0f}",
             f"{one['cost']:.2f} times the first",
             f"{one['begins_s']:.2f} s",
             f"{one['peak_resident_mb']:,.0f} MB",
-        )
-    return shown
+        ]
+        for one in results
+    ]
+    return Table(title, ["rounds", "clients", "events/s", "cost of an event", "begins after", "peak memory"], rows)
 
 
 def main() -> None:
@@ -164,7 +163,7 @@ def main() -> None:
         return
     console = Console(highlight=False)
     results = measure_all(options.populations, options.repetitions, options.seconds, console)
-    console.print(table(results, options.repetitions))
+    console.print(table(results, options.repetitions).for_terminal())
     report = {"machine": machine(), "repetitions": options.repetitions, "seconds": options.seconds, "results": results}
     options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 

@@ -54,7 +54,7 @@ def test_a_run_writes_medians_and_ratios(secure: Any, tmp_path: Path, monkeypatc
     options = "--quick", "--without-flower", "--repetitions", "1"
     page.write_text("\n".join(secure.SECURE))
     monkeypatch.setattr(secure, "NUMBERS", (100,))
-    monkeypatch.setattr(secure, "PAGE", page)
+    monkeypatch.setattr("report.PAGE", page)
     monkeypatch.setattr(sys, "argv", ["secure.py", *options, "--output", str(output)])
     assert secure.main() == 0
     rows = json.loads(output.read_text())["rows"]
@@ -80,7 +80,8 @@ def test_flower_is_absent_where_it_is_not_installed(secure: Any, monkeypatch: py
     monkeypatch.setattr(secure, "PEERS", ROOT / "nowhere")
     found = secure.flower([])
     assert "not installed" in found["absent"]
-    assert secure.of_flower({"flower": found, "rows": []})[2] == [["Flower's SecAgg+", f"absent: {found['absent']}"]]
+    *_, table = secure.tables({"flower": found, "rows": []})
+    assert table.rows == [["Flower's SecAgg+", f"absent: {found['absent']}"]]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
@@ -90,4 +91,5 @@ def test_flower_is_measured_beside_us(secure: Any) -> None:
     (theirs,) = found["rows"]
     assert theirs["was_run"]
     assert set(theirs["clients"]) == {f"{stage}_s" for stage in secure.STAGES["clients"]}
-    assert len(secure.of_flower({"flower": found, "rows": [row]})[2]) == 1
+    *_, table = secure.tables({"flower": found, "rows": [row]})
+    assert len(table.rows) == 1

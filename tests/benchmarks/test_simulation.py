@@ -1,15 +1,18 @@
 """The benchmark measures what it says, and puts it where it belongs."""
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks import report
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+BEGIN, END = MARKERS = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def measure(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -39,14 +42,28 @@ def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
 
 def test_table_replaces_text_between_the_markers_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    assert report.put_into(page, "new")
-    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert report.put_into(page, "new", MARKERS)
+    assert page.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
 
 
-@pytest.mark.parametrize("text", ["", report.BEGIN, f"{report.END} {report.BEGIN}"])
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END} {BEGIN}"])
 def test_a_page_without_markers_stays_as_it_is(tmp_path: Path, text: str) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(text)
-    assert not report.put_into(page, "new")
+    assert not report.put_into(page, "new", MARKERS)
     assert page.read_text() == text
+
+
+def test_a_benchmark_ends_with_table_results_page_and_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, page, said = tmp_path / "results.json", tmp_path / "benchmarks.md", io.StringIO()
+    page.write_text("\n".join(MARKERS))
+    monkeypatch.setattr(report, "PAGE", page)
+    found = {"machine": {"processor": "CPU", "cores": 2, "date": "2026-01-01"}, "versions": {"torch": "2"}, "load": 0.5}
+    table = report.Table("Rounds", ["", "a second"], [["fed", "12.3"]])
+    assert report.conclude(Console(file=said), found, [table], output, MARKERS, failures=["too slow"]) == 1
+    assert json.loads(output.read_text()) == found
+    where = "CPU, 2 cores, 2026-01-01; torch 2; load when it began: 0.5."
+    text = f"{where}\n\nRounds\n\n|  | a second |\n| --- | ---: |\n| fed | 12.3 |"
+    assert page.read_text() == f"{BEGIN}\n{text}\n{END}"
+    assert "error: too slow" in said.getvalue()
