@@ -25,7 +25,7 @@ from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
-from fed.reports.html import run_report
+from fed.reports.population import described
 from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
 from fed.server.federation import Coordinated, State
 from fed.server.grpc.fleet import NodeFleet
@@ -278,7 +278,7 @@ class Deployment:
                 "nodes": fleet.counts.lines(),
                 **facts_of(federation.coordinator.message.encoder),
             },
-            report=lambda run: run_report(run, None),
+            population=lambda: described(None),
             fingerprint=fingerprint,
             folder=folder,
             after_round=after_round,

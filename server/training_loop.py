@@ -16,6 +16,7 @@ from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import Run, RunFolder
+from fed.storage.run_reader import totals
 
 __all__ = ["Scoring", "TrainingLoop"]
 
@@ -47,7 +48,7 @@ class TrainingLoop:
         scores_meanwhile: True where the scoring continues during the next round.
         load_module: a model's state → a module.
         facts: called at the end for what the summary says beside the measurements.
-        report: draws the run.
+        population: called at the end for what the report draws of the clients, as ``population.json`` keeps it.
         fingerprint: the experiment and the shapes that its checkpoints belong to.
         folder: of the run; None: nothing is written.
         after_round: called after each round with its line of the metrics.
@@ -61,7 +62,7 @@ class TrainingLoop:
     scores_meanwhile: bool
     load_module: Callable[[State], nn.Module]
     facts: Callable[[], Mapping[str, Any]]
-    report: Callable[[Run], str]
+    population: Callable[[], Mapping[str, Any]]
     fingerprint: Mapping[str, Any]
     folder: RunFolder | None = None
     after_round: Callable[[Mapping[str, Any]], None] | None = None
@@ -181,29 +182,11 @@ class TrainingLoop:
         directory = self.folder.path if self.folder else None
         run = Run(self.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self.folder is not None:
-            self.folder.keep(model)  # first, so that a report that fails costs no model
-            self.folder.finish(run.summary, self.report(run))
+            self.folder.keep(model)
+            self.folder.finish(run.summary, self.population())
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
-        metrics = self._metrics
-        evaluated = [line for line in metrics if line["test_loss"] is not None]
-        last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
-        summary = {
-            "experiment": self.experiment.name,
-            "algorithm": self.experiment.algorithm.kind,
-            "status": status,
-            "rounds": len(metrics),
-            "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
-            "final_test_accuracy": last["test_accuracy"],
-            "final_test_loss": last["test_loss"],
-            "bytes_up": sum(line["bytes_up"] for line in metrics),
-            "bytes_down": sum(line["bytes_down"] for line in metrics),
-            "wall_s": time.perf_counter() - self._began,
-            "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
-            "seed": self.experiment.seed,
-        }
-        own = {
-            f"final_{name}": value for name, value in last.items() if name.startswith(("client_", "consensus_distance"))
-        }
-        return {**summary, **own, **self.facts(), **({"reason": reason} if reason else {})}
+        summary = {"status": status, **totals(self.experiment, self._metrics), **self.facts()}
+        summary["wall_s"] = time.perf_counter() - self._began
+        return {**summary, **({"reason": reason} if reason else {})}

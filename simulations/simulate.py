@@ -17,7 +17,7 @@ from fed.clients.training.losses import Loss
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
-from fed.reports.html import run_report
+from fed.reports.population import described
 from fed.server.resume import check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.estimate import Expectation, expect
@@ -157,7 +157,7 @@ def _loop(
         scores_meanwhile=executor.is_parallel,
         load_module=simulation.load_module,
         facts=facts,
-        report=lambda run: run_report(run, partition_of(simulation.data), graph),
+        population=lambda: described(partition_of(simulation.data), graph),
         fingerprint=fingerprint,
         folder=folder,
         after_round=None if observer is None else observer.round,

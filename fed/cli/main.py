@@ -59,6 +59,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "client": nodes.client,
     "peer": peers.peer,
     "compare": runs.compare,
+    "report": runs.report,
     "show": documents.show,
     "data": tables.data,
     "runs": kept_runs.runs,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
-from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
 from fed.cli.progress import Lines, display, say_all
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
@@ -32,6 +32,7 @@ def server(
     output: Output = None,
     overwrite: Overwrite = False,
     resume: Resume = None,
+    report: Report = False,
     json: Json = False,
 ) -> int:
     """Coordinate an experiment over real nodes, which dial in with fed client.
@@ -46,6 +47,7 @@ def server(
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
         resume: the folder of a run to resume; the outcome of a finished one is printed.
+        report: draw the run at its end.
         json: print the summary as JSON.
     """
     experiment = to_run("server", file, settings, output, overwrite, resume, json)
@@ -70,7 +72,7 @@ def server(
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),
             after_round=partial(_say_round, shown, experiment.rounds.make().count),
         )
-    tell(directory, run.summary, json)
+    tell(directory, run.summary, json, report)
     return 0
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["File", "FileUnlessResumed", "Json", "Output", "Overwrite", "Resume", "Settings"]
+__all__ = ["File", "FileUnlessResumed", "Json", "Output", "Overwrite", "Report", "Resume", "Settings"]
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML file.")]
 FileUnlessResumed = Annotated[Path | None, typer.Argument(metavar="FILE", help="A YAML file.")]
@@ -25,4 +25,5 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Take the place of 
 Resume = Annotated[
     Path | None, typer.Option(help="Resume the run in this folder, from its last checkpoint.", metavar="DIR")
 ]
+Report = Annotated[bool, typer.Option("--report", help="Draw the run at its end, into report.html in its folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON alone on standard output.")]

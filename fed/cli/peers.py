@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
-from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
+from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
 from fed.cli.progress import Lines
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
@@ -45,6 +45,7 @@ def peer(
     output: Output = None,
     overwrite: Overwrite = False,
     resume: Resume = None,
+    report: Report = False,
     json: Json = False,
 ) -> int:
     """Train with other peers, each of which runs the same experiment on data of its own, without a coordinator.
@@ -63,6 +64,7 @@ def peer(
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
         resume: the folder of a run to resume; the outcome of a finished one is printed.
+        report: draw the run at its end.
         json: print the summary as JSON.
     """
     experiment = to_run("peer", file, settings, output, overwrite, resume, json)
@@ -84,7 +86,7 @@ def peer(
             on_listen=partial(_say_port, shown, listen),
             after_round=partial(_say_round, shown, experiment.rounds.make().count),
         )
-    tell(directory, run.summary, json)
+    tell(directory, run.summary, json, report)
     return 0
 
 

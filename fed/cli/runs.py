@@ -13,7 +13,7 @@ import typer
 
 import fed
 from fed.cli.documents import read_comparison, read_experiment
-from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Resume, Settings
+from fed.cli.options import File, FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
 from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, display, say_all
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located, os_errors_as
@@ -23,7 +23,7 @@ from fed.quantities import bytes_text, duration_text
 if TYPE_CHECKING:
     from fed.simulations.estimate import Expectation
 
-__all__ = ["compare", "folder", "simulate", "tell", "to_run"]
+__all__ = ["compare", "folder", "report", "simulate", "tell", "to_run"]
 
 _RUNS = Path("runs")
 _Progress: TypeAlias = SimulationProgress | ComparisonProgress
@@ -38,6 +38,7 @@ def simulate(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say what rounds wait for, and which clients fail and why.")
     ] = False,
+    report: Report = False,
     json: Json = False,
 ) -> int:
     """Run an experiment on simulated clients, on this machine; or resume a run that was interrupted.
@@ -49,6 +50,7 @@ def simulate(
         overwrite: replace a run that is there.
         resume: the folder of a run to resume; the outcome of a finished one is printed.
         verbose: show all that is logged.
+        report: draw the run at its end.
         json: print the summary as JSON.
     """
     experiment = to_run("simulate", file, settings, output, overwrite, resume, json)
@@ -64,8 +66,17 @@ def simulate(
             run = fed.simulate(
                 experiment, output=directory, overwrite=overwrite, resume=resume is not None, observer=watch
             )
-        tell(directory, run.summary, json)
+        tell(directory, run.summary, json, report)
     return 0
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, however it ended or far it is.")],
+) -> None:
+    """Draw the report of a run: its curves, who held what, and what it was run with."""
+    from fed.reports.html import write_run_report
+
+    typer.echo(write_run_report(folder))
 
 
 def to_run(
@@ -104,14 +115,19 @@ def to_run(
     return None
 
 
-def tell(directory: Path, summary: Mapping[str, Any], as_json: bool) -> None:
+def tell(directory: Path, summary: Mapping[str, Any], as_json: bool, draws: bool = False) -> None:
     """Print the outcome of a run and its folder.
 
     Args:
         directory: the run's folder.
         summary: the run's.
         as_json: print the summary as JSON.
+        draws: draw its report.
     """
+    if draws:
+        from fed.reports.html import write_run_report
+
+        write_run_report(directory)
     if as_json:
         _print_file(directory / "summary.json")
         _note(f"kept in {directory}")

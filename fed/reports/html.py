@@ -6,29 +6,42 @@ The pages' texts and layout are in ``comparison.html`` and ``run.html``, which e
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.quantities import bytes_text, duration_text
-from fed.reports import charts
+from fed.reports import charts, population
 from fed.reports.conclusions import failures, finding, seen_by_coordinator
 from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns
-from fed.storage.run_folder import Run, environment
+from fed.storage.atomic_files import write_atomically
+from fed.storage.run_folder import Run, RunFolder, environment, written_to
+from fed.storage.run_reader import RunState, json_of, metrics_lines, summary_of, totals
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["comparison_report", "comparison_svg", "run_report"]
-
-_EDGES = 5000
-"""The most that a page draws."""
+__all__ = ["Recorded", "comparison_report", "comparison_svg", "run_report", "write_run_report"]
 
 _Partitions: TypeAlias = Mapping[str, charts.Partition | None]
+
+
+class Recorded(NamedTuple):
+    """A run as its folder has it, without its model.
+
+    Args:
+        experiment: with every default resolved.
+        metrics: one mapping for each round.
+        summary: of the run; of one without an end, what its metrics say.
+    """
+
+    experiment: Experiment
+    metrics: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
 
 
 def comparison_report(
@@ -45,12 +58,13 @@ def comparison_report(
     return _page(
         "comparison.html",
         partitions,
+        environment(),
         result=result,
         finding=finding(result),
         summaries=[run["summary"] for runs in result.runs.values() for run in runs.values() if has_finished(run)],
         by_clients=bool(_where_clients_evaluate(result.runs)),
         figures=list(_curve_figures(result, look)),
-        graphs={names: picture(graph) for names, graph in (graphs or {}).items() if _can_be_drawn(graph)},
+        graphs={names: picture(graph) for names, graph in (graphs or {}).items() if population.can_be_drawn(graph)},
         columns=columns(result),
         looks=list(look.values()),
         failures=failures(result),
@@ -64,21 +78,46 @@ def comparison_svg(result: ComparisonResult) -> str | None:
     return next((for_file(svg) for _, svg in _curve_figures(result, _look(result))), None)
 
 
-def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[Any] | None" = None) -> str:
+def write_run_report(folder: Path) -> Path:
+    """Draw the run in a folder, into its ``report.html``; returns the path of that page.
+
+    Raises:
+        InvalidInput: if there is no run, or it cannot be read or written to.
+    """
+    kept = RunFolder.existing(folder)
+    experiment, metrics = kept.experiment(), [line for line, _ in metrics_lines(folder)]
+    summary = summary_of(folder) or {"status": RunState.UNFINISHED, **totals(experiment, metrics)}
+    found = json_of(folder / "environment.json") or environment()
+    found.pop("given", None)
+    partition, graph = population.read(json_of(folder / "population.json") or population.described(None))
+    page = run_report(Recorded(experiment, metrics, summary), partition, graph, found)
+    with written_to(folder):
+        write_atomically(folder / "report.html", page.encode())
+    return folder / "report.html"
+
+
+def run_report(
+    run: Run | Recorded,
+    partition: charts.Partition | None,
+    graph: "nx.Graph[Any] | None" = None,
+    found: Mapping[str, Any] | None = None,
+) -> str:
     """The page of a single run, however it ended.
 
     Args:
         run: what to report; its summary may be that of an interrupted or failed run.
         partition: who held what, if that is known here.
         graph: of the first round's neighbours, where there are some; of a real peer's run, of its own in the last one.
+        found: where it ran; here unless given.
     """
     figures = list(_run_figures(run.metrics))
-    if graph is not None and _can_be_drawn(graph):
+    if graph is not None and population.can_be_drawn(graph):
         is_real = "peer" in run.summary
         figures.append(("This peer and its neighbours" if is_real else "Peers and their neighbours", picture(graph)))
     return _page(
         "run.html",
         {"Who holds what": partition},
+        found or environment(),
         run=run,
         by_clients=_clients_evaluate(run.metrics),
         figures=figures,
@@ -87,12 +126,15 @@ def run_report(run: Run, partition: charts.Partition | None, graph: "nx.Graph[An
     )
 
 
-def _can_be_drawn(graph: "nx.Graph[Any]") -> bool:
-    return graph.number_of_edges() <= _EDGES
+def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **content: Any) -> str:
+    """A page of its template, which escapes all but the pictures, whose texts matplotlib escapes.
 
-
-def _page(template: str, partitions: _Partitions, **content: Any) -> str:
-    """A page of its template, which escapes all but the pictures, whose texts matplotlib escapes."""
+    Args:
+        template: its file.
+        partitions: heading → who holds what; None: not known.
+        found: where the runs ran.
+        content: what else the template needs.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # names and reasons may hold markup
@@ -104,7 +146,6 @@ def _page(template: str, partitions: _Partitions, **content: Any) -> str:
         lstrip_blocks=True,
     )
     pages.filters |= {"for_page": for_page, "bytes": bytes_text, "duration": duration_text}
-    found = environment()
     return pages.get_template(template).render(
         partitions=[(heading, one, charts.partition(*one[:2])) for heading, one in partitions.items() if one],
         ink=INK,

@@ -67,8 +67,11 @@ class RunFolder:
         InvalidInput: if the folder cannot be made.
     """
 
-    FILES = ("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
-    """The files of a run; there may be ``checkpoints/`` too."""
+    FILES = (
+        *("experiment.yaml", "environment.json", "metrics.jsonl"),
+        *("summary.json", "model.safetensors", "population.json", "report.html"),
+    )
+    """The files of a run, of which ``fed report`` draws the last; there may be ``checkpoints/`` too."""
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
@@ -179,7 +182,8 @@ class RunFolder:
         """
         lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
         with self._written_on():
-            for path in (*unfinished(self.path, self.FILES), self.path / "summary.json", self.path / "report.html"):
+            ended = (self.path / name for name in ("summary.json", "population.json", "report.html"))
+            for path in (*unfinished(self.path, self.FILES), *ended):
                 path.unlink(missing_ok=True)
             write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
         return [line for line, _ in lines]
@@ -219,14 +223,18 @@ class RunFolder:
         with self._written_on():
             write_atomically(self.path / "model.safetensors", save(state))
 
-    def finish(self, summary: Mapping[str, Any], report: str) -> None:
-        """Write the report and then the summary: a folder with a summary has all other files.
+    def finish(self, summary: Mapping[str, Any], population: Mapping[str, Any]) -> None:
+        """Write the summary, last: a folder with a summary has all other files but the report.
+
+        Args:
+            summary: of the run.
+            population: what the report draws of the clients.
 
         Raises:
             RunFailed: if there is no room.
         """
         with self._written_on():
-            write_atomically(self.path / "report.html", report.encode())
+            write_atomically(self.path / "population.json", to_json(population).encode())
             write_atomically(self.path / "summary.json", (to_json(summary, indent=2) + "\n").encode())
 
     def _written_on(self) -> AbstractContextManager[None]:

@@ -2,19 +2,33 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fed.config import yaml
 from fed.errors import InvalidInput, os_errors_as
 from fed.storage.checkpoint_files import newest_whole
 
-__all__ = ["KeptRun", "RunState", "is_run", "kept_run", "metrics_lines", "runs_below", "state_of", "summary_of"]
+if TYPE_CHECKING:
+    from fed.config.experiment import Experiment
+
+__all__ = [
+    "KeptRun",
+    "RunState",
+    "is_run",
+    "json_of",
+    "kept_run",
+    "metrics_lines",
+    "runs_below",
+    "state_of",
+    "summary_of",
+    "totals",
+]
 
 _Kind = TypeVar("_Kind", int, str)
 
@@ -178,17 +192,51 @@ def summary_of(path: Path) -> dict[str, Any] | None:
     Raises:
         InvalidInput: if it cannot be read.
     """
-    file = path / "summary.json"
+    return json_of(path / "summary.json")
+
+
+def json_of(file: Path) -> dict[str, Any] | None:
+    """Content of one of a run's files; None where there is no such file.
+
+    Raises:
+        InvalidInput: if it cannot be read.
+    """
     content = _content(file)
     if content is None:
         return None
     try:
-        summary = _json(content)
+        values = _json(content)
     except ValueError as error:
         raise InvalidInput(f"{file} must hold JSON ({error}): restore the file") from None
-    if not isinstance(summary, dict):
-        raise InvalidInput(f"{file} must hold keys and values, got {type(summary).__name__}: restore the file")
-    return summary
+    if not isinstance(values, dict):
+        raise InvalidInput(f"{file} must hold keys and values, got {type(values).__name__}: restore the file")
+    return values
+
+
+def totals(experiment: "Experiment", metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Part of a run's summary that its metrics say.
+
+    Args:
+        experiment: of the run.
+        metrics: a line a round.
+    """
+    evaluated = [line for line in metrics if line["test_loss"] is not None]
+    last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
+    own = {f"final_{name}": value for name, value in last.items() if name.startswith(("client_", "consensus_distance"))}
+    return {
+        "experiment": experiment.name,
+        "algorithm": experiment.algorithm.kind,
+        "rounds": len(metrics),
+        "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
+        "final_test_accuracy": last["test_accuracy"],
+        "final_test_loss": last["test_loss"],
+        "bytes_up": sum(line["bytes_up"] for line in metrics),
+        "bytes_down": sum(line["bytes_down"] for line in metrics),
+        "wall_s": metrics[-1]["wall_s"] if metrics else 0.0,
+        "virtual_s": metrics[-1]["virtual_s"] if metrics else 0.0,
+        "seed": experiment.seed,
+        **own,
+    }
 
 
 def _line(content: bytes) -> dict[str, Any] | None:

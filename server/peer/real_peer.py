@@ -18,7 +18,7 @@ from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.identity.credentials import PeerCredentials
-from fed.reports.html import run_report
+from fed.reports.population import described
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Federation, State
 from fed.server.peer.links import StreamPatience
@@ -199,7 +199,7 @@ class RealPeer(ABC):
                 "parameters": prepared.layout.parameters,
                 "refused": self.service.refusals.count,
             },
-            report=lambda run: run_report(run, None, self.graph()),
+            population=lambda: described(None, self.graph()),
             fingerprint=fingerprint,
             folder=folder,
             after_round=after_round,

@@ -47,12 +47,6 @@ QUICK = (
 )
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reports: they take longer than these runs."""
-    monkeypatch.setattr("fed.simulations.simulate.run_report", lambda *_: "<p></p>")
-
-
 class Break(Exception):
     """Of a run, from outside."""
 

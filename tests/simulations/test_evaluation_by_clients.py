@@ -21,6 +21,7 @@ from fed.clients.training.worker import Work
 from fed.config.evaluation import ByClients
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
+from fed.reports.html import write_run_report
 from fed.server.evaluation import CLIENTS_AT_ONCE, MODELS_AT_ONCE
 from fed.simulations.estimate import expect
 from fed.simulations.simulate import simulate
@@ -332,6 +333,6 @@ def test_a_comparison_shows_the_worst_tenth(tmp_path: Path) -> None:
         assert text in page
     assert "own models" not in page
     assert "client_accuracy_worst_decile" in (tmp_path / "both" / "comparison.csv").read_text(encoding="utf-8")
-    page = next((tmp_path / "both").glob("runs/*/seed-0/report.html")).read_text(encoding="utf-8")
+    page = write_run_report(next((tmp_path / "both").glob("runs/*/seed-0"))).read_text(encoding="utf-8")
     assert "worst tenth of clients" in page
     assert "Clients' own models" not in page

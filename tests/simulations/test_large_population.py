@@ -17,7 +17,7 @@ from fed.clients.data.describe import partition_of
 from fed.clients.training.losses import cross_entropy
 from fed.errors import InvalidData, InvalidExperiment
 from fed.randomness import Streams
-from fed.reports.html import run_report
+from fed.reports.html import run_report, write_run_report
 from tests.simulations.users_parts import Watcher
 
 MILLION = range(10**6)
@@ -76,7 +76,7 @@ def test_a_report_and_an_expectation_look_at_some_clients(tmp_path: Path) -> Non
     reads: list[int] = []
     run = fed.simulate(experiment(), data=million(reads), output=tmp_path / "run", observer=Watcher())
     assert len(reads) < ROUNDS * COHORT + 1000
-    page = " ".join((tmp_path / "run" / "report.html").read_text().split())
+    page = " ".join(write_run_report(tmp_path / "run").read_text().split())
     assert "Samples that each client of 200, evenly spaced among 1,000,000, holds." in page
     assert "evenly spaced" not in run_report(run, partition_of(fed.FederatedData({0: make(0), 1: make(1)})))
 

@@ -179,7 +179,14 @@ def test_the_run_folder_holds_the_run(tmp_path: Path) -> None:
     run = simulate(fed.Experiment(**SMALL), output=tmp_path / "run")
     assert run.directory == tmp_path / "run"
     assert {path.name for path in run.directory.iterdir()} == {
-        *("experiment.yaml", "environment.json", "metrics.jsonl", "summary.json", "model.safetensors", "report.html")
+        *(
+            "experiment.yaml",
+            "environment.json",
+            "metrics.jsonl",
+            "summary.json",
+            "model.safetensors",
+            "population.json",
+        )
     }
     assert fed.Experiment.load(run.directory / "experiment.yaml") == run.experiment
     lines = (run.directory / "metrics.jsonl").read_text().splitlines()

@@ -163,6 +163,34 @@ def test_json_leaves_where_it_was_kept_to_standard_error(run: Run, arguments: tu
     assert run(*arguments, "--json").err.splitlines()[-1] == note
 
 
+def test_report_is_drawn_when_it_is_asked_for(run: Run, folder: Path) -> None:
+    assert run("simulate", "tiny.yaml").code == 0
+    page = folder / "runs/tiny/report.html"
+    assert not page.exists()
+    environment = folder / "runs/tiny/environment.json"
+    environment.write_text(
+        json.dumps({**json.loads(environment.read_text()), "command": ["/bin/fed", "simulate", "it"]})
+    )
+    assert run("report", "runs/tiny") == (0, "runs/tiny/report.html\n", "")
+    drawn = page.read_text(encoding="utf-8")
+    for words in ("Round by round", "Who holds what", "fed simulate it", "wall time"):
+        assert words in drawn
+    # of one that was killed, or is under way: what its metrics say
+    for name in ("summary.json", "population.json"):
+        (folder / "runs/tiny" / name).unlink()
+    metrics = folder / "runs/tiny/metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:2]))
+    assert run("report", "runs/tiny").code == 0
+    drawn = page.read_text(encoding="utf-8")
+    assert "Status: unfinished." in drawn
+    assert "2 rounds of fedavg" in drawn
+    metrics.write_bytes(b"")
+    assert run("report", "runs/tiny").code == 0
+    assert run("report", "runs/none").code == 2
+    assert run("simulate", "tiny.yaml", "--output", "here", "--report").code == 0
+    assert "Status" not in (folder / "here/report.html").read_text(encoding="utf-8")
+
+
 def test_divergence_exits_with_1_and_keeps_the_last_good_model(run: Run, folder: Path) -> None:
     code, out, err = run("simulate", "tiny.yaml", "--set", "local.lr=1e38", "--json")
     kept, message = err.splitlines()[-2:]

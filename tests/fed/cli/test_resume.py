@@ -32,12 +32,6 @@ simulation: {workers: 0}
 """
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No reports: they take longer than these runs."""
-    monkeypatch.setattr("fed.simulations.simulate.run_report", lambda *_: "<p></p>")
-
-
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
@@ -225,7 +219,7 @@ WRITES = {
     "metrics": "metrics.jsonl",
     "checkpoint": "round-000004.safetensors",
     "model": "model.safetensors",
-    "report": "report.html",
+    "population": "population.json",
     "summary": "summary.json",
 }
 

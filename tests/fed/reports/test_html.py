@@ -21,7 +21,7 @@ from fed.clients.data.describe import partition_of
 from fed.errors import InvalidData
 from fed.reports import charts
 from fed.reports.conclusions import failures, finding
-from fed.reports.html import comparison_report, comparison_svg, run_report
+from fed.reports.html import comparison_report, comparison_svg, run_report, write_run_report
 from fed.reports.plot_style import INK, styles
 from fed.reports.summary import ComparisonResult, row_of
 from fed.reports.tables import columns, table
@@ -235,12 +235,12 @@ def test_single_run_has_a_page_of_its_own(settings: dict[str, Any]) -> None:
 def test_a_page_of_peers_shows_their_graph_and_consensus(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"data": {"clients": 5}, "rounds": {"count": 2}, "algorithm": "dpsgd"}
     fed.simulate(fed.Experiment(**keys), output=tmp_path / "peers")
-    page = (tmp_path / "peers" / "report.html").read_text(encoding="utf-8")
+    page = write_run_report(tmp_path / "peers").read_text(encoding="utf-8")
     assert "Consensus by round" in page
     drawn = page.partition('aria-label="Peers and their neighbours"')[2].partition("</figure>")[0]
     assert re.findall(r">(\d)</text>", drawn) == [*"01234"]
     fed.simulate(fed.Experiment(**{**keys, "algorithm": "fedavg"}), output=tmp_path / "clients")
-    assert "Peers and their neighbours" not in (tmp_path / "clients" / "report.html").read_text(encoding="utf-8")
+    assert "Peers and their neighbours" not in write_run_report(tmp_path / "clients").read_text(encoding="utf-8")
 
 
 def test_a_comparison_draws_each_graph_of_peers_once(tmp_path: Path) -> None:
@@ -513,7 +513,7 @@ def test_unread_broken_client_costs_neither_summary_nor_report(tmp_path: Path) -
         data.read(7)
     assert run.summary["status"] == "finished"
     assert (tmp_path / "run" / "summary.json").is_file()
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    page = write_run_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "Round by round" in page
     assert "Who holds what" not in page
     good = run_report(run, partition_of(on_demand()))

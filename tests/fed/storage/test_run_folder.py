@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import PydanticSerializationError
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -70,7 +71,8 @@ def test_a_file_is_never_overwritten_by_a_folder(tmp_path: Path, overwrite: bool
 def test_overwriting_replaces_a_run_and_leaves_other_files(folder: RunFolder) -> None:
     folder.append(LINE)
     folder.keep(nn.Linear(1, 1))
-    folder.finish({"status": "finished"}, "<p>old</p>")
+    folder.finish({"status": "finished"}, {"partition": None})
+    (folder.path / "report.html").write_text("<p>old</p>")
     assert names(folder.path) == set(RunFolder.FILES)
     (folder.path / "notes.txt").write_text("mine")
     (folder.path / "data").mkdir()
@@ -169,13 +171,13 @@ def test_what_a_state_holds_beside_tensors_is_left_out(folder: RunFolder) -> Non
 
 def test_where_there_is_a_summary_all_else_is_there(folder: RunFolder) -> None:
     folder.keep(nn.Linear(1, 1))
-    with pytest.raises(UnicodeEncodeError):
-        folder.finish({"status": "finished"}, "\ud800, which no UTF-8 holds")
+    with pytest.raises(PydanticSerializationError):
+        folder.finish({"status": "finished"}, {"graph": object()})
     assert "summary.json" not in names(folder.path)
-    folder.finish({"status": "finished", "final_test_loss": math.inf}, "<p>ü</p>")
+    folder.finish({"status": "finished", "final_test_loss": math.inf}, {"graph": "ü"})
     assert json.loads((folder.path / "summary.json").read_text()) == {"status": "finished", "final_test_loss": None}
-    assert (folder.path / "report.html").read_text(encoding="utf-8") == "<p>ü</p>"
-    assert names(folder.path) == set(RunFolder.FILES)
+    assert json.loads((folder.path / "population.json").read_text(encoding="utf-8")) == {"graph": "ü"}
+    assert names(folder.path) == set(RunFolder.FILES) - {"report.html"}
 
 
 # Resuming
@@ -191,11 +193,12 @@ def run_of(folder: RunFolder, rounds: int) -> bytes:
 def test_resumed_run_has_its_earlier_lines_and_no_summary(folder: RunFolder, after: int) -> None:
     whole = run_of(folder, 4)
     folder.keep(nn.Linear(1, 1))
-    folder.finish({"status": "interrupted"}, "<p></p>")
+    folder.finish({"status": "interrupted"}, {})
+    (folder.path / "report.html").write_text("<p></p>")
     again = RunFolder.existing(folder.path)
     assert again.resume(after) == [{**LINE, "round": number, "train_loss": None} for number in range(1, after + 1)]
     assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:after])
-    assert names(folder.path) == set(RunFolder.FILES) - {"summary.json", "report.html"}
+    assert names(folder.path) == set(RunFolder.FILES) - {"summary.json", "population.json", "report.html"}
     assert state_of(folder.path) == "unfinished"
 
 
@@ -220,7 +223,7 @@ def test_torn_line_after_a_power_loss_is_ignored(folder: RunFolder, tail: bytes)
 
 def test_metrics_that_are_damaged_are_told_and_left_alone(folder: RunFolder) -> None:
     whole = run_of(folder, 3)
-    folder.finish({"status": "interrupted"}, "<p></p>")
+    folder.finish({"status": "interrupted"}, {})
     (folder.path / "metrics.jsonl").write_bytes(b"rubbish\n" + whole)
     with pytest.raises(InvalidInput, match=r"metrics.jsonl: line 1 must be a round's metrics, got b'rubbish': restore"):
         folder.resume(3)
@@ -263,7 +266,7 @@ def test_a_run_that_is_overwritten_takes_its_checkpoints_with_it(folder: RunFold
 
 
 def test_interrupted_clearing_leaves_an_overwritable_run(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.finish({"status": "finished"}, "")
+    folder.finish({"status": "finished"}, {})
     for stop in range(1, 6):
         unlink, calls = Path.unlink, iter(range(stop))
 

@@ -30,7 +30,7 @@ def make(path: Path, status: str | None = None, rounds: int = 3, **more: Any) ->
     for number in range(1, rounds + 1):
         folder.append({"round": number, "test_accuracy": number / 10 if number < 3 else None})
     if status:
-        folder.finish({"status": status, **more}, "")
+        folder.finish({"status": status, **more}, {})
     return folder
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fed.config.experiment import Experiment
+from fed.reports.html import write_run_report
 from fed.simulations.simulate import simulate
 from tests.server.peer.processes import Processes, processes
 
@@ -159,7 +160,7 @@ def test_peers_that_only_dial_mix_over_their_own_streams(diallers: tuple[int, ..
         for peer, degree in enumerate(degrees):
             seen = [(line["members"], line["neighbours"], line["late"]) for line in peers.lines(peer)]
             assert seen == [(4, degree, 0)] * 6
-            page = (peers.output(peer) / "report.html").read_text()
+            page = write_run_report(peers.output(peer)).read_text()
             drawn = page.partition('aria-label="This peer and its neighbours"')[2].partition("</figure>")[0]
             assert sorted(re.findall(r">(\d)</text>", drawn)) == [*"0123"]
             assert len(re.findall(r"<path [^>]*clip-path", drawn)) == degree

@@ -124,7 +124,7 @@ def test_what_cannot_be_written_down_ends_the_run(tmp_path: Path, monkeypatch: p
     asyncio.run(run())
 
 
-def test_parts_of_a_ring_are_held_for_two_rings_at_most(tmp_path: Path) -> None:
+def test_parts_of_two_rings_are_held_at_most(tmp_path: Path) -> None:
     async def run() -> None:
         service = alone(tmp_path)
         await service.start(None, None)

@@ -271,7 +271,7 @@ def itself(**said: Any) -> pb.PeerMessage:
     return pb.PeerMessage(members=pb.Members(members=[pb.Member(name="stranger", start=1, beat=1, **said)]))
 
 
-def test_neighbours_are_taken_once_their_view_is_known_to_be_the_same(tmp_path: Path) -> None:
+def test_neighbours_are_taken_once_their_view_is_the_same(tmp_path: Path) -> None:
     """One that only sends would lose what it gives, if it were told sooner."""
 
     async def run() -> None:
