@@ -6,14 +6,16 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.errors import InvalidExperiment
-from fed.topology import Topology
+
+if TYPE_CHECKING:
+    from fed.topology import Topology
 
 __all__ = ["D2", "State"]
 
@@ -57,7 +59,7 @@ class D2(PeerRule):
         moved_NP = 2 * x_NP - state.last_NP - (step_NP - state.step_NP)
         return State(mix(moved_NP), x_NP, step_NP)
 
-    def check_topology(self, topology: Topology) -> None:
+    def check_topology(self, topology: "Topology") -> None:
         """Refuse weights with an eigenvalue of −1/3 or less."""
         super().check_topology(topology)
         least = float(torch.linalg.eigvals(topology.matrix(1).to_dense()).real.min())

@@ -15,10 +15,11 @@ from fed.compression.feedback import error_unknown
 from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.topology import Topology
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from fed.topology import Topology
 
 __all__ = ["Descend", "Mix", "PeerRule", "Received"]
 
@@ -170,7 +171,7 @@ class PeerRule(Algorithm):
         """
         return state
 
-    def check_topology(self, topology: Topology) -> None:
+    def check_topology(self, topology: "Topology") -> None:
         """Any topology whose weights keep the peers' mean, but where neighbours keep copies a fixed, undirected one.
 
         Raises:

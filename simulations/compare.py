@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 from torch import nn
 
 from fed.aggregators.peer_rule import PeerRule
@@ -21,13 +20,16 @@ from fed.config.comparison import Comparison
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.randomness import Streams
-from fed.reports.charts import Partition
 from fed.reports.html import comparison_report, comparison_svg
+from fed.reports.population import Partition
 from fed.reports.summary import ComparisonResult, Runs, has_finished, row_of
 from fed.simulations.processes import ComparisonObserver, Ended, PlannedRun, one_by_one, side_by_side
 from fed.simulations.simulation import topology_of
 from fed.storage.atomic_files import held, write_atomically
 from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json, written_to
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 __all__ = ["ComparisonFolder", "compare", "slugs"]
 
@@ -203,6 +205,8 @@ class ComparisonFolder:
 
     def _graphs(self, result: ComparisonResult) -> "dict[str, nx.Graph[int]]":
         """Names of variants → the graph of their peers, each graph once, of those with finished runs."""
+        import networkx as nx
+
         streams = Streams(result.comparison.seeds[0])
         found: list[tuple[list[str], nx.Graph[int]]] = []
         for name, variant in self._variants.items():

@@ -17,10 +17,10 @@ from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
-from fed.topology import Topology
 
 if TYPE_CHECKING:
     from fed.mixing import Weights
+    from fed.topology import Topology
 
 __all__ = ["SimulatedNeighbourhood"]
 
@@ -51,7 +51,7 @@ class SimulatedNeighbourhood:
     def __init__(
         self,
         clients: SimulatedClients,
-        topology: Topology | None,
+        topology: "Topology | None",
         message_bytes: int,
         deadline_s: float | None = None,
         attackers: Attackers | None = None,

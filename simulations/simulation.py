@@ -35,13 +35,12 @@ from fed.simulations.devices import OnSite
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.ring import RingFleet
-from fed.simulations.secure import EmulatedSessions, RealSessions
 from fed.simulations.simulated_clients import SimulatedClients
-from fed.topology import Topology
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
     from fed.server.fleet import Fleet
+    from fed.topology import Topology
 
 __all__ = ["Simulation", "begin_scoring", "topology_of"]
 
@@ -190,6 +189,8 @@ class Simulation:
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         if secure is not None and self.message.fixed is not None:
+            from fed.simulations.secure import EmulatedSessions, RealSessions  # with cryptography
+
             sessions = RealSessions if secure.mode == "real" else EmulatedSessions
             fixed = self.message.fixed
             fleet = SecureFleet(simulated, sessions(simulated, clients, secure, fixed), secure, fixed)
@@ -206,7 +207,7 @@ class Simulation:
         self.layout.unpack(*state, module)
         return module
 
-    def _topology(self, section: Component | None) -> Topology | None:
+    def _topology(self, section: Component | None) -> "Topology | None":
         """The topology, if it suits the rule; None: peers never meet."""
         topology = topology_of(self.algorithm, section, self.population, self.streams)
         if topology is None or section is None:
@@ -226,7 +227,7 @@ class Simulation:
         )
 
 
-def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: Streams) -> Topology | None:
+def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: Streams) -> "Topology | None":
     """The section's topology, or the partners that the rule chooses; None: peers never meet.
 
     Args:
@@ -235,6 +236,8 @@ def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: 
         peers: N.
         streams: the run's.
     """
+    from fed.topology import Topology  # with networkx, where peers meet
+
     if partners := rule.partners():
         return Topology(partners, partners, peers, streams)
     if section is None:

@@ -3,16 +3,18 @@
 Shapes: see :mod:`fed.layout`.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.samples import ClientId, is_real
-from fed.reports.charts import Partition
+from fed.reports.population import Partition
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 __all__ = ["class_counts", "heat_map", "looked_at", "partition_of"]
 
@@ -70,12 +72,11 @@ def partition_of(data: FederatedData) -> Partition | None:
     return Partition(clients, counts_KC, len(data.clients))
 
 
-def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> Group:
+def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) -> "Group":
     """Table of clients by classes, the more samples the brighter, of bounded size whatever the data.
 
     Of more clients some are shown, evenly spaced; of more classes neighbours share a column. The lines beneath say so,
-    and
-    add figures of all clients that are :func:`looked_at`.
+    and add figures of all clients that are :func:`looked_at`.
 
     Args:
         data: who holds what.
@@ -85,6 +86,10 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     Returns:
         What rich prints, in 80 columns and without colours too.
     """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     clients, counts_KC = class_counts(data)
     rows = _spaced(len(clients), max_clients)
     per_column = -(-counts_KC.shape[1] // max_columns)
@@ -97,7 +102,8 @@ def heat_map(data: FederatedData, max_clients: int = 30, max_columns: int = 10) 
     table.add_column("samples", justify="right", no_wrap=True)
     brightest = int(cells_KC[rows].max())
     for row in rows:
-        shaded = [_cell(count, brightest) for count in cells_KC[row].tolist()] if counts_KC.shape[1] > 1 else []
+        counts = cells_KC[row].tolist() if counts_KC.shape[1] > 1 else []
+        shaded = [Text(_short(count) if count else "·", style=_shade(count, brightest)) for count in counts]
         table.add_row(Text(str(clients[row])), *shaded, _short(int(counts_KC[row].sum())))
     facts = _facts(counts_KC, len(data.clients), len(rows), per_column)
     return Group(table, *(Text(fact, style="dim") for fact in facts))
@@ -135,9 +141,8 @@ def _spread(what: str, values_K: NDArray[np.int64]) -> str:
     return f"{what}: {values_K.min()} to {values_K.max()}, median {np.median(values_K):g}"
 
 
-def _cell(count: int, brightest: int) -> Text:
-    shade = -(-count * (len(_SHADES) - 1) // brightest)  # rounded up, so that a single sample is seen
-    return Text(_short(count) if count else "·", style=_SHADES[shade])
+def _shade(count: int, brightest: int) -> str:
+    return _SHADES[-(-count * (len(_SHADES) - 1) // brightest)]  # rounded up, so that a single sample is seen
 
 
 def _short(count: int) -> str:

@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.layout`.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Curve",
-    "Partition",
     "against_bytes",
     "against_time",
     "by_round",
@@ -38,20 +37,6 @@ _LABEL_WIDTH = 32
 _LOGARITHMIC_TIME, _LOGARITHMIC_BYTES = 8, 1.2
 """Axes are logarithmic where the longest line ends at more than so many times the end of the shortest."""
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
-
-
-class Partition(NamedTuple):
-    """Samples by client and class.
-
-    Args:
-        clients: ids of the clients shown.
-        counts_KC: their samples of each class; [K, 1] where targets are no labels.
-        population: the number of all clients.
-    """
-
-    clients: Sequence[object]
-    counts_KC: NDArray[np.int64]
-    population: int
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recorded", "comparison_report", "comparison_svg", "run_report", "write_run_report"]
 
-_Partitions: TypeAlias = Mapping[str, charts.Partition | None]
+_Partitions: TypeAlias = Mapping[str, population.Partition | None]
 
 
 class Recorded(NamedTuple):
@@ -98,7 +98,7 @@ def write_run_report(folder: Path) -> Path:
 
 def run_report(
     run: Run | Recorded,
-    partition: charts.Partition | None,
+    partition: population.Partition | None,
     graph: "nx.Graph[Any] | None" = None,
     found: Mapping[str, Any] | None = None,
 ) -> str:

@@ -3,20 +3,33 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
-from fed.reports.charts import Partition
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["can_be_drawn", "described", "read"]
+__all__ = ["Partition", "can_be_drawn", "described", "read"]
 
 _MOST_EDGES = 5000
 """The most that a page draws."""
+
+
+class Partition(NamedTuple):
+    """Samples by client and class.
+
+    Args:
+        clients: ids of the clients shown.
+        counts_KC: their samples of each class; [K, 1] where targets are no labels.
+        population: the number of all clients.
+    """
+
+    clients: Sequence[object]
+    counts_KC: NDArray[np.int64]
+    population: int
 
 
 def described(partition: Partition | None, graph: "nx.Graph[Any] | None" = None) -> dict[str, Any]:

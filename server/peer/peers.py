@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.layout`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,10 @@ from fed.server.peer.neighbourhood import (
     next_state,
 )
 from fed.storage.checkpoints import Tree, plain, refilled
-from fed.topology import Topology
 from fed.wire.payloads import TensorSpec
+
+if TYPE_CHECKING:
+    from fed.topology import Topology
 
 __all__ = ["Peers", "exchange_specs", "exchanged_bytes", "sent_bytes"]
 
@@ -273,7 +275,7 @@ class _LocalSteps:
 
 
 def exchanged_bytes(
-    rule: PeerRule, layout: Layout, topology: Topology | None, rounds: int, codec: PeerCodec | None = None
+    rule: PeerRule, layout: Layout, topology: "Topology | None", rounds: int, codec: PeerCodec | None = None
 ) -> int:
     """Bytes that peers send in rounds in which all take part: each receives what its neighbours send.
 
