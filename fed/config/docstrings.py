@@ -1,11 +1,14 @@
 """Docstrings in Google's style, parsed: a callable's first line, and the text of each argument."""
 
+import ast
 import inspect
 import re
 from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
-__all__ = ["arguments", "body", "summary"]
+__all__ = ["arguments", "attributes", "body", "summary"]
 
 _ENTRY = re.compile(r"(?P<indent> +)\*{0,2}(?P<name>\w+)(?: \([^)]*\))?: +(?P<text>\S.*)")
 
@@ -57,6 +60,29 @@ def arguments(target: Callable[..., Any]) -> dict[str, str]:
     for base in reversed(inspect.getmro(target)[:-1]):
         for documented in (base, vars(base).get("__init__")):
             described |= _entries(inspect.cleandoc(getattr(documented, "__doc__", None) or ""))
+    return described
+
+
+@cache
+def attributes(kind: type) -> dict[str, str]:
+    """Texts below the attributes of a class and of its bases, those that its source can be found of.
+
+    Example:
+        >>> from fed.config.experiment import Local
+        >>> attributes(Local)["batch_size"]
+        'Samples in a batch; the last batch of an epoch may be shorter.'
+    """
+    described: dict[str, str] = {}
+    for base in reversed(inspect.getmro(kind)):
+        try:
+            (tree,) = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError):  # made at run time
+            continue
+        assert isinstance(tree, ast.ClassDef)
+        for part, following in pairwise(tree.body):
+            match part, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    described[name] = inspect.cleandoc(text)
     return described
 
 

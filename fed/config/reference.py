@@ -35,18 +35,22 @@ def _keys(section: type[Section], path: str = "") -> Iterator[str]:
     if plain := [key for key in fields if _part(fields[key]) is None]:
         yield _table("key", [_row(key, {"": section}) for key in plain])
     for key, field in fields.items():
-        yield from _described(_part(field), path + key, field)
+        yield from _described(_part(field), path + key, field, _text(section, key))
 
 
-def _described(part: "type[Section] | Family[Any] | None", path: str, field: FieldInfo) -> Iterator[str]:
+def _text(section: type[Section], key: str) -> str:
+    return section.model_fields[key].description or docstrings.attributes(section).get(key, "")
+
+
+def _described(part: "type[Section] | Family[Any] | None", path: str, field: FieldInfo, text: str) -> Iterator[str]:
     heading = f"{'#' * (3 + path.count('.'))} `{path}`"
     if isinstance(part, Family):
         yield f"{heading}, by default {_default(field)}"
-        yield from filter(None, [field.description])
+        yield from filter(None, [text])
         yield from _kinds({kind: part.section(kind) for kind in part.builtin}, f"{path}.")
     elif part is not None:
         yield heading
-        yield field.description or docstrings.summary(part)
+        yield text or docstrings.summary(part)
         yield from _keys(part, f"{path}.")
 
 
@@ -64,9 +68,10 @@ def _kinds(sections: Mapping[str, type[Component]], path: str) -> Iterator[str]:
         rows += [row for row in own.values() if row not in rows]
         rows += [f"| {', '.join(again)} | | | as above |"] if again else []
     yield _table("kind, key", rows)
-    parts = {key: field for section in sections.values() for key, field in section.model_fields.items()}
-    for key, field in parts.items():
-        yield from _described(_part(field), path + key, field)
+    parts = {key: section for section in sections.values() for key in section.model_fields}
+    for key, section in parts.items():
+        field = section.model_fields[key]
+        yield from _described(_part(field), path + key, field, _text(section, key))
 
 
 def _table(first: str, rows: list[str]) -> str:
@@ -81,7 +86,7 @@ def _row(key: str, sections: Mapping[str, type[Section]]) -> str:
     default = ", ".join([first, *(f"of `{kind}` {other}" for kind, other in others if other != first)])
     field, section = next(iter(fields.values())), next(iter(sections.values()))
     values = "below" if _part(field) else values_of(section.model_json_schema()["properties"][key])
-    return f"| `{key}` | {default} | {_cell(values)} | {_cell(field.description or '')} |"
+    return f"| `{key}` | {default} | {_cell(values)} | {_cell(_text(section, key))} |"
 
 
 def _part(field: FieldInfo) -> "type[Section] | Family[Any] | None":
