@@ -74,15 +74,13 @@ class SecureFleet:
     _answers: list[Answer] = field(default_factory=list)
     _is_closing: bool = False
     _refused: list[Answer] = field(default_factory=list)
+    _is_short: bool = False
 
     def __post_init__(self) -> None:
         """Take over what needs no change."""
-        self.registered, self.available, self.population = (
-            self.fleet.registered,
-            self.fleet.available,
-            self.fleet.population,
-        )
+        self.registered, self.population = self.fleet.registered, self.fleet.population
         self.settle, self.wait = self.fleet.settle, self.fleet.wait
+        self._least = self.settings.least_asked(self.fixed.most_clients)
 
     @property
     def clock(self) -> float:
@@ -97,13 +95,22 @@ class SecureFleet:
         """
         raise RunFailed("secure_aggregation hides each client's number of samples: choose a sampling without it")
 
+    def available(self) -> Sequence[int | str]:
+        """Clients without a task, where they are enough for a session: a round waits until they are."""
+        there = self.fleet.available()
+        is_short = 0 < len(there) < self._least
+        if is_short and not self._is_short:
+            _log.info("%d clients are there, and a secure round needs %d: it waits", len(there), self._least)
+        self._is_short = is_short
+        return [] if is_short else there
+
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Send a round's tasks, unless so few clients cannot hold a session."""
         tasks = [*tasks]
         if not tasks:
             return
         try:
-            self.settings.check(len(tasks))
+            self.settings.degree(len(tasks), is_begun=True)
         except InvalidExperiment as error:
             _log.warning("round %d is not begun: %s", tasks[0].round, error)
             self._refused = [Answer.failure(task, "too few clients for a secure round") for task in tasks]

@@ -1,5 +1,6 @@
 """Settings of secure aggregation: the section of an experiment, and the checks that both sides make."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -98,6 +99,18 @@ class SecureAggregation(Section, Combinable):
                 f"graph of {clients} clients, got {given}: change it, or write auto"
             )
         return degree._replace(threshold=given)
+
+    def least_asked(self, most: int) -> int:
+        """Least clients that can hold a session, if none of them drops out.
+
+        Args:
+            most: clients that a round asks at most, which can.
+        """
+        for clients in range(self.minimum_cohort, most):
+            with contextlib.suppress(InvalidExperiment):
+                self.degree(clients, is_begun=True)
+                return clients
+        return most
 
     def least(self, clients: int) -> int:
         """Least clients whose sum is revealed in a session.

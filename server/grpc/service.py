@@ -31,6 +31,7 @@ __all__ = ["Node", "NodeService", "Patience", "Said", "Scored", "handler_of"]
 _log = logging.getLogger(__name__)
 
 _MOST_NODES = 100_000
+_MOST_OWED = 16  # messages of a session that a node may answer at once
 _UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
 
 
@@ -62,12 +63,14 @@ class Node:
         samples: that it trains on.
         unasked: how much it may say unasked.
         outbox: what is to be told it; None while it does not attend.
+        owed: messages of sessions that it was asked for.
     """
 
     client: int | str
     samples: int
     unasked: Allowance
     outbox: "asyncio.Queue[pb.ToNode] | None" = None
+    owed: int = 0
 
 
 class Said(NamedTuple):
@@ -201,7 +204,7 @@ class NodeService:
         _log.info("client %r has joined with %d samples", client, joining.samples)
         self.arrivals.put(None)
         try:
-            problems = await converse(self._tell_all(call, outbox), self._listen(call, node))
+            problems = await converse(self._tell_all(call, node, outbox), self._listen(call, node))
         finally:
             if node.outbox is outbox:  # else it has come back on another connection
                 node.outbox = None
@@ -217,19 +220,21 @@ class NodeService:
             if not isinstance(problem, TurnedAway):
                 _log.warning("the connection of client %r has failed: %s", client, problem)
 
-    async def _tell_all(self, call: Call, outbox: "asyncio.Queue[pb.ToNode]") -> None:
+    async def _tell_all(self, call: Call, node: Node, outbox: "asyncio.Queue[pb.ToNode]") -> None:
         while True:
             try:
                 message = await asyncio.wait_for(outbox.get(), self.patience.heartbeat_s)
             except TimeoutError:
                 message = pb.ToNode(heartbeat=pb.Heartbeat())
+            if message.HasField("session") or message.assignment.model_sha256:  # which begins a session
+                node.owed = min(node.owed + 1, _MOST_OWED)
             await call.tell(message, self.patience.silence_s)
             if message.HasField("farewell"):
                 return
 
     async def _listen(self, call: Call, node: Node) -> None:
         while (message := await call.next(pb.FromNode, self.patience.silence_s)) is not None:
-            problem = self._problem_with(message, node.client)
+            problem = self._problem_with(message, node)
             if problem is None:
                 continue
             if problem:
@@ -237,8 +242,9 @@ class NodeService:
             if not node.unasked.spend():
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
-    def _problem_with(self, message: pb.FromNode, client: int | str) -> str | None:
+    def _problem_with(self, message: pb.FromNode, node: Node) -> str | None:
         """Reason to refuse a message; "" for one that is in order, None for one that was asked for."""
+        client = node.client
         if message.HasField("heartbeat"):
             return self._heard(client, message.heartbeat)
         if message.HasField("accepted"):
@@ -251,7 +257,8 @@ class NodeService:
             return self._scored(client, message.scores)
         if message.HasField("session"):
             self.arrivals.put(Said(client, message.session))
-            return ""
+            node.owed, is_asked = max(node.owed - 1, 0), node.owed > 0
+            return None if is_asked else ""
         return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
 
     def _heard(self, client: int | str, heartbeat: pb.Heartbeat) -> str:

@@ -59,6 +59,7 @@ class NodeSessions:
     _due_s: float = 0.0
     _result: SessionResult = field(default_factory=SessionResult)
     _sent: set[str] = field(default_factory=set)  # clients whose masked messages are in the sum, and that still answer
+    _heard: set[tuple[str, str]] = field(default_factory=set)  # client and kind of message, of this attempt
     _revealed: set[str] = field(default_factory=set)
     _digested: tuple[int, bytes] = (-1, b"")  # version of a model, and its digest
     _deadline_s: float | None = None  # of the round, by the fleet's clock
@@ -112,8 +113,9 @@ class NodeSessions:
         self._result.bytes_up += _size_bytes(said)
         if coordinator is None or name not in self._tasks or said.attempt != self.attempt:
             return
-        if said.task != self._task_ids.get(name) or name in coordinator.replied:
-            return
+        kind = said.WhichOneof("what") or ""
+        if said.task != self._task_ids.get(name) or (name, kind) in self._heard:
+            return  # it says again what it has said, after a connection was lost
         try:
             if said.HasField("keys"):
                 coordinator.take_keys(name, said.keys)
@@ -128,6 +130,7 @@ class NodeSessions:
                 self._drop(name, f"it has ended the session: {one_line(said.aborted)}")
         except InvalidPayload as error:
             self._drop(name, str(error))
+        self._heard.add((name, kind))
         self._told.pop(name, None)
         self._advance()
 
@@ -220,7 +223,7 @@ class NodeSessions:
 
     def _expect(self, tasks: Sequence[Task]) -> None:
         self._tasks = {str(task.client): task for task in tasks}
-        self._coordinator, self._told, self._sent = None, {}, set()
+        self._coordinator, self._told, self._sent, self._heard = None, {}, set(), set()
 
     def _advance(self) -> None:
         """Close a phase of keys or shares once nobody is waited for."""

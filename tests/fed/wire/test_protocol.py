@@ -159,7 +159,7 @@ class Reader:
             if self._service._reason_against(message.joining, is_named=False) is None:
                 self._service._joined(client, message.joining)
         elif isinstance(message, FromNode):
-            problem = self._service._problem_with(message, "ann")
+            problem = self._service._problem_with(message, self._service.nodes["ann"])
             assert problem is None or len(problem) < 1000
         elif isinstance(message, ToNode):
             self._node.take(message)

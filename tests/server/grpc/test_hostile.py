@@ -446,17 +446,16 @@ def test_a_node_has_few_calls_open(authority: Path, untouched: bytes, tmp_path: 
 def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> None:
     arrivals: SimpleQueue[Any] = SimpleQueue()
     service = NodeService(1, tmp_path, arrivals, None, lambda _: None)
-    service._joined("ann", Wire(1, "ann").joining())
-    service._joined("eve", Wire(1, "eve").joining())
+    ann, eve = (service._joined(name, Wire(1, name).joining()) for name in ("ann", "eve"))
     assert service.examine("ann", Examination(id=3))
     assert not service.examine("ann", Examination(id=4)), "it has not answered the last one"
-    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "eve") == "it was not asked for scores 3"
-    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), "ann") is None
-    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), "ann") == "it was not asked for scores 3"
+    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), eve) == "it was not asked for scores 3"
+    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), ann) is None
+    assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), ann) == "it was not asked for scores 3"
     assert arrivals.qsize() == 1
     for said in ({"loss": math.nan}, {"metric": math.inf}, {"metric": 1e300}, {"samples": 2**63}):
         assert service.examine("ann", Examination(id=4))
-        assert service._problem_with(FromNode(scores=Scores(id=4, **said)), "ann")
+        assert service._problem_with(FromNode(scores=Scores(id=4, **said)), ann)
     assert [arrivals.get().scores.problem == "" for _ in range(5)] == [True, False, False, False, False]
 
 

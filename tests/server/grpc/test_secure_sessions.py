@@ -151,6 +151,13 @@ def test_deployed_run_has_the_bits_and_bytes_of_the_simulated(tmp_path: Path, mo
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_messages_that_nodes_are_asked_for_are_never_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fed.server.grpc.service._UNASKED", 10)  # of which a node may say one a second
+    outcome = Outcome(fed.Experiment(**KEYS, rounds={"count": 12}), tmp_path, {}, monkeypatch)
+    assert [line["replied"] for line in outcome.run.metrics] == [6] * 12
+    assert outcome.run.summary["refused"] == 0
+
+
 def test_server_learns_no_number_of_a_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[pb.Answer] = []
     seen = NodeFleet._received
@@ -406,8 +413,10 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
     known.authority.issue("3")
     identities = SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem)
     told: list[int | str] = []
+    dropped: list[str] = []
     fleet: Any = _Stub()
     fleet.tell = lambda client, message: told.append(client)
+    fleet.give_up = lambda task, reason: dropped.append(reason)
     settings = known.experiment.secure_aggregation
     assert settings is not None
     plan_sha256 = plan_digest(known.plan())
@@ -425,4 +434,6 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
         sessions.heard(number, keys)
         if number == 3:
             sessions.lost(3)
+        sessions.heard(number, keys)  # again, after a connection was lost
     assert sorted(told) == [0, 1, 2]
+    assert not dropped
