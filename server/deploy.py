@@ -146,8 +146,12 @@ class Deployment:
         if said.input_dtype not in _INPUTS:
             return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
         if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
-            does, how = ("does not hide", "without") if joining.hides_numbers else ("hides", "with")
-            return f"this run {does} clients' numbers by secure_aggregation: start fed client {how} --secure"
+            if joining.hides_numbers:
+                return (
+                    "the run has no secure_aggregation, and this node takes part under it alone (--secure): add the "
+                    "section to the server's experiment"
+                )
+            return "the run hides clients' numbers by secure_aggregation: start fed client with --secure"
         if self._signature is None:
             self._signature = said
         return refusal_of_signature(said, self._signature)

@@ -45,8 +45,8 @@ class Members(dict[int | str, int]):
         elif client not in self._came_late:
             self._came_late.add(client)
             _log.info(
-                "client %r is not asked in this run: its algorithm numbers the clients when it begins, and this one "
-                "came later",
+                "client %r is not asked in this run: it came after the first round, and the run's algorithm, or "
+                "secure_aggregation, needs all clients from the beginning",
                 client,
             )
 

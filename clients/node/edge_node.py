@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["EdgeNode"]
 
 _log = logging.getLogger(__name__)
+_FAREWELL_S = 2.0
 _MOST_WAITING = 100  # things that a server asks for before they are done
 _SHORTEST_S, _LONGEST_S = 0.01, 3600.0
 
@@ -241,8 +242,12 @@ class EdgeNode(Dialler):
                 take_error(error)
 
     def _end_with(self, error: Exception) -> None:
-        """End the node with an error: this plan cannot be followed."""
+        """End the node with an error: this plan cannot be followed. The server, too, is told."""
         words = one_line(self._sentence(error).replace("\n", "; "))
+        self._outbox.put(pb.FromNode(farewell=pb.Farewell(reason=words, is_final=True)))
+        until_s = time.monotonic() + _FAREWELL_S  # in which the server ends the stream
+        while self.connected.is_set() and time.monotonic() < until_s:
+            time.sleep(0.02)
         self.problem = type(error)(words) if isinstance(error, InvalidInput) else RunFailed(words)
 
     def _do(self, held: _Held) -> None:
@@ -310,7 +315,8 @@ class EdgeNode(Dialler):
             held.path.unlink(missing_ok=True)
             return
         if receipt.accepted:
-            _log.info("round %d: answered, with a training loss of %.4g", held.assignment.round, answer.train_loss)
+            loss = "" if self.secure is not None else f", with a training loss of {answer.train_loss:.4g}"
+            _log.info("round %d: answered%s", held.assignment.round, loss)
             self._delivery_s = time.monotonic() - began_s
         else:
             reason = one_line(receipt.reason)

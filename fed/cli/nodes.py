@@ -103,11 +103,15 @@ def client(
         bool, typer.Option("--secure", help="Take part under secure aggregation alone; tell no number of samples.")
     ] = False,
     minimum_cohort: Annotated[
-        int, typer.Option(min=2, metavar="N", help="With --secure: the least clients of a sum that it takes part in.")
-    ] = 5,
+        int | None,
+        typer.Option(min=2, metavar="N", help="With --secure: the least clients of a sum that it takes part in; 5."),
+    ] = None,
     corrupt: Annotated[
-        float, typer.Option(min=0.0, max=0.99, metavar="SHARE", help="With --secure: the clients that may collude.")
-    ] = 0.1,
+        float | None,
+        typer.Option(
+            min=0.0, max=0.99, metavar="SHARE", help="With --secure: the share of colluders that runs must bear; 0.1."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,
 ) -> int:
     """Train on this node what a server asks for; its data never leave it.
@@ -135,6 +139,8 @@ def client(
 
     if server is None and not dry_run:
         raise InvalidInput("fed client needs to know where its server is, got nothing: give --server HOST:PORT")
+    if not secure and (minimum_cohort, corrupt) != (None, None):
+        raise InvalidInput("--minimum-cohort and --corrupt are limits of --secure, which is not given: give it too")
     if server is not None:
         hold_to_certificates(server, credentials, insecure, "--server")
     loaded = NodeCredentials.load(credentials) if credentials is not None else None
@@ -142,7 +148,7 @@ def client(
     place = state or data.parent / f".fed-{name}"
     training = TrainingProcess(client_id_of(name), NodeData.load(data), place / "kept")
     if dry_run:
-        _say_what_would_leave(training, name)
+        _say_what_would_leave(training, name, secure=secure)
         return 0
     assert server is not None
     shown = display()
@@ -156,7 +162,8 @@ def client(
         if secure:
             if loaded is None:
                 raise InvalidInput("--secure needs the node's key and the others' identities: give --credentials")
-            sessions = SecureNode(loaded, place, minimum_cohort, corrupt)
+            least = 5 if minimum_cohort is None else minimum_cohort
+            sessions = SecureNode(loaded, place, least, 0.1 if corrupt is None else corrupt)
         files = place / "files"
         node = EdgeNode(server, channel, name, client_id_of(name), training, files, allow or (), secure=sessions)
         try:
@@ -167,23 +174,34 @@ def client(
     return 0
 
 
-def _say_what_would_leave(training: Any, name: str) -> None:
+def _say_what_would_leave(training: Any, name: str, *, secure: bool) -> None:
     joining = training.describe()
     training.close()
-    samples, signature = joining.samples, joining.signature
+    signature = joining.signature
     shape = " × ".join(map(str, signature.input_shape)) or "a number"
+    samples = f"samples of {shape}, not how many" if secure else f"{joining.samples} samples of {shape}"
+    limits = ", that it takes part under secure aggregation alone" if secure else ""
     typer.echo(
-        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} samples of "
-        f"{shape} ({signature.input_dtype}), that its labels go up to {signature.classes} classes, and the names of "
-        f"columns and classes, {len(signature.columns)} and {len(signature.labels)} (of very many, only the hash).\n"
-        "With --secure: no number of samples, and whether it takes part under secure aggregation alone; for each task "
-        "a masked message in place of all that follows, and for its mask keys, encrypted shares, signatures, shares of "
-        "masks, or the reason why it ends the session.\n"
-        "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it "
-        "was trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by "
-        "clients: how many samples it holds out, their mean loss and accuracy. All the while: the ids of the tasks "
-        "that it holds. Where a task fails: a sentence of why, which may name a folder of this node or a label that "
-        "was out of range; whether the model that differences are added to was lost.\n"
+        f"When it joins, {name} tells the server: its name, the version of fed, that it trains on {samples} "
+        f"({signature.input_dtype}){limits}, that its labels go up to {signature.classes} classes, and the names of "
+        f"{len(signature.columns)} columns and {len(signature.labels)} classes (of very many, only the hash).\n"
+        f"{_MASKED if secure else _PLAIN}\n"
+        "All the while: the ids of the tasks that it holds. Where a task fails, or it takes no part in a run: a "
+        "sentence of why, which may name a folder of this node or a label that was out of range; whether the model "
+        "that differences are added to was lost.\n"
         "Nothing else leaves, no sample among it. What a trained model tells of the samples is another matter: see "
         "docs/security.md."
     )
+
+
+_PLAIN = (
+    "For each task it sends: the trained model, or what the algorithm reports in its place; how many samples it was "
+    "trained on; the mean training loss; whether what it kept between tasks was lost. With evaluation by clients: how "
+    "many samples it holds out, their mean loss and accuracy."
+)
+_MASKED = (
+    "For each task it sends: a masked message, of which the sum with others' alone can be read (what it has learnt, "
+    "its weight, number of samples and training loss, how much was clipped and capped); for its mask keys, encrypted "
+    "shares, signatures, shares of masks, or the reason why it ends the session; whether what it kept between tasks "
+    "was lost."
+)

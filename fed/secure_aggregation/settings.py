@@ -16,6 +16,7 @@ __all__ = ["LARGEST_COMPLETE", "SecureAggregation"]
 
 LARGEST_COMPLETE = 100
 """Clients up to which the graph is complete unless the experiment says otherwise."""
+_MOST_COMPLETE = 512  # whose shares fit into a message
 
 _WAY_OUT = "set secure_aggregation to null"
 
@@ -78,6 +79,11 @@ class SecureAggregation(Section, Combinable):
             raise InvalidExperiment(
                 f"a secure round must ask at least secure_aggregation.minimum_cohort = {self.minimum_cohort} clients, "
                 f"got {clients}: raise rounds.cohort, or lower minimum_cohort"
+            )
+        if self.graph == "complete" and clients > _MOST_COMPLETE:
+            raise InvalidExperiment(
+                f"secure_aggregation.graph must be auto or harary for more than {_MOST_COMPLETE} clients, got complete "
+                f"for {clients}: write auto, or lower rounds.cohort"
             )
         given = None if self.threshold == "auto" else self.threshold
         if self.graph == "complete" or (self.graph == "auto" and clients <= LARGEST_COMPLETE):

@@ -107,23 +107,26 @@ class Dialler(ABC):
             RunFailed: if the server refuses this side for good, or is not the one that was meant.
         """
         failures = 0
-        while not stopped.is_set() and not self.farewell:
+        while not self._is_over(stopped):
             began_s, words = time.monotonic(), "it has ended the connection"
             try:
                 self.attend(stopped)
             except grpc.RpcError as error:
                 self._hold_to_authority(error)
                 words = words_of(error)
-            if self.problem is not None:
-                raise self.problem
-            if stopped.is_set() or self.farewell:
+            if self._is_over(stopped):
                 break
             # a connection that lasted begins the backoff anew
             failures = 0 if time.monotonic() - began_s > self.patience.silence_s else failures + 1
             if failures in (0, 1, 5) or failures % 20 == 0:  # a server that is down for a day must not fill the log
                 _log.info("%s cannot be reached (%s); trying again", self.server, words)
             stopped.wait(self.patience.pause_s(failures))
+        if self.problem is not None:
+            raise self.problem
         return self.farewell
+
+    def _is_over(self, stopped: threading.Event) -> bool:
+        return stopped.is_set() or bool(self.farewell) or self.problem is not None
 
     def attend(self, stopped: threading.Event) -> None:
         """Keep one connection for as long as it lasts."""

@@ -231,20 +231,22 @@ class ToNode(_message.Message):
     def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., withdrawal: _Optional[_Union[Withdrawal, _Mapping]] = ..., examination: _Optional[_Union[Examination, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ..., session: _Optional[_Union[ToSession, _Mapping]] = ...) -> None: ...
 
 class FromNode(_message.Message):
-    __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores", "session")
+    __slots__ = ("joining", "accepted", "heartbeat", "failed", "scores", "session", "farewell")
     JOINING_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    FAREWELL_FIELD_NUMBER: _ClassVar[int]
     joining: Joining
     accepted: TaskId
     heartbeat: Heartbeat
     failed: Failed
     scores: Scores
     session: FromSession
-    def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., accepted: _Optional[_Union[TaskId, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ..., session: _Optional[_Union[FromSession, _Mapping]] = ...) -> None: ...
+    farewell: Farewell
+    def __init__(self, joining: _Optional[_Union[Joining, _Mapping]] = ..., accepted: _Optional[_Union[TaskId, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., scores: _Optional[_Union[Scores, _Mapping]] = ..., session: _Optional[_Union[FromSession, _Mapping]] = ..., farewell: _Optional[_Union[Farewell, _Mapping]] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("sha256", "offset")

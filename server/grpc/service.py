@@ -201,7 +201,8 @@ class NodeService:
         node = self._joined(client, joining)
         outbox = node.outbox
         assert outbox is not None
-        _log.info("client %r has joined with %d samples", client, joining.samples)
+        numbers = "hides its number of samples" if joining.hides_numbers else f"has {joining.samples} samples"
+        _log.info("client %r has joined: it %s", client, numbers)
         self.arrivals.put(None)
         try:
             problems = await converse(self._tell_all(call, node, outbox), self._listen(call, node))
@@ -239,6 +240,9 @@ class NodeService:
                 continue
             if problem:
                 self.refusals.note(node.client, problem)
+            if message.HasField("farewell"):
+                self._take_leave(node.client, one_line(message.farewell.reason))
+                return
             if not node.unasked.spend():
                 raise TurnedAway(grpc.StatusCode.RESOURCE_EXHAUSTED, "it says more than a node has to say")
 
@@ -259,7 +263,15 @@ class NodeService:
             self.arrivals.put(Said(client, message.session))
             node.owed, is_asked = max(node.owed - 1, 0), node.owed > 0
             return None if is_asked else ""
+        if message.HasField("farewell"):
+            return ""
         return "a node joins once on a stream" if message.HasField("joining") else "it says nothing that is known here"
+
+    def _take_leave(self, client: int | str, reason: str) -> None:
+        """Fail the tasks of a node that takes no part."""
+        _log.warning("client %r takes no part: %s", client, reason)
+        for lease in self._leases.of(client):
+            self._leases.fail(lease, reason)
 
     def _heard(self, client: int | str, heartbeat: pb.Heartbeat) -> str:
         if len(heartbeat.held) > MOST_HELD:

@@ -49,6 +49,20 @@ def test_without_certificates_nothing_leaves_this_machine(
         EdgeNode(address, None, "ann", "ann", None, folder)._channel()  # type: ignore[arg-type]
 
 
+def test_dry_run_says_what_secure_nodes_send(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = ["client", "--name", "ann", "--data", "data.yaml", "--dry-run"]
+    assert main(client) == 0
+    plain = capsys.readouterr().out
+    assert main([*client, "--secure"]) == 0
+    secure = capsys.readouterr().out
+    for words in ("6 samples", "mean training loss"):
+        assert words in plain
+        assert words not in secure
+    assert "a masked message" in secure
+    assert main([*client, "--corrupt", "0.2"]) == 2
+    assert "limits of --secure" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:1"])
 def test_loopback_is_this_machine(address: str) -> None:
     hold_to_loopback(address)
@@ -63,29 +77,30 @@ def test_certificates_are_given_or_renounced(folder: Path, capsys: pytest.Captur
 
 
 def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["client", "--data", "data.yaml", "--name", "ann", "--dry-run"]) == 0
+    dry = ["client", "--data", "data.yaml", "--name", "ann", "--dry-run"]
+    assert (main(dry), main([*dry, "--secure"])) == (0, 0)
     said = capsys.readouterr().out
     words = {
         "Joining": {
             "protocol": "version of fed",
             "software": "version of fed",
             "name": "ann tells the server: its name",
-            "samples": "trains on 6 samples",
+            "samples": "trains on 6 samples of 3",
             "signature": "of 3 (float32)",
             "held": "ids of the tasks that it holds",
-            "hides_numbers": "whether it takes part under secure aggregation alone",
+            "hides_numbers": "takes part under secure aggregation alone",
         },
         "Signature": {
             "input_shape": "of 3",
             "input_dtype": "float32",
             "classes": "up to 2 classes",
-            "columns": "names of columns",
-            "labels": "names of columns and classes",
+            "columns": "names of 0 columns",
+            "labels": "columns and 0 classes",
             "names_sha256": "the hash",
         },
         "FromSession": {
-            "task": "for each task a masked message",
-            "attempt": "for each task a masked message",
+            "task": "For each task it sends: a masked message",
+            "attempt": "For each task it sends: a masked message",
             "keys": "for its mask keys",
             "shares": "encrypted shares",
             "consent": "signatures",
@@ -99,6 +114,7 @@ def test_a_dry_run_names_all_that_a_node_says(folder: Path, capsys: pytest.Captu
             "diverged": "a sentence of why",
             "lacks_model": "whether the model that differences are added to was lost",
         },
+        "Farewell": {"reason": "or it takes no part in a run: a sentence of why", "is_final": "takes no part in a run"},
         "Scores": {
             "id": "evaluation by clients",
             "samples": "how many samples it holds out",

@@ -7,7 +7,10 @@ import pytest
 
 from fed.errors import InvalidExperiment
 from fed.secure_aggregation.graph import Degree, SessionGraph, complete_degree, harary_degree
+from fed.secure_aggregation.key_agreement import BOX_BYTES
 from fed.secure_aggregation.settings import SecureAggregation
+from fed.secure_aggregation.shamir import SHARE_BYTES
+from fed.wire.protocol_pb2 import FromNode, FromSession, SealedShares
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,7 @@ def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
     section = SecureAggregation(max_drop_out=0.1)
     assert section.degree(100).is_complete
     assert section.degree(1000) == harary_degree(1000, 0.1, 0.1)
-    assert SecureAggregation(graph="complete").degree(1000).neighbours == 999
+    assert SecureAggregation(graph="complete").degree(500).neighbours == 499
     assert not SecureAggregation(graph="harary", corrupt=0.05, max_drop_out=0.1).degree(60).is_complete
     assert section.least(1000) == 900  # no more may drop out than the graph was made for
     assert section.least(100) == 67
@@ -99,6 +102,17 @@ def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
 def test_cohorts_in_which_no_round_succeeds_are_refused(keys: dict[str, Any], clients: int, match: str) -> None:
     with pytest.raises(InvalidExperiment, match=match):
         SecureAggregation(**keys).check(clients)
+
+
+def test_complete_graphs_have_as_many_shares_as_a_message_holds() -> None:
+    settings = SecureAggregation(graph="complete")
+    assert settings.degree(512).neighbours == 511
+    shares = SealedShares(seed_sha256=bytes(32))
+    for place in range(511):
+        shares.boxes.add(place=place + 1, sealed=bytes(2 * SHARE_BYTES + BOX_BYTES))
+    assert FromNode(session=FromSession(shares=shares)).ByteSize() < 1 << 16
+    with pytest.raises(InvalidExperiment, match="write auto"):
+        settings.degree(513)
 
 
 def test_threshold_may_be_given_in_a_sparse_graph() -> None:

@@ -437,3 +437,22 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
         sessions.heard(number, keys)  # again, after a connection was lost
     assert sorted(told) == [0, 1, 2]
     assert not dropped
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the node that refuses
+def test_server_is_told_why_a_node_takes_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare = SecureNode.prepare
+
+    def refusing(node: SecureNode, *given: Any) -> None:
+        if node.credentials.name == "2":
+            raise RunFailed("this node takes part in larger sums")
+        prepare(node, *given)
+
+    monkeypatch.setattr(SecureNode, "prepare", refusing)
+    caplog.set_level("INFO")
+    outcome = Outcome(fed.Experiment(**KEYS, rounds={"count": 2, "cohort": "all"}), tmp_path, {}, monkeypatch)
+    assert {line["replied"] for line in outcome.run.metrics} <= {4, 5}
+    assert caplog.text.count("client 2 takes no part: this node takes part in larger sums") == 1
+    assert caplog.text.count("client 2 has joined") == 1  # and does not come back
