@@ -10,7 +10,7 @@ ROOMS := fed aggregators clients server simulations
 FILES := $(shell find $(ROOMS) -type f ! -name '*.pyc' ! -name '.*' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
 LINKED := build/linked-$(FILES)
 
-.PHONY: help compare edge gossip deployment benchmark time gossip-benchmark compression secure test test-all lint format docs protocol clean
+.PHONY: help compare edge secure-edge gossip deployment benchmark time gossip-benchmark compression secure test test-all lint format docs protocol clean
 
 help:  ## list these goals
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,6 +20,9 @@ compare: $(LINKED)  ## compare the algorithms on handwritten digits; prints wher
 
 edge: $(LINKED)  ## a server and three nodes on this machine beside a simulation: the same bits? leaves runs/edge
 	$(BIN)/python examples/edge/run.py --output runs/edge
+
+secure-edge: $(LINKED)  ## the same with seven nodes and secure aggregation; leaves runs/secure-edge
+	$(BIN)/python examples/edge/run.py --experiment examples/edge/secure.yaml --output runs/secure-edge
 
 gossip: $(LINKED)  ## eight peers without a coordinator beside a simulation: the same bits? leaves runs/gossip
 	$(BIN)/python -m examples.gossip.run --output runs/gossip
@@ -39,7 +42,7 @@ gossip-benchmark: $(LINKED)  ## 1,000 simulated peers, and their mixing beside t
 compression: $(LINKED)  ## speed, bytes and accuracy of codecs, and the bandwidth below which each pays; ten minutes
 	$(BIN)/python benchmarks/compression.py
 
-secure: $(LINKED)  ## secure aggregation of 10 to 1,000 clients, beside a cipher's speed and Flower; eight minutes
+secure: $(LINKED)  ## secure aggregation of 10 to 1,000 clients, beside a cipher's speed and Flower; ten minutes
 	$(BIN)/python benchmarks/secure.py
 
 test: lint  ## lint, types and tests

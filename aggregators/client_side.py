@@ -21,6 +21,7 @@ __all__ = [
     "format_of",
     "reported",
     "starting_states",
+    "weighs_samples",
 ]
 
 
@@ -95,6 +96,11 @@ def format_of(
         weighs_samples=report.weight_K1.item() == 2,
         votes=aggregator.votes,
     )
+
+
+def weighs_samples(aggregator: Aggregator) -> bool:
+    """Tell whether clients weigh by their numbers of samples, whatever the model."""
+    return format_of(aggregator, Layout(2, 2, torch.float32, (), (), ()), 2).weighs_samples
 
 
 def _check_report(aggregator: Aggregator, report: Any) -> None:

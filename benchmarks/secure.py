@@ -1,6 +1,7 @@
 """Seconds of secure aggregation at a client and at the coordinator, beside a cipher's speed and Flower's SecAgg+.
 
-Whole sessions run in one process and one thread, without a network. Clients that drop out have shared their secrets and
+Whole sessions run in one process and one thread, without a network; where it is said the coordinator removes masks with
+all cores. Clients that drop out have shared their secrets and
 send no masked message. In sessions of more than 32 clients three are timed. The others trust all signatures and add no
 masks, so that their sum means nothing, but takes the coordinator as long; in smaller sessions the sum is checked.
 
@@ -9,7 +10,7 @@ vector, 128 KiB at a time, in memory that stays in the cache. It is measured bef
 
 Flower's clients, and the last stage of its server, run in a process of their own on messages that are made here. Its
 masking includes its quantisation. Where its server would take over three minutes, its parts are timed once each and
-multiplied. Without options the tables go into docs/benchmarks.md.
+multiplied. Without options, and with --many alone, the tables go into docs/benchmarks.md.
 
     python benchmarks/secure.py --quick
 """
@@ -24,7 +25,7 @@ import os
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import product
@@ -43,14 +44,14 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 from processes import ONE_THREAD, CommandFailed, run
 from report import conclude
 from rich.console import Console
-from secure_report import OF_MASKS, SECURE, STAGES, markdown, shortfalls, size_cells, tables
+from secure_report import MANY_CLIENTS, OF_MASKS, SECURE, STAGES, markdown, shortfalls, size_cells, tables
 from simulation import machine
 from torch import Tensor
 
 import fed.secure_aggregation.client
 import fed.secure_aggregation.coordinator
 from fed.errors import RunFailed
-from fed.machine import keep_freed_memory
+from fed.machine import keep_freed_memory, usable_cores
 from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
@@ -59,6 +60,8 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import KnownIdentities, Terms
 
 CLIENTS, NUMBERS, LARGE, DROPPED = (10, 32, 100, 1000), (100_000, 1_000_000), 10_000_000, (0.0, 0.1)
+BORNE, DEFAULT_BORNE = 0.1, 0.2
+MANY = (10_000, 100_000, 0.1)
 ALL_ARE_TIMED, TIMED = 32, 3
 PIECE_BYTES, PIECES, BATCHES = 128 << 10, 50, 20
 WIDTH = 160
@@ -73,11 +76,15 @@ class Setting:
         clients: n.
         numbers: of the model.
         dropped: share of the clients that send no masked message.
+        borne: max_drop_out, the share that the session's graph was made to lose.
+        cores: with which the coordinator removes masks.
     """
 
     clients: int
     numbers: int
     dropped: float
+    borne: float = BORNE
+    cores: int = 1
 
     @property
     def staying(self) -> int:
@@ -87,7 +94,7 @@ class Setting:
     @property
     def terms(self) -> Terms:
         """Terms of the session."""
-        section = SecureAggregation(corrupt=0.1, max_drop_out=0.1)
+        section = SecureAggregation(corrupt=0.1, max_drop_out=self.borne)
         fixed = FixedPoint(32, (self.numbers,), (8.0,), most_clients=self.clients)
         return Terms(section, fixed, "benchmark", 1, 0, b"plan", b"task", b"identities")
 
@@ -138,6 +145,7 @@ class Driver:
         signers = {name: ec.generate_private_key(ec.SECP256R1()) for name in self._names}
         known = KnownIdentities({name: signer.public_key() for name, signer in signers.items()}, b"identities")
         self._coordinator = SessionCoordinator(self._terms, known)
+        self._session, self._survivors = None, ()
         self._clients = {}
         for name, signer in signers.items():
             identities = known if name in self._timed else Trusting(known.keys, known.sha256)
@@ -148,24 +156,24 @@ class Driver:
     def drive(self) -> Driven:
         """Run it from the first keys to the sum."""
         coordinator, names = self._coordinator, self._names
-        keys = self._ask("sharing", SessionClient.open, dict.fromkeys(names, ()))
+        keys = self._ask("sharing", SessionClient.open, ((name,) for name in names))
         lists = self._take("sharing", coordinator.take_keys, keys, coordinator.close_keys)
-        shares = self._ask("sharing", SessionClient.share, {name: (lists[name],) for name in names})
+        shares = self._ask("sharing", SessionClient.share, self._listed(lists))
         deliveries = self._take("sharing", coordinator.take_shares, shares, coordinator.close_shares)
         staying, common = names[: self._setting.staying], self._lanes()
         messages = {name: self._lanes() if name in self._timed else common for name in staying}
         plain = SecureSum(self._terms.fixed.bits, self._terms.fixed.lanes)
         for message in messages.values():
             plain.add(message)
-        given = {name: (deliveries[name], message) for name, message in messages.items()}
+        given = ((name, deliveries[name], message) for name, message in messages.items())
         masked = self._ask("masking", SessionClient.mask, given)
         survivors, _ = self._take("adding", coordinator.take_masked, masked, coordinator.close_masked)
-        consents = self._ask("unmasking", SessionClient.consent, dict.fromkeys(staying, (survivors,)))
+        consents = self._ask("unmasking", SessionClient.consent, ((name, survivors) for name in staying))
         relayed = self._take("revealing", coordinator.take_consent, consents, coordinator.close_consents)
-        said = {name: (consents,) for name, consents in relayed.items()}
-        unmaskings = self._ask("unmasking", SessionClient.unmask, said)
+        unmaskings = self._ask("unmasking", SessionClient.unmask, relayed.items())
         self._take("revealing", coordinator.take_unmasking, unmaskings, lambda: None)
-        with patch.object(fed.secure_aggregation.coordinator, "usable_cores", lambda: 1), self._watch("", "unmasking"):
+        cores = patch.object(fed.secure_aggregation.coordinator, "usable_cores", lambda: self._setting.cores)
+        with cores, self._watch("", "unmasking"):
             total = coordinator.finish()
         spent_s = {
             "clients": [self._spent_s[name] for name in staying if name in self._timed],
@@ -184,12 +192,26 @@ class Driver:
         yield
         self._spent_s[side][stage] += perf_counter() - began_s
 
-    def _ask(self, stage: str, method: Callable[..., Any], said: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    def _listed(self, lists: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """The lists, each made when its client takes it, in the coordinator's time."""
+        while True:
+            with self._watch("", "sharing"):
+                one = next(lists, None)
+            if one is None:
+                return
+            yield one
+
+    def _ask(self, stage: str, method: Callable[..., Any], said: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+        """Answers of clients to what each is told."""
         answers = {}
-        for name, arguments in said.items():
+        for name, *arguments in said:
+            client = self._clients[name]
             masks = contextlib.nullcontext() if name in self._timed else patch.object(*WITHOUT_MASKS)
             with masks, self._watch(name, stage):
-                answers[name] = method(self._clients[name], *arguments)
+                answers[name] = method(client, *arguments)
+            if name not in self._timed:  # lists of 10,000 clients, kept by each of them, fill 20 GB
+                client._session = self._session = self._session or client._session
+                client._survivors = self._survivors = self._survivors or client._survivors
         return answers
 
     def _take(
@@ -289,6 +311,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="10 and 32 clients, 100,000 numbers: seconds")
     parser.add_argument("--large", action="store_true", help=f"{LARGE:,} numbers, too")
+    parser.add_argument("--many", action="store_true", help=f"{MANY[0]:,} clients instead: half an hour")
     parser.add_argument("--repetitions", type=int, default=5, help="sessions of a size at most; medians count")
     parser.add_argument("--seconds", type=float, default=30.0, help="that the sessions of a size take at most")
     parser.add_argument("--without-flower", action="store_true", help="measure fed alone")
@@ -305,17 +328,25 @@ def main() -> int:
     numbers = (*numbers, LARGE) if given.large else numbers
     versions = {name: version(name) for name in ("torch", "numpy", "cryptography")}
     report: dict[str, Any] = {"machine": machine(), "load": os.getloadavg()[0], "versions": versions, "rows": []}
-    for setting in (Setting(*size) for size in product(clients, numbers, DROPPED)):
+    settings = [Setting(*size) for size in product(clients, numbers, DROPPED)]
+    if not given.quick:
+        largest = Setting(CLIENTS[-1], NUMBERS[-1], DROPPED[-1])
+        settings += [replace(largest, cores=usable_cores()), replace(largest, borne=DEFAULT_BORNE)]
+    if given.many:
+        settings = [Setting(*MANY, borne) for borne in (BORNE, DEFAULT_BORNE)]
+    for setting in settings:
         report["rows"].append(row := measure(setting, given.repetitions, given.seconds))
         console.print(
             f"{', '.join(size_cells(row))}: client {row['clients']['total_s']:.3g} s, coordinator "
             f"{row['coordinator']['total_s']:.3g} s",
             style="dim",
         )
-    report["flower"] = {} if given.without_flower else flower(report["rows"])
+    report["flower"] = {} if given.without_flower or given.many else flower(report["rows"])
     if "version" in report["flower"]:
         versions["flwr"] = report["flower"]["version"]
-    markers = None if given.quick or given.large or given.without_flower else SECURE
+    markers = MANY_CLIENTS if given.many else SECURE
+    if given.quick or given.large or given.without_flower:
+        markers = None
     return conclude(console, report, tables(report), given.output, markers, markdown(report), shortfalls(report))
 
 

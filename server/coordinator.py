@@ -80,6 +80,7 @@ class Coordinator:
         self._integers_I = integers_I
         self._kept: tuple[Tensor, Tensor, Tensor] | None = None
         self._tasks = self._population = 0
+        self._warned_share, self._has_capped = 0.0, False
         self._sent: tuple[GlobalModel, int | None] | None = None
         self._sent_sum = SentSum(self.message) if self.message.error_feedback.adds_up else None
         self._downlink = Downlink(self.message, self.streams) if self.message.downlink_codecs else None
@@ -200,7 +201,7 @@ class Coordinator:
         for over in [earlier for earlier in self._asked if earlier < number]:
             del self._asked[over]
         stats = accumulator.stats()
-        _warn_of_clipping(number, stats)
+        self._warn_of_clipping(number, stats)
         return stats
 
     def state(self) -> Tree:
@@ -306,20 +307,23 @@ class Coordinator:
             self._kept = params_P, self._buffers_R, vector_V
         return self._kept[2]
 
+    def _warn_of_clipping(self, number: int, stats: RoundStats) -> None:
+        """Warn when a share is clipped that is twice what was warned of, and at the first weight that is capped."""
+        share = stats.clipped_share or 0.0
+        if share > max(_MOST_CLIPPED, 2 * self._warned_share):
+            self._warned_share = share
+            _log.warning(
+                "round %d: %.3g %% of the numbers that clients sent were clipped: raise secure_aggregation.clip",
+                number,
+                100 * share,
+            )
+        if stats.capped_weights and not self._has_capped:
+            self._has_capped = True
+            _log.warning(
+                "round %d: the weights of %d clients were capped: raise secure_aggregation.max_weight",
+                number,
+                stats.capped_weights,
+            )
+
     def _whole(self, params_P: Tensor) -> Tensor:
         return torch.cat([params_P, self._buffers_R]) if self.message.buffers else params_P
-
-
-def _warn_of_clipping(number: int, stats: RoundStats) -> None:
-    if stats.clipped_share and stats.clipped_share > _MOST_CLIPPED:
-        _log.warning(
-            "round %d: %.2g %% of the numbers that clients sent were clipped: raise secure_aggregation.clip",
-            number,
-            100 * stats.clipped_share,
-        )
-    if stats.capped_weights:
-        _log.warning(
-            "round %d: the weights of %d clients were capped: raise secure_aggregation.max_weight",
-            number,
-            stats.capped_weights,
-        )

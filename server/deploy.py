@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["Deployment", "serve"]
 
 _log = logging.getLogger(__name__)
-_MOST_HOLDERS = 600  # whose boxes, of 91 bytes each, fit into a message of 64 KiB
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
 _INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
@@ -124,11 +123,13 @@ class Deployment:
 
     def __init__(self, experiment: Experiment, identities: "Callable[[], SignedIdentities] | None" = None) -> None:
         check_deployment(experiment)
-        if experiment.secure_aggregation is not None and identities is None:
-            raise InvalidExperiment(
-                "secure_aggregation needs nodes that can hold a conversation, each with a key that an authority has "
-                "certified: use fed server --credentials, not --insecure and not Flower's engine"
-            )
+        if experiment.secure_aggregation is not None:
+            if identities is None:
+                raise InvalidExperiment(
+                    "secure_aggregation needs nodes that can hold a conversation, each with a key that an authority "
+                    "has certified: use fed server --credentials, not --insecure and not Flower's engine"
+                )
+            identities()  # that cannot be read are refused before anybody dials
         self._identities = identities
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
@@ -189,9 +190,12 @@ class Deployment:
         if kept is not None and asks_place:
             fleet.fix_registered()
             min_nodes = min(min_nodes, len(fleet.registered()))
+        secure = self.experiment.secure_aggregation
+        if secure is not None:
+            # what would be refused below is refused before anybody waits
+            self._message(prepared, policy, max(min_nodes, len(fleet.registered())))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))
-        secure = self.experiment.secure_aggregation
         if asks_place or (secure is not None and policy.most_asked(len(fleet.registered())) == len(fleet.registered())):
             fleet.fix_registered()  # how long a message is, or how many can be added, depends on how many they are
         message = self._message(prepared, policy, len(fleet.registered()))
@@ -221,12 +225,7 @@ class Deployment:
         if secure is None:
             return prepared.message_format(population)
         asked, most = policy.asked_of(population), policy.most_asked(population)
-        secure.check(asked)
-        if secure.degree(most).holders > _MOST_HOLDERS:
-            raise InvalidExperiment(
-                f"a node must share secrets with at most {_MOST_HOLDERS} others, got a complete graph of {most}: "
-                "write secure_aggregation.graph: auto"
-            )
+        secure.check(asked, policy.cohort_of(population))
         return prepared.message_format(population, asked, most)
 
     def _secured(self, fleet: RealFleet, message: Format, plan: Plan) -> SecureFleet:
@@ -262,6 +261,8 @@ class Deployment:
             return ScoringByCoordinator(recipe, federation, executor).line
 
         restore_memory = _free_memory(prepared.module)
+        secure, fixed = self.experiment.secure_aggregation, federation.coordinator.message.fixed
+        sessions = {"secure_aggregation": secure.facts(fixed)} if secure and fixed else {}
 
         def load_module(state: State) -> nn.Module:
             restore_memory()
@@ -281,6 +282,7 @@ class Deployment:
                 "refused": fleet.counts.refused,
                 "nodes": fleet.counts.lines(),
                 **facts_of(federation.coordinator.message.encoder),
+                **sessions,
             },
             population=lambda: described(None),
             fingerprint=fingerprint,

@@ -81,6 +81,13 @@ class SecureFleet:
         self.registered, self.population = self.fleet.registered, self.fleet.population
         self.settle, self.wait = self.fleet.settle, self.fleet.wait
         self._least = self.settings.least_asked(self.fixed.most_clients)
+        facts = self.settings.facts(self.fixed)
+        _log.info(
+            "secure aggregation of %d clients: each has masks with %d others, %d must stay to a round's end, and %d "
+            "may collude; numbers have %d levels on either side of 0, and a mean moves by less than %.2g",
+            *(facts[key] for key in ("clients", "neighbours", "least_clients", "corrupt_clients", "levels")),
+            facts["largest_rounding"],
+        )
 
     @property
     def clock(self) -> float:

@@ -4,6 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from fed.wire.messages import Answer, Task
 
 __all__ = ["EmulatedSessions", "RealSessions", "SimulatedSessions"]
 
+_log = logging.getLogger(__name__)
 _Sent = TypeVar("_Sent", bound=Message)
 _ORDER = int("FFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551", 16)  # of P-256
 
@@ -94,6 +96,8 @@ class SimulatedSessions(ABC):
             sharing = sharing_traffic(self._names(survivors), self.settings.degree(len(survivors)))
         except InvalidExperiment:
             return False
+        number = self._tasks[survivors[0]].round
+        _log.info("round %d tries again with fresh keys, among %d clients", number, len(survivors))
         masked_bytes = self.fixed.lanes * self.fixed.dtype.itemsize
         result.bytes_up += masked_bytes * len(survivors)
         self._pass_time(survivors, [(0, sharing.up), (sharing.down // len(survivors), 0), (0, masked_bytes)])
@@ -184,7 +188,7 @@ class RealSessions(SimulatedSessions):
         """
         for name, client in clients.items():
             coordinator.take_keys(name, counted.up(client.open()))
-        for name, listed in coordinator.close_keys().items():
+        for name, listed in coordinator.close_keys():
             coordinator.take_shares(name, counted.up(clients[name].share(counted.down(listed))))
         for name, delivery in coordinator.close_shares().items():
             counted.down(delivery)

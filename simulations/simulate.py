@@ -146,8 +146,10 @@ def _loop(
         attackers = simulation.attackers
         adversaries = {"adversaries": in_order(attackers.clients)} if attackers else {}
         counts = {"clients": simulation.population, "parameters": simulation.layout.parameters}
-        codecs = facts_of(simulation.message.encoder) if simulation.message else {}
-        return {**counts, **federation.occupation(), **adversaries, **codecs}
+        message, secure = simulation.message, simulation.experiment.secure_aggregation
+        codecs = facts_of(message.encoder) if message else {}
+        sessions = {"secure_aggregation": secure.facts(message.fixed)} if secure and message and message.fixed else {}
+        return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}
 
     return TrainingLoop(
         simulation.experiment,

@@ -139,7 +139,7 @@ class Simulation:
         secure, asked = experiment.secure_aggregation, self.policy.asked_of(self.population)
         if secure is None:
             return self.prepared.message_format(self.population, asked)
-        secure.check(asked)
+        secure.check(asked, self.policy.cohort_of(self.population))
         return self.prepared.message_format(self.population, asked, self.policy.most_asked(self.population))
 
     def first_task(self, clients: Sequence[ClientId]) -> tuple[Train, tuple[Tensor, ...]]:

@@ -1,9 +1,11 @@
-"""Compare a server and three nodes on this machine with a simulation of the same experiment: the bits must be equal.
+"""Compare a server and its nodes on this machine with a simulation of the same experiment: the bits must be equal.
 
-The program makes keys, simulates, starts ``fed server`` and three ``fed client`` as processes that use gRPC with mutual
-TLS over loopback, and compares the models. All files are in ``runs/edge``. All processes are ended in any case.
+The program makes keys, simulates, starts ``fed server`` and a ``fed client`` for each client of the experiment as
+processes that use gRPC with mutual TLS over loopback, and compares the models. All files are in ``runs/edge``. All
+processes are ended in any case.
 
     python examples/edge/run.py --output runs/edge
+    python examples/edge/run.py --experiment examples/edge/secure.yaml --output runs/secure-edge
 """
 
 import argparse
@@ -18,8 +20,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 HERE = Path(__file__).resolve().parent
-NODES = ("0", "1", "2")
 PATIENCE_S = 600.0
 FED = (sys.executable, "-m", "fed")
 
@@ -61,27 +64,31 @@ def port_of(server: subprocess.Popen[bytes], log: Path) -> int:
 
 
 def deploy(experiment: Path, output: Path) -> None:
-    """Keys, a server and three nodes, until the run is over.
+    """Keys, a server and a node for each client, until the run is over.
 
     Raises:
         SystemExit: if it fails.
     """
     keys, logs = output / "keys", output / "logs"
+    given = yaml.safe_load(experiment.read_text(encoding="utf-8"))
+    nodes = [str(client) for client in range(given["data"]["clients"])]
+    secure = ["--secure"] if "secure_aggregation" in given else []
     for old in (keys, logs, output / "state"):
         shutil.rmtree(old, ignore_errors=True)
     logs.mkdir(parents=True)
     fed("keys", "init", keys, "--host", "127.0.0.1")
-    for name in NODES:
+    for name in nodes:
         fed("keys", "issue", keys, name)
     with contextlib.ExitStack() as processes:
-        at = ("--listen", "127.0.0.1:0", "--credentials", keys, "--min-nodes", len(NODES))
+        at = ("--listen", "127.0.0.1:0", "--credentials", keys, "--min-nodes", len(nodes))
         place = ("--output", output / "grpc", "--overwrite")
         server = processes.enter_context(started(logs / "server.log", "server", experiment, *at, *place))
         port = port_of(server, logs / "server.log")
-        for name in NODES:
-            own = ("--credentials", keys / "nodes" / name, "--data", HERE / f"node-{name}.yaml")
-            state = ("--state", output / "state" / name)
-            command = ("client", "--server", f"127.0.0.1:{port}", *own, *state)
+        for name in nodes:
+            data = keys / "nodes" / name / "data.yaml"  # in this example a client of the experiment's data
+            data.write_text(yaml.safe_dump({"data": given["data"], "client": int(name), "seed": given["seed"]}))
+            own = ("--credentials", keys / "nodes" / name, "--data", data, "--state", output / "state" / name)
+            command = ("client", "--server", f"127.0.0.1:{port}", *own, *secure)
             processes.enter_context(started(logs / f"node-{name}.log", *command))
         try:
             code = server.wait(PATIENCE_S)

@@ -96,6 +96,8 @@ def _list(folder: _Folder) -> None:
         dates = (f"{day:%Y-%m-%d}" if day else "–" for day in (entry.issued, entry.expires, entry.revoked))
         rows.append((name, entry.status(authority.clock()), *dates, f"{entry.sha256[:16]}…"))
     console().print(listed(("node", "status", "issued", "expires", "revoked", "sha256"), rows))
+    if (identities := authority.identities()) is not None:
+        typer.echo(f"identities.json: version {identities.version}, of {len(identities.points)} nodes")
 
 
 def _load(folder: Path) -> "Authority":

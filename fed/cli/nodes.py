@@ -26,8 +26,9 @@ def server(
     credentials: Credentials = None,
     insecure: Insecure = False,
     min_nodes: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, metavar="N", help="How many nodes must be there before the first round; the cohort's."),
+    ] = None,
     settings: Settings = None,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -42,7 +43,8 @@ def server(
         listen: HOST:PORT to serve at.
         credentials: the server's folder of keys; None only with ``insecure``.
         insecure: serve without certificates, on this machine alone.
-        min_nodes: nodes to wait for before the first round.
+        min_nodes: nodes to wait for before the first round; None: the cohort's number, 1 where it is all or in a
+            resumed run.
         settings: values in place of the file's.
         output: the run's folder; None: a new one below ``runs``.
         overwrite: replace a run that is there.
@@ -58,6 +60,8 @@ def server(
     from fed.server.deploy import serve
 
     hold_to_certificates(listen, credentials, insecure, "--listen")
+    cohort = getattr(experiment.rounds.make(), "cohort", None)
+    least = cohort if isinstance(cohort, int) and resume is None else 1
     loaded = ServerCredentials.load(credentials) if credentials is not None else None
     host = listen.rpartition(":")[0]
     with running("server", experiment.name, output, overwrite, resume) as (shown, directory):
@@ -66,7 +70,7 @@ def server(
             listen=listen,
             output=directory,
             credentials=loaded,
-            min_nodes=min_nodes,
+            min_nodes=min_nodes or least,
             overwrite=overwrite,
             resume=resume is not None,
             on_listen=lambda port: shown.say(f"listening on {host}:{port}"),

@@ -117,6 +117,16 @@ class Authority:
         file = self.folder / "server" / IDENTITIES_FILE
         return file.exists() and name in json.loads(file.read_bytes().partition(b"\n")[0])["clients"]
 
+    def identities(self) -> SignedIdentities | None:
+        """The identities as they were signed last; None: no node was ever issued.
+
+        Raises:
+            InvalidCredentials: if they cannot be read.
+        """
+        file = self.folder / "server" / IDENTITIES_FILE
+        own = read_pem(self.folder / "authority" / "certificate.pem")
+        return SignedIdentities.read(file.read_bytes(), own) if file.exists() else None
+
     @property
     def facts(self) -> CertificateFacts:
         """Contents of its certificate.
@@ -274,14 +284,13 @@ class Authority:
     def _sign_identities(self, entries: Mapping[str, Entry]) -> None:
         """Sign the identities of all nodes that are not revoked, for the server and for every node's folder here."""
         own = read_pair(self.folder / "authority" / "certificate.pem", self.folder / "authority" / "key.pem")
-        file = self.folder / "server" / IDENTITIES_FILE
-        before = SignedIdentities.read(file.read_bytes(), own.certificate_pem) if file.exists() else None
+        before = self.identities()
         admitted = [name for name, entry in entries.items() if entry.revoked is None]
         folders = {name: self.folder / "nodes" / name for name in admitted}
         here = {name: read_pem(folder / "certificate.pem") for name, folder in folders.items() if folder.is_dir()}
         points = {name: before.points[name] for name in admitted if before and name in before.points}
         content = signed_identities(before.version + 1 if before else 1, here, points, own.key_pem)
-        for folder in (file.parent, *(folder for folder in folders.values() if folder.is_dir())):
+        for folder in (self.folder / "server", *(folder for folder in folders.values() if folder.is_dir())):
             write_atomically(folder / IDENTITIES_FILE, content, mode=0o600)
 
     def _write(self, place: str, files: Mapping[str, bytes]) -> None:

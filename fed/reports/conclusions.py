@@ -49,12 +49,15 @@ def unlike(result: ComparisonResult) -> str:
     )
 
 
-def seen_by_coordinator(experiment: Experiment, metrics: Sequence[Mapping[str, Any]]) -> str:
+def seen_by_coordinator(
+    experiment: Experiment, metrics: Sequence[Mapping[str, Any]], *, is_deployed: bool = False
+) -> str:
     """Sentences on what a run's coordinator could see of its clients; empty where there is none.
 
     Args:
         experiment: that was run.
         metrics: a line a round.
+        is_deployed: it was run on nodes, where the protocol runs whatever the section's mode.
     """
     if lacks(experiment.algorithm.make(), Feature.REPORTS):
         return ""
@@ -65,17 +68,24 @@ def seen_by_coordinator(experiment: Experiment, metrics: Sequence[Mapping[str, A
         return f"Each client's update, number of samples and training loss travelled in clear: {whom}."
     sums = [line["replied"] for line in metrics if line["replied"]]
     if not sums:
-        return "The coordinator could see no sum: in no round were enough clients left."
+        return "No sum was revealed: in no round were enough clients left."
     of = f"{sums[0]}" if len({*sums}) == 1 else f"{min(sums)} to {max(sums)}"
+    is_emulated = secure.mode == "emulated" and not is_deployed
+    subject = "With the protocol, which was emulated here, a" if is_emulated else "The"
     said = (
-        f"The coordinator could see who took part and when, and the sums of {len(sums)} rounds, each over {of} "
+        f"{subject} coordinator could see who took part and when, and the sums of {len(sums)} rounds, each over {of} "
         "clients: of updates, weights, samples and losses, and how much was clipped or capped. It could see no update, "
         "weight, number of samples or loss of a single client. No sum was to be of fewer than "
         f"{secure.minimum_cohort} clients."
     )
     sentences = [said]
     if without := sum(1 for line in metrics if line["selected"] and not line["replied"]):
-        sentences.append(f"{without} rounds ended without a sum.")
+        sentences.append(
+            f"{without} rounds ended without a sum that counts; of those in which the coordinator was interrupted, it "
+            "may have seen one."
+            if is_deployed
+            else f"{without} rounds ended without a sum."
+        )
     clipped = max(line.get("clipped_share") or 0.0 for line in metrics)
     sentences.append(
         f"At most {100 * clipped:.2g} % of a round's numbers were clipped." if clipped else "Nothing was clipped."

@@ -122,7 +122,7 @@ def run_report(
         by_clients=_clients_evaluate(run.metrics),
         figures=figures,
         settings=yaml.dump(run.experiment.dump()),
-        seen=seen_by_coordinator(run.experiment, run.metrics),
+        seen=seen_by_coordinator(run.experiment, run.metrics, is_deployed="nodes" in run.summary),
     )
 
 

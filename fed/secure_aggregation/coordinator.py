@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from torch import Tensor
@@ -93,8 +93,8 @@ class SessionCoordinator:
         self._keys[name] = keys
         self.replied.add(name)
 
-    def close_keys(self) -> Mapping[str, KeyList]:
-        """The list for each client that has sent keys."""
+    def close_keys(self) -> Iterator[tuple[str, KeyList]]:
+        """Clients that have sent keys, each with its list, made when it is asked for: lists of all clients are long."""
         self._expect_to_close(SessionPhase.KEYS)
         names = sorted(self._keys)
         session = Session(self._terms, names, [keys_digest(name, self._keys[name]) for name in names])
@@ -105,10 +105,10 @@ class SessionCoordinator:
         clients = listed.SerializeToString()
         placed = [PlacedKeys(place=place + 1, keys=self._keys[name]) for place, name in enumerate(names)]
         self._pass(SessionPhase.SHARES)
-        return {
-            name: KeyList(clients=clients, neighbours=[placed[other] for other in session.graph.neighbours(place)])
+        return (
+            (name, KeyList(clients=clients, neighbours=[placed[other] for other in session.graph.neighbours(place)]))
             for name, place in self._places.items()
-        }
+        )
 
     def take_shares(self, name: str, shares: SealedShares) -> None:
         """Sealed shares of a client's secrets."""

@@ -3,20 +3,22 @@
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from fed.config.compatibility import Combinable, Feature, Term
 from fed.config.validation import Section
 from fed.errors import InvalidExperiment
+from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.graph import Degree, complete_degree, harary_degree
 
 __all__ = ["LARGEST_COMPLETE", "SecureAggregation"]
 
 LARGEST_COMPLETE = 100
 """Clients up to which the graph is complete unless the experiment says otherwise."""
-_MOST_COMPLETE = 512  # whose shares fit into a message
+_MOST_NEIGHBOURS = 511  # whose shares fit into a message
 
 _WAY_OUT = "set secure_aggregation to null"
 
@@ -46,6 +48,13 @@ class SecureAggregation(Section, Combinable):
     """Who agrees on masks with whom; auto: all up to 100 clients, a random sparse graph above."""
     mode: Literal["emulated", "real"] = "emulated"
     """In simulations, whether the protocol runs (real), or its arithmetic alone, to the same bits (emulated)."""
+
+    @field_validator("clip", mode="wrap")
+    @classmethod
+    def _check_clip(cls, value: object, check: Any) -> Any:
+        with contextlib.suppress(ValidationError):
+            return check(value)
+        raise PydanticCustomError("clip", "Input should be a number above 0, or a list of such numbers")
 
     def needs(self) -> Sequence[Term]:
         """Clients that report sums, in rounds that wait for a cohort, encoded alike."""
@@ -78,22 +87,28 @@ class SecureAggregation(Section, Combinable):
         if clients < self.minimum_cohort:
             raise InvalidExperiment(
                 f"a secure round must ask at least secure_aggregation.minimum_cohort = {self.minimum_cohort} clients, "
-                f"got {clients}: raise rounds.cohort, or lower minimum_cohort"
+                f"got {clients}: raise rounds.cohort, or fed server's --min-nodes, or lower minimum_cohort"
             )
-        if self.graph == "complete" and clients > _MOST_COMPLETE:
+        degree = self._degree(clients, is_begun=is_begun)
+        if degree.neighbours > _MOST_NEIGHBOURS:
             raise InvalidExperiment(
-                f"secure_aggregation.graph must be auto or harary for more than {_MOST_COMPLETE} clients, got complete "
-                f"for {clients}: write auto, or lower rounds.cohort"
+                f"secure_aggregation lets a client share its secrets with {_MOST_NEIGHBOURS} others at most, got "
+                f"{degree.neighbours} of {clients} clients: write graph: auto, or lower corrupt, max_drop_out or "
+                "rounds.cohort"
             )
+        return degree
+
+    def _degree(self, clients: int, *, is_begun: bool) -> Degree:
         given = None if self.threshold == "auto" else self.threshold
         if self.graph == "complete" or (self.graph == "auto" and clients <= LARGEST_COMPLETE):
             degree = complete_degree(clients, self.corrupt, given)
-            lost = math.floor(self.max_drop_out * clients)
-            if clients - lost < degree.threshold and not is_begun:
+            left = clients - math.floor(self.max_drop_out * clients)
+            if left < degree.threshold and not is_begun:
+                way_out = "lower max_drop_out or corrupt" if given is None else "lower it or max_drop_out"
                 raise InvalidExperiment(
-                    f"secure_aggregation.threshold must be at most {clients - lost}, the clients that are left when "
-                    f"max_drop_out = {self.max_drop_out} of {clients} have dropped out, got {degree.threshold}: lower "
-                    "max_drop_out or corrupt"
+                    f"secure_aggregation.threshold must be at most {left}, the clients that are left when "
+                    f"max_drop_out = {self.max_drop_out} of {clients} have dropped out, got {degree.threshold}"
+                    f"{' by auto' if given is None else ''}: {way_out}"
                 )
             return degree
         degree = harary_degree(clients, self.corrupt, self.max_drop_out)
@@ -130,20 +145,64 @@ class SecureAggregation(Section, Combinable):
         least = degree.threshold if degree.is_complete else clients - math.floor(self.max_drop_out * clients)
         return max(self.minimum_cohort, least)
 
-    def check(self, clients: int) -> None:
-        """Refuse cohorts in which no round could succeed.
+    def facts(self, fixed: FixedPoint) -> dict[str, float]:
+        """Figures of the largest sessions of a run, for its log and its summary.
 
         Args:
-            clients: those that a round asks.
+            fixed: of the run's messages.
+        """
+        degree = self.degree(fixed.most_clients, is_begun=True)
+        return {
+            "clients": fixed.most_clients,
+            "neighbours": degree.neighbours,
+            "threshold": degree.threshold,
+            "least_clients": self.least(fixed.most_clients),
+            "corrupt_clients": math.floor(self.corrupt * fixed.most_clients),
+            "levels": fixed.levels,
+            "largest_rounding": max(fixed.error_bounds),
+        }
+
+    def heaviest(self, *, weighs_samples: bool) -> int:
+        """Largest weight of a client, w_max.
+
+        Args:
+            weighs_samples: the algorithm weighs clients by their samples, else alike.
+
+        Raises:
+            InvalidExperiment: if it depends on samples and is not given.
+        """
+        if self.max_weight != "auto":
+            return self.max_weight
+        if weighs_samples:
+            raise InvalidExperiment(
+                "secure_aggregation.max_weight must be given where the algorithm weighs clients by their samples, got "
+                "auto: write the most samples that a client may count with, or choose algorithm: local_sgd, which "
+                "weighs clients alike"
+            )
+        return 1
+
+    def check(self, asked: int, cohort: int) -> None:
+        """Refuse rounds of which none could succeed, or each would need a second session.
+
+        Args:
+            asked: clients that a round asks.
+            cohort: those with whose answers it ends.
 
         Raises:
             InvalidExperiment: if a round could not bear to lose the share of clients that it must.
         """
-        self.degree(clients)
-        left = clients - math.floor(self.max_drop_out * clients)
+        self.degree(asked)
+        left = asked - math.floor(self.max_drop_out * asked)
         if left < self.minimum_cohort:
             raise InvalidExperiment(
                 f"secure_aggregation.minimum_cohort must be at most {left}, the clients that are left when "
-                f"max_drop_out = {self.max_drop_out} of {clients} have dropped out, got {self.minimum_cohort}: lower "
+                f"max_drop_out = {self.max_drop_out} of {asked} have dropped out, got {self.minimum_cohort}: lower "
                 "it, or raise rounds.cohort"
             )
+        if cohort < (least := self.least(asked)):
+            raise InvalidExperiment(
+                f"rounds.over_selection asks {asked} clients for {cohort}, who are too few for a sum of a session of "
+                f"{asked}, which needs {least}: lower over_selection"
+            )
+        weight = 1 if self.max_weight == "auto" else self.max_weight
+        FixedPoint(self.bits, (1,), (1.0,), asked, weight)

@@ -401,12 +401,7 @@ class Format:
                 f"{self.integers} integers: replace batch normalisation by GroupNorm, or give it track_running_stats="
                 "False"
             )
-        weight = settings.max_weight
-        if weight == "auto" and self.weighs_samples:
-            raise InvalidExperiment(
-                "secure_aggregation.max_weight must be given where the algorithm weighs clients by their samples, got "
-                "auto: write the most samples that a client may count with, or weigh clients alike"
-            )
+        heaviest = settings.heaviest(weighs_samples=self.weighs_samples)
         parts = [numbers for numbers in self._linear_sizes if numbers]
         clips = (settings.clip,) * len(parts) if isinstance(settings.clip, float) else settings.clip
         if len(clips) != len(parts):
@@ -414,7 +409,6 @@ class Format:
                 f"secure_aggregation.clip must be one number, or one for each of {len(parts)} parts of a message, of "
                 f"{parts} numbers, got {[*clips]}: correct it"
             )
-        heaviest = 1 if weight == "auto" else weight
         return replace(self, fixed=FixedPoint(settings.bits, tuple(parts), clips, most_clients, heaviest))
 
     def hide(self, update_KM: Tensor, state: CodecState, draw: Draw, beside: ClientNumbers) -> Outgoing:

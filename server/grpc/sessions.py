@@ -233,7 +233,7 @@ class NodeSessions:
         messages: dict[str, pb.ToSession]
         try:
             if coordinator.phase is SessionPhase.KEYS:
-                messages = {name: pb.ToSession(key_list=one) for name, one in coordinator.close_keys().items()}
+                messages = {name: pb.ToSession(key_list=one) for name, one in coordinator.close_keys()}
                 self._due_s = self.fleet.clock + self.patience_s
             else:
                 messages = {name: pb.ToSession(delivery=one) for name, one in coordinator.close_shares().items()}

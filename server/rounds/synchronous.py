@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from fed.aggregators.base import Aggregator
+from fed.aggregators.client_side import weighs_samples
 from fed.config.compatibility import Feature, Term
 from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
@@ -18,6 +20,9 @@ from fed.errors import InvalidExperiment, RunFailed
 from fed.server.accumulator import RoundStats, UpdateAccumulator
 from fed.server.coordinator import Coordinator
 from fed.server.rounds.sampling import CohortDraw, Sampling
+
+if TYPE_CHECKING:
+    from fed.config.experiment import Experiment
 
 __all__ = ["STAY_LONGER", "Rounds", "Synchronous", "WithoutCohorts", "await_clients", "fail_if_stalled"]
 
@@ -155,6 +160,15 @@ class Synchronous(Rounds):
                 f"rounds.backup_after_s must be below the deadline of {self.deadline_s} s, got {self.backup_after_s}: "
                 "lower it, or drop one of them"
             )
+
+    def check_experiment(self, experiment: "Experiment") -> None:
+        """Refuse cohorts of which no sum could be hidden."""
+        secure, algorithm = experiment.secure_aggregation, experiment.algorithm.make()
+        if secure is None or not isinstance(algorithm, Aggregator):
+            return
+        secure.heaviest(weighs_samples=weighs_samples(algorithm))
+        if self.cohort != "all":
+            secure.check(math.ceil(self.cohort * self.over_selection), self.cohort)
 
     def check_peers(self, population: int) -> None:
         """Check the policy for peers, who all take part in every round.

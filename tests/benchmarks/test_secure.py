@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_run_writes_medians_and_ratios(secure: Any, tmp_path: Path, monkeypatc
     assert secure.main() == 0
     rows = json.loads(output.read_text())["rows"]
     assert [tuple(row["size"].values()) for row in rows] == [
-        (clients, 100, dropped) for clients in (10, 32) for dropped in (0.0, 0.1)
+        (clients, 100, dropped, 0.1, 1) for clients in (10, 32) for dropped in (0.0, 0.1)
     ]
     for row in rows:
         for side, stage in secure.OF_MASKS.items():
@@ -68,10 +69,11 @@ def test_a_run_writes_medians_and_ratios(secure: Any, tmp_path: Path, monkeypatc
 
 
 def test_what_misses_its_target_is_said(secure: Any) -> None:
-    sides = {"clients": {"total_s": 0.061, "times_limit": 9.0}, "coordinator": {"total_s": 4.9, "times_limit": 9.0}}
-    row = {"size": {"clients": 1000, "numbers": 100_000, "dropped": 0.1}, **sides}
-    assert secure.shortfalls({"rows": [row]}) == [
-        "1,000, 100,000, 10%: clients must keep together ≤ 60 ms, got 0.061 s"
+    sides = {"clients": {"masking_s": 0.061, "times_limit": 9.0}, "coordinator": {"total_s": 5.1, "times_limit": 9.0}}
+    sizes = [vars(replace(secure.Setting(1000, 1_000_000, 0.1), cores=cores)) for cores in (1, 2)]
+    assert secure.shortfalls({"rows": [{"size": size, **sides} for size in sizes]}) == [
+        "1,000, 1,000,000, 10%, 10%, 1: clients must keep masking ≤ 60 ms, got 0.061 s",
+        "1,000, 1,000,000, 10%, 10%, 2: coordinator must keep together ≤ 5,000 ms, got 5.1 s",
     ]
 
 

@@ -82,7 +82,11 @@ def test_protocol_and_arithmetic_give_the_same_run(kind: str) -> None:
         {"simulation__batching": "on", "simulation__group": 4},
         {"secure_aggregation": {**SECTION, "bits": 16}},
         {"secure_aggregation": {**SECTION, "bits": 64}},
-        {"rounds__over_selection": 1.5, "secure_aggregation": {**SECTION, "max_drop_out": 0.3}},
+        {
+            "rounds__over_selection": 1.3,
+            "devices__failure": 0.1,
+            "secure_aggregation": {**SECTION, "max_drop_out": 0.3},
+        },
         {"rounds__sampling": "poisson"},
         {"devices__failure": 0.15, "secure_aggregation": {**SECTION, "max_drop_out": 0.3}},
         {"rounds__cohort": 12, "rounds__deadline_s": 1.2, "devices": {"kind": "lognormal"}},
@@ -256,7 +260,21 @@ def test_residual_is_all_that_the_sum_lacks(chain: list[Any], clip: float) -> No
         ({"uplink": ["qsgd"]}, "choose randomk, rotation or sketch for uplink"),
         ({"uplink": [{"kind": "randomk"}, "zstd"]}, "choose randomk, rotation or sketch for uplink"),
         ({"uplink": ["rotation"], "error_feedback": "ef21", "rounds__cohort": "all"}, "error_feedback to ef"),
-        ({"secure_aggregation": {**SECTION, "clip": 0.0}}, "clip"),
+        ({"secure_aggregation": {"minimum_cohort": 3}}, "max_weight must be given"),
+        ({"secure_aggregation": {**SECTION, "bits": 16, "max_weight": 40_000}}, "do not fit into 16 bits"),
+        ({"secure_aggregation": {**SECTION, "minimum_cohort": 7}}, "minimum_cohort"),
+        ({"secure_aggregation": {**SECTION, "max_drop_out": 0.5}}, "max_drop_out"),
+        ({"rounds__cohort": 2}, "minimum_cohort"),
+        (
+            {"rounds__over_selection": 1.5},
+            "over_selection asks 9 clients for 6, .* which needs 7: lower over_selection",
+        ),
+        ({"secure_aggregation": {**SECTION, "clip": 0.0}}, "^secure_aggregation.clip must be a number .* got 0.0$"),
+        (
+            {"secure_aggregation": {**SECTION, "clip": [1.0, -1.0]}},
+            "^secure_aggregation.clip must be .* got \\[1.0, -1.0\\]$",
+        ),
+        ({"secure_aggregation": {**SECTION, "clip": "x"}}, "^secure_aggregation.clip must be a number .* got 'x'$"),
         ({"secure_aggregation": {**SECTION, "bits": 8}}, "bits"),
         ({"secure_aggregation": {**SECTION, "max_drop_out": 1.0}}, "max_drop_out"),
         ({"secure_aggregation": {**SECTION, "minimun_cohort": 3}}, "did you mean minimum_cohort"),
@@ -271,12 +289,8 @@ def test_combinations_without_meaning_are_refused_when_read(changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"secure_aggregation": {"minimum_cohort": 3}}, "max_weight must be given"),
         ({"secure_aggregation": {**SECTION, "clip": [1.0, 2.0, 3.0]}}, "one for each of 1 parts"),
-        ({"secure_aggregation": {**SECTION, "bits": 16, "max_weight": 40_000}}, "do not fit into 16 bits"),
-        ({"secure_aggregation": {**SECTION, "minimum_cohort": 7}}, "minimum_cohort"),
-        ({"secure_aggregation": {**SECTION, "max_drop_out": 0.5}}, "max_drop_out"),
-        ({"rounds__cohort": 2}, "minimum_cohort"),
+        ({"rounds__cohort": "all", "data__clients": 2}, "minimum_cohort"),
     ],
     ids=str,
 )
@@ -289,6 +303,25 @@ def test_models_with_integer_buffers_are_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))
     with pytest.raises(InvalidExperiment, match="integer buffers"):
         fed.simulate(experiment(local__batch_size=20), model=lambda: model)
+
+
+def test_log_and_summary_say_what_follows_from_the_section(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    clipping = {**SECTION, "clip": 1e-3, "max_weight": 1}
+    run = fed.simulate(experiment(secure_aggregation=clipping))
+    facts = run.summary["secure_aggregation"]
+    assert facts == {
+        "clients": 6,
+        "neighbours": 5,
+        "threshold": 5,
+        "least_clients": 5,
+        "corrupt_clients": 0,
+        "levels": (2**31 - 1) // 6,
+        "largest_rounding": 1e-3 / ((2**31 - 1) // 6),
+    }
+    assert "each has masks with 5 others, 5 must stay" in caplog.text
+    for words in ("were clipped: raise", "weights of 6 clients were capped"):
+        assert caplog.text.count(words) == 1  # of three rounds
 
 
 def test_algorithms_that_weigh_alike_need_no_max_weight() -> None:

@@ -31,7 +31,7 @@ def test_an_authority_a_node_and_its_end(run: Run) -> None:
     assert run("issue", "keys", "bob", "--days", "7").out.endswith(f"valid until {in_days(7)}\n")
     assert run("revoke", "keys", "ann") == (0, f"ann: revoked on {in_days(0)}\n", "")
     code, out, err = run("list", "keys")
-    authority, of_server, *table = (line.split() for line in out.splitlines() if line.strip())
+    authority, of_server, *table, of_identities = (line.split() for line in out.splitlines() if line.strip())
     assert (code, err) == (0, "")
     assert (" ".join(authority), " ".join(of_server)) == (f"authority: valid until {in_days(3650)}", server)
     assert table[0] == ["node", "status", "issued", "expires", "revoked", "sha256"]
@@ -39,6 +39,7 @@ def test_an_authority_a_node_and_its_end(run: Run) -> None:
         ["ann", "revoked", in_days(0), in_days(365), in_days(0)],
         ["bob", "valid", in_days(0), in_days(7), "–"],
     ]
+    assert " ".join(of_identities) == "identities.json: version 4, of 1 nodes"  # 1: of nobody
     bob = NodeCredentials.load(Path("keys/nodes/bob"))
     assert fingerprint(bob.certificate_pem).startswith(table[3][5].rstrip("…"))
 

@@ -283,7 +283,14 @@ def test_the_page_of_a_real_peer_shows_what_it_saw() -> None:
     [
         ({}, "travelled in clear: the coordinator could see them"),
         ({"hierarchy": {"kind": "edges", "fan_out": 3}}, "its edges could see those of their clients"),
-        ({"secure_aggregation": {"max_weight": 400}}, "the sums of 2 rounds, each over 6 clients"),
+        (
+            {"secure_aggregation": {"max_weight": 400}},
+            "With the protocol, which was emulated here, a",
+        ),
+        (
+            {"secure_aggregation": {"max_weight": 400, "mode": "real"}},
+            "The coordinator could see who took part and when, and the sums of 2 rounds, each over 6 clients",
+        ),
         ({"secure_aggregation": {"max_weight": 3, "clip": 0.001}}, "% of a round's numbers were clipped"),
         ({"secure_aggregation": {"max_weight": 3}}, "12 weights were capped"),
         ({"secure_aggregation": {"max_weight": 400}, "devices.failure": 0.9}, "in no round were enough clients left"),

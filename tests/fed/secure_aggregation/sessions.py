@@ -79,7 +79,7 @@ def share_secrets(
     for name, client in clients.items():
         if name not in without_keys:
             coordinator.take_keys(name, client.open())
-    for name, listed in coordinator.close_keys().items():
+    for name, listed in coordinator.close_keys():
         if name not in without_shares:
             coordinator.take_shares(name, clients[name].share(listed))
     return dict(coordinator.close_shares())

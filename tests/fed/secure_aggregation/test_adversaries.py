@@ -162,7 +162,7 @@ def test_tiny_cohort_is_refused_by_clients() -> None:
         other = parties(4, terms_of(4, threshold=3)).clients[name]
         free.take_keys(name, other.open())
     client.open()
-    _refuses(client, lambda: client.share(free.close_keys()["client-003"]), "from 4 to 4")
+    _refuses(client, lambda: client.share(dict(free.close_keys())["client-003"]), "from 4 to 4")
 
 
 _SWAPPED = "signature, other key, list, missing, repeated, stranger, replayed, short digest, two pairs, noise"
@@ -211,7 +211,7 @@ def test_keys_of_another_session_are_refused_when_the_list_agrees() -> None:
         free.take_keys("client-001", replayed)
     free._keys = {name: client.open() for name, client in made.clients.items()} | {"client-001": replayed}
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.share(free.close_keys()[_FIRST]), "not signed")
+    _refuses(client, lambda: client.share(dict(free.close_keys())[_FIRST]), "not signed")
 
 
 def test_unsorted_or_repeated_names_are_refused() -> None:

@@ -91,7 +91,8 @@ def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
     [
         ({}, 4, "minimum_cohort = 5"),
         ({"max_drop_out": 0.4}, 10, "at most 6"),
-        ({"corrupt": 0.7}, 10, "at most 8"),
+        ({"corrupt": 0.7}, 10, "at most 8, .* got 9 by auto: lower max_drop_out or corrupt"),
+        ({"threshold": 9}, 10, "at most 8, .* got 9: lower it"),
         ({"threshold": 5}, 10, "from 6 to 10"),
         ({"threshold": 11}, 10, "from 6 to 10"),
         ({"graph": "harary", "corrupt": 0.3, "max_drop_out": 0.3}, 10, "no sparse graph"),
@@ -101,7 +102,7 @@ def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
 )
 def test_cohorts_in_which_no_round_succeeds_are_refused(keys: dict[str, Any], clients: int, match: str) -> None:
     with pytest.raises(InvalidExperiment, match=match):
-        SecureAggregation(**keys).check(clients)
+        SecureAggregation(**keys).check(clients, clients)
 
 
 def test_complete_graphs_have_as_many_shares_as_a_message_holds() -> None:
@@ -111,7 +112,7 @@ def test_complete_graphs_have_as_many_shares_as_a_message_holds() -> None:
     for place in range(511):
         shares.boxes.add(place=place + 1, sealed=bytes(2 * SHARE_BYTES + BOX_BYTES))
     assert FromNode(session=FromSession(shares=shares)).ByteSize() < 1 << 16
-    with pytest.raises(InvalidExperiment, match="write auto"):
+    with pytest.raises(InvalidExperiment, match="512 of 513 clients: write graph: auto"):
         settings.degree(513)
 
 

@@ -200,7 +200,7 @@ def test_keys_that_nobody_can_agree_with_cost_their_client_alone(which: str, wro
                 made.coordinator.take_keys(name, keys)
         else:
             made.coordinator.take_keys(name, keys)
-    for name, listed in made.coordinator.close_keys().items():
+    for name, listed in made.coordinator.close_keys():
         made.coordinator.take_shares(name, made.clients[name].share(listed))
     assert len(made.coordinator.close_shares()) == 4
 
