@@ -57,7 +57,7 @@ from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.masks import keystream_mode
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.secure_aggregation.terms import KnownIdentities, Terms
+from fed.secure_aggregation.terms import Identities, Terms
 
 CLIENTS, NUMBERS, LARGE, DROPPED = (10, 32, 100, 1000), (100_000, 1_000_000), 10_000_000, (0.0, 0.1)
 BORNE, DEFAULT_BORNE = 0.1, 0.2
@@ -99,7 +99,7 @@ class Setting:
         return Terms(section, fixed, "benchmark", 1, 0, b"plan", b"task", b"identities")
 
 
-class Trusting(KnownIdentities):
+class Trusting(Identities):
     """Identities that believe every signature, for clients that are not timed."""
 
     def is_signed(self, name: str, signed: bytes, signature: bytes) -> bool:
@@ -143,7 +143,7 @@ class Driver:
         self._timed = self._names[:timed]
         self._spent_s: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         signers = {name: ec.generate_private_key(ec.SECP256R1()) for name in self._names}
-        known = KnownIdentities({name: signer.public_key() for name, signer in signers.items()}, b"identities")
+        known = Identities({name: signer.public_key() for name, signer in signers.items()}, b"identities")
         self._coordinator = SessionCoordinator(self._terms, known)
         self._session, self._survivors = None, ()
         self._clients = {}

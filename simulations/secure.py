@@ -20,7 +20,7 @@ from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.secure_aggregation.terms import KnownIdentities, Terms
+from fed.secure_aggregation.terms import Identities, Terms
 from fed.secure_aggregation.traffic import Traffic, sharing_traffic, unmasking_traffic
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.fleet import SimulatedFleet
@@ -207,7 +207,7 @@ class RealSessions(SimulatedSessions):
     def _parties(self, of_name: dict[str, int], attempt: int) -> tuple[SessionCoordinator, dict[str, SessionClient]]:
         """Coordinator and clients of a session, by name."""
         streams, task = self.clients.streams, next(iter(self._tasks.values()))
-        identities = KnownIdentities({name: self._signer(name).public_key() for name in of_name}, b"simulated")
+        identities = Identities({name: self._signer(name).public_key() for name in of_name}, b"simulated")
         model = [tensor.numpy().tobytes() for tensor in task.model.tensors]
         terms = Terms(
             self.settings,

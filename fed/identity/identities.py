@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fed.errors import InvalidCredentials
 from fed.identity.certificates import private_key_of, public_key_of
 from fed.secure_aggregation.key_agreement import digest, is_signed, sign
-from fed.secure_aggregation.terms import KnownIdentities
+from fed.secure_aggregation.terms import Identities
 from fed.wire.protocol import NODE_NAME
 
 __all__ = ["IDENTITIES_FILE", "SignedIdentities", "signed_identities"]
@@ -70,9 +70,9 @@ class SignedIdentities:
         there = [one for one in found if one is not None]
         return max(there, key=lambda one: one.version) if there else None
 
-    def known(self) -> KnownIdentities:
+    def known(self) -> Identities:
         """Identities as sessions use them."""
-        return KnownIdentities(_Keys(self.points), digest("identities known", self.content))
+        return Identities(_Keys(self.points), digest("identities known", self.content))
 
 
 class _Keys(Mapping[str, ec.EllipticCurvePublicKey]):

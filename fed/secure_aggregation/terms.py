@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -15,32 +15,12 @@ from fed.secure_aggregation.key_agreement import DIGEST_BYTES, digest, is_signed
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.wire.protocol_pb2 import SessionKeys
 
-__all__ = ["Identities", "KnownIdentities", "Session", "Terms", "keys_digest"]
-
-
-class Identities(Protocol):
-    """The long-term identities of a run's clients, known to each client beforehand."""
-
-    @property
-    def sha256(self) -> bytes:
-        """Digest of all of them."""
-
-    def knows(self, name: str) -> bool:
-        """Tell whether there is a client of this name."""
-
-    def is_signed(self, name: str, signed: bytes, signature: bytes) -> bool:
-        """Tell whether a signature of a digest is by the client of this name.
-
-        Args:
-            name: of the client, from anyone.
-            signed: the digest.
-            signature: from anyone.
-        """
+__all__ = ["Identities", "Session", "Terms", "keys_digest"]
 
 
 @dataclass(frozen=True)
-class KnownIdentities:
-    """Identities by name.
+class Identities:
+    """The long-term identities of a run's clients, known to each client beforehand.
 
     Args:
         keys: name → public key.

@@ -11,7 +11,7 @@ from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.secure_aggregation.terms import KnownIdentities, Terms
+from fed.secure_aggregation.terms import Identities, Terms
 from fed.wire.protocol_pb2 import Delivery
 
 SIGNERS = [ec.generate_private_key(ec.SECP256R1()) for _ in range(4)]  # shared: keys of their own would take long
@@ -23,7 +23,7 @@ class Parties(NamedTuple):
     coordinator: SessionCoordinator
     clients: dict[str, SessionClient]
     terms: Terms
-    identities: KnownIdentities
+    identities: Identities
 
 
 def names_of(count: int) -> list[str]:
@@ -49,7 +49,7 @@ def entropy_of(seed: int) -> Callable[[int], bytes]:
 def parties(count: int, terms: Terms | None = None) -> Parties:
     terms = terms or terms_of(count)
     names = names_of(count)
-    identities = KnownIdentities({name: signer_of(name).public_key() for name in names}, b"roster")
+    identities = Identities({name: signer_of(name).public_key() for name in names}, b"roster")
     clients = {
         name: SessionClient(name, signer_of(name), identities, terms, entropy_of(seed))
         for seed, name in enumerate(names)
