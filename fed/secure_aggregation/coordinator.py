@@ -10,7 +10,7 @@ from torch import Tensor
 from fed.errors import InvalidPayload, SessionFailed
 from fed.machine import usable_cores
 from fed.secure_aggregation.fixed_point import SecureSum
-from fed.secure_aggregation.key_agreement import BOX_BYTES, DIGEST_BYTES, KEY_BYTES, AgreementKey
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, TAG_BYTES, AgreementKey
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.shamir import SHARE_BYTES, recover
 from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
@@ -118,7 +118,7 @@ class SessionCoordinator:
         if len(receivers) != len(set(receivers)) or set(receivers) != set(session.graph.neighbours(place)):
             raise InvalidPayload(f"the boxes of {name!r} must be for its neighbours, one each, got others")
         lengths = {len(box.sealed) for box in shares.boxes}
-        if lengths != {2 * SHARE_BYTES + BOX_BYTES} or len(shares.seed_sha256) != DIGEST_BYTES:
+        if lengths != {2 * SHARE_BYTES + TAG_BYTES} or len(shares.seed_sha256) != DIGEST_BYTES:
             raise InvalidPayload(f"the boxes of {name!r} must hold two shares each, got {sorted(lengths)[:3]} bytes")
         self._seeds_sha256[place] = shares.seed_sha256
         for box in shares.boxes:

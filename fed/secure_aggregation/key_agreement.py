@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fed.errors import InvalidPayload
 
 __all__ = [
-    "BOX_BYTES",
     "DIGEST_BYTES",
     "KEY_BYTES",
     "SIGNATURE_BYTES",
+    "TAG_BYTES",
     "AgreementKey",
     "digest",
     "is_signed",
@@ -42,8 +42,8 @@ DIGEST_BYTES = 32
 SIGNATURE_BYTES = 64
 """Bytes of a signature: the two numbers of ECDSA, 32 bytes each, big-endian."""
 
-BOX_BYTES = 16
-"""Bytes by which a box is longer than what it holds."""
+TAG_BYTES = 16
+"""Bytes of AES-GCM's tag, by which a box is longer than what it holds."""
 
 _NONCE = bytes(12)  # each key seals one box
 

@@ -5,7 +5,7 @@ from functools import cache
 from typing import NamedTuple
 
 from fed.secure_aggregation.graph import Degree
-from fed.secure_aggregation.key_agreement import BOX_BYTES, DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, SIGNATURE_BYTES, TAG_BYTES
 from fed.secure_aggregation.shamir import SHARE_BYTES
 from fed.wire.protocol_pb2 import (
     Box,
@@ -71,7 +71,7 @@ def _sizes() -> tuple[int, ...]:
     messages = [
         keys,
         PlacedKeys(place=1, keys=keys),
-        Box(place=1, sealed=bytes(2 * SHARE_BYTES + BOX_BYTES)),
+        Box(place=1, sealed=bytes(2 * SHARE_BYTES + TAG_BYTES)),
         Consent(signature=bytes(SIGNATURE_BYTES)),
         PlacedConsent(place=1, signature=bytes(SIGNATURE_BYTES)),
         RevealedShare(place=1, share=bytes(SHARE_BYTES)),

@@ -7,7 +7,7 @@ import pytest
 
 from fed.errors import InvalidExperiment
 from fed.secure_aggregation.graph import Degree, SessionGraph, complete_degree, harary_degree
-from fed.secure_aggregation.key_agreement import BOX_BYTES
+from fed.secure_aggregation.key_agreement import TAG_BYTES
 from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.shamir import SHARE_BYTES
 from fed.wire.protocol_pb2 import FromNode, FromSession, SealedShares
@@ -110,7 +110,7 @@ def test_complete_graphs_have_as_many_shares_as_a_message_holds() -> None:
     assert settings.degree(512).neighbours == 511
     shares = SealedShares(seed_sha256=bytes(32))
     for place in range(511):
-        shares.boxes.add(place=place + 1, sealed=bytes(2 * SHARE_BYTES + BOX_BYTES))
+        shares.boxes.add(place=place + 1, sealed=bytes(2 * SHARE_BYTES + TAG_BYTES))
     assert FromNode(session=FromSession(shares=shares)).ByteSize() < 1 << 16
     with pytest.raises(InvalidExperiment, match="512 of 513 clients: write graph: auto"):
         settings.degree(513)

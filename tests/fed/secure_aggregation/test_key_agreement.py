@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fed.errors import InvalidPayload
-from fed.secure_aggregation.key_agreement import BOX_BYTES, AgreementKey, digest, is_signed, open_box, seal, sign
+from fed.secure_aggregation.key_agreement import TAG_BYTES, AgreementKey, digest, is_signed, open_box, seal, sign
 
 
 def test_agreement_is_the_standards() -> None:
@@ -58,7 +58,7 @@ def test_own_signatures_are_taken() -> None:
 def test_boxes_hold_what_was_sealed() -> None:
     key = os.urandom(32)
     box = seal(key, b"content")
-    assert len(box) == len(b"content") + BOX_BYTES
+    assert len(box) == len(b"content") + TAG_BYTES
     assert open_box(key, box) == b"content"
     for wrong in (box[:-1], bytes([box[0] ^ 1]) + box[1:], b"", b"0" * 40):
         with pytest.raises(InvalidPayload, match="sealed"):
