@@ -86,7 +86,7 @@ class SimulatedSessions(ABC):
             result.problem = f"{len(survivors)} of {len(asked)} clients have sent their messages, {least} are needed"
             return False
         unmasking = unmasking_traffic(len(asked), len(survivors), degree)
-        self._pass_time(survivors, [(unmasking.down // len(survivors), unmasking.up), (0, 0)])
+        self._pass_time(survivors, [unmasking, Traffic(0, 0)])
         result.survivors, result.problem = survivors, ""
         return True
 
@@ -98,17 +98,17 @@ class SimulatedSessions(ABC):
             return False
         number = self._tasks[survivors[0]].round
         _log.info("round %d tries again with fresh keys, among %d clients", number, len(survivors))
-        masked_bytes = self.fixed.lanes * self.fixed.dtype.itemsize
-        result.bytes_up += masked_bytes * len(survivors)
-        self._pass_time(survivors, [(0, sharing.up), (sharing.down // len(survivors), 0), (0, masked_bytes)])
+        masked_bytes = len(survivors) * self.fixed.lanes * self.fixed.dtype.itemsize
+        result.bytes_up += masked_bytes
+        self._pass_time(survivors, [Traffic(sharing.up, 0), Traffic(0, sharing.down), Traffic(masked_bytes, 0)])
         return True
 
-    def _pass_time(self, tasks: Sequence[int], exchanges: Iterable[tuple[int, int]]) -> None:
-        """Move the clock by exchanges of so many bytes down and up, each as long as the slowest client's."""
-        devices = [self.clients.device_of(self._tasks[task].client) for task in tasks]
+    def _pass_time(self, tasks: Sequence[int], exchanges: Iterable[Traffic]) -> None:
+        """Move the clock by exchanges; each takes as long as the slowest client needs for its equal part of the bytes."""
+        devices, count = [self.clients.device_of(self._tasks[task].client) for task in tasks], len(tasks)
         takes_s = sum(
-            max(device.exchange_s(bytes_down=down, samples=0, bytes_up=up) for device in devices)
-            for down, up in exchanges
+            max(device.exchange_s(bytes_down=down // count, samples=0, bytes_up=up // count) for device in devices)
+            for up, down in exchanges
         )
         until = self.fleet.clock + takes_s
         while self.fleet.clock < until and self.fleet.wait(until):
@@ -139,14 +139,13 @@ class EmulatedSessions(SimulatedSessions):
     ) -> tuple[SecureSum | None, Traffic]:
         degree = self.settings.degree(len(asked))
         sharing = sharing_traffic(self._names(asked), degree)
-        up, down = sharing.up * len(asked), sharing.down
         if not is_enough:
-            return None, Traffic(up, down)
+            return None, sharing
         unmasking = unmasking_traffic(len(asked), len(survivors), degree)
         total = SecureSum(self.fixed.bits, self.fixed.lanes)
         for answer in self._answers:
             total.add(answer.mean_update_M, len(answer.tasks))
-        return total, Traffic(up + unmasking.up * len(survivors), down + unmasking.down)
+        return total, Traffic(sharing.up + unmasking.up, sharing.down + unmasking.down)
 
 
 @dataclass(eq=False)

@@ -1,7 +1,6 @@
 """Bytes of a session but for the masked messages, in closed form: what a simulation counts that runs no protocol."""
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 
 from fed.secure_aggregation.graph import Degree
@@ -18,13 +17,21 @@ from fed.wire.protocol_pb2 import (
 
 __all__ = ["Traffic", "sharing_traffic", "unmasking_traffic"]
 
+_SIGNATURE = bytes(SIGNATURE_BYTES)
+_KEYS = SessionKeys(sealing=bytes(KEY_BYTES), masking=bytes(KEY_BYTES), signature=_SIGNATURE)
+_PLACED_KEYS = PlacedKeys(place=1, keys=_KEYS)
+_BOX = Box(place=1, sealed=bytes(2 * SHARE_BYTES + TAG_BYTES))
+_CONSENT = Consent(signature=_SIGNATURE)
+_PLACED_CONSENT = PlacedConsent(place=1, signature=_SIGNATURE)
+_REVEALED_SHARE = RevealedShare(place=1, share=bytes(SHARE_BYTES))
+
 
 class Traffic(NamedTuple):
-    """Bytes that travel.
+    """Bytes that travel, of all clients together.
 
     Args:
-        up: from each client to the coordinator.
-        down: from the coordinator to all clients together.
+        up: from the clients to the coordinator, the same from each of them.
+        down: from the coordinator to the clients.
     """
 
     up: int
@@ -38,11 +45,11 @@ def sharing_traffic(names: Sequence[str], degree: Degree) -> Traffic:
         names: of the clients.
         degree: of their graph.
     """
-    keys, placed, box = _sizes()[:3]
     listed = sum(_field(2 + len(name.encode()) + _field(DIGEST_BYTES)) for name in names)
-    boxes = degree.neighbours * _field(box)
-    up = keys + _field(DIGEST_BYTES) + boxes
-    return Traffic(up, len(names) * (_field(listed) + degree.neighbours * _field(placed) + boxes))
+    boxes = degree.neighbours * _field(_BOX.ByteSize())
+    up = _KEYS.ByteSize() + _field(DIGEST_BYTES) + boxes
+    down = _field(listed) + degree.neighbours * _field(_PLACED_KEYS.ByteSize()) + boxes
+    return Traffic(len(names) * up, len(names) * down)
 
 
 def unmasking_traffic(clients: int, survivors: int, degree: Degree) -> Traffic:
@@ -53,27 +60,11 @@ def unmasking_traffic(clients: int, survivors: int, degree: Degree) -> Traffic:
         survivors: those whose masked messages are in the sum.
         degree: of the graph.
     """
-    consent, placed_consent, revealed = _sizes()[3:]
-    consents = (degree.threshold - degree.is_complete) * _field(placed_consent)
-    down = survivors * (_field(-(-clients // 8)) + consents)
-    return Traffic(consent + degree.holders * _field(revealed), down)
+    up = _CONSENT.ByteSize() + degree.holders * _field(_REVEALED_SHARE.ByteSize())
+    consents = (degree.threshold - degree.is_complete) * _field(_PLACED_CONSENT.ByteSize())
+    return Traffic(survivors * up, survivors * (_field(-(-clients // 8)) + consents))
 
 
 def _field(size_bytes: int) -> int:
     """Bytes of a field of bytes, or of a message, with its tag and length."""
     return 1 + -(-size_bytes.bit_length() // 7) + size_bytes
-
-
-@cache
-def _sizes() -> tuple[int, ...]:
-    """Bytes of messages that always have the same."""
-    keys = SessionKeys(sealing=bytes(KEY_BYTES), masking=bytes(KEY_BYTES), signature=bytes(SIGNATURE_BYTES))
-    messages = [
-        keys,
-        PlacedKeys(place=1, keys=keys),
-        Box(place=1, sealed=bytes(2 * SHARE_BYTES + TAG_BYTES)),
-        Consent(signature=bytes(SIGNATURE_BYTES)),
-        PlacedConsent(place=1, signature=bytes(SIGNATURE_BYTES)),
-        RevealedShare(place=1, share=bytes(SHARE_BYTES)),
-    ]
-    return tuple(message.ByteSize() for message in messages)
