@@ -278,11 +278,9 @@ class SessionCoordinator:
             "left out"
         )
 
-    def _expect(self, phase: SessionPhase, name: str | None = None) -> None:
+    def _expect(self, phase: SessionPhase, name: str) -> None:
         if self.phase is not phase:
             raise InvalidPayload(f"a message for the phase {phase.name} came in the phase {self.phase.name}")
-        if name is None:
-            return
         if name in self.replied:
             raise InvalidPayload(f"{name!r} has sent its message of the phase {phase.name} before")
         if phase is not SessionPhase.KEYS and name not in self._places:
