@@ -49,13 +49,12 @@ class SessionPhase(IntEnum):
 class SessionCoordinator:
     """The coordinator of one session: it takes messages of clients, phase by phase, and closes each phase once.
 
-    A client whose message is missing when its phase is closed has dropped out. A message that breaks a rule is refused,
-    and its sender has dropped out likewise.
+    A client whose message is missing when its phase is closed has dropped out; a refused message counts as missing.
 
     Attributes:
         phase: what it collects.
         replied: names of the clients whose message of this phase has come.
-        liars: names of clients that have revealed shares which were none.
+        cheaters: names of clients that have revealed false shares.
 
     Args:
         terms: of the session.
@@ -69,7 +68,7 @@ class SessionCoordinator:
     def __init__(self, terms: Terms, identities: Identities) -> None:
         self.phase = SessionPhase.KEYS
         self.replied: set[str] = set()
-        self.liars: set[str] = set()
+        self.cheaters: set[str] = set()
         self._terms = terms
         self._identities = identities
         self._keys: dict[str, SessionKeys] = {}
@@ -88,7 +87,7 @@ class SessionCoordinator:
         self._expect(SessionPhase.KEYS, name)
         if not self._identities.is_signed(name, self._terms.keys_signed(keys.sealing, keys.masking), keys.signature):
             raise InvalidPayload(f"the keys of {name!r} are not signed by it, for this session")
-        for key in (keys.sealing, keys.masking):  # one that cannot be agreed with would end the others' session
+        for key in (keys.sealing, keys.masking):  # a point of small order would end the sessions of its neighbours
             AgreementKey(_TRIAL).agree(key, b"", "trial")
         self._keys[name] = keys
         self.replied.add(name)
@@ -127,7 +126,7 @@ class SessionCoordinator:
         self.replied.add(name)
 
     def close_shares(self) -> Mapping[str, Delivery]:
-        """The boxes for each client that has shared its secrets, from those that have."""
+        """The boxes for each client that has shared its secrets."""
         self._expect_to_close(SessionPhase.SHARES)
         session = self._of_session()
         if len(self._seeds_sha256) < session.least:
@@ -147,7 +146,7 @@ class SessionCoordinator:
         self.replied.add(name)
 
     def close_masked(self) -> tuple[Survivors, Sequence[str]]:
-        """The survivors, for each of them, and their names."""
+        """The list of survivors as each of them is told it, and their names."""
         self._expect_to_close(SessionPhase.MASKED)
         session = self._of_session()
         self._masked.sort()
@@ -159,17 +158,17 @@ class SessionCoordinator:
         return survivors, [session.names[place] for place in self._masked]
 
     def take_consent(self, name: str, consent: Consent) -> None:
-        """Signature of a survivor."""
+        """Consent of a survivor to the list of survivors."""
         self._expect(SessionPhase.CONSENTS, name)
         if self._places[name] not in self._masked:
-            raise InvalidPayload(f"{name!r} is none of the survivors")
+            raise InvalidPayload(f"{name!r} is not among the survivors")
         if not self._identities.is_signed(name, self._survivors_signed, consent.signature):
             raise InvalidPayload(f"{name!r} has not signed these survivors")
         self._consents[self._places[name]] = consent.signature
         self.replied.add(name)
 
     def close_consents(self) -> Mapping[str, Consents]:
-        """The consents that each client needs, for those that have consented and can get so many."""
+        """The consents for each client that has consented, if as many of its neighbours have as it needs."""
         self._expect_to_close(SessionPhase.CONSENTS)
         session, relayed = self._of_session(), {}
         for place in sorted(self._consents):
@@ -188,12 +187,12 @@ class SessionCoordinator:
         return relayed
 
     def take_unmasking(self, name: str, unmasking: Unmasking) -> None:
-        """Shares that a client reveals."""
+        """Shares that a client reveals: one of each secret that it holds a share of."""
         self._expect(SessionPhase.UNMASKING, name)
         session, holder = self._of_session(), self._places[name]
         if holder not in self._consents:
             raise InvalidPayload(f"{name!r} has not consented")
-        # a client holds shares of those that hold shares of its own
+        # holding is mutual: a client holds shares of those that hold its own
         held, masked = self._seeds_sha256.keys() & set(session.graph.holders(holder)), set(self._masked)
         found = [revealed.place - 1 for revealed in unmasking.seeds], [kept.place - 1 for kept in unmasking.keys]
         expected = held & masked, held - masked
@@ -208,7 +207,7 @@ class SessionCoordinator:
 
     @property
     def can_finish(self) -> bool:
-        """True once every secret has shares enough."""
+        """True once every secret that is needed has a threshold of shares."""
         least = self._of_session().degree.threshold
         return all(len(self._revealed.get(owner, ())) >= least for owner in self._owners())
 
@@ -216,7 +215,7 @@ class SessionCoordinator:
         """The survivors' sum, without masks.
 
         Raises:
-            SessionFailed: if a secret has too few shares, or shares are not those of what was said.
+            SessionFailed: if a secret has too few shares, or more than one of them is false.
         """
         self._expect_to_close(SessionPhase.UNMASKING)
         session = self._of_session()
@@ -238,7 +237,7 @@ class SessionCoordinator:
         return self._sum
 
     def _owners(self) -> Sequence[int]:
-        """Clients whose secrets are needed: survivors, and those that shared secrets with one and dropped out."""
+        """Clients whose secrets are needed: survivors, and their neighbours that dropped out after they had shared."""
         graph, masked = self._of_session().graph, set(self._masked)
         return [
             place
@@ -254,7 +253,7 @@ class SessionCoordinator:
         return AgreementKey(secret).public == self._keys[self._of_session().names[owner]].masking
 
     def _recovered(self, owner: int, is_right: Callable[[int, bytes], bool]) -> bytes:
-        """The secret of a client's shares; where they do not fit, that without the share of one holder.
+        """The secret of a client, without the share of one holder if that one is false.
 
         Args:
             owner: the client.
@@ -263,7 +262,7 @@ class SessionCoordinator:
         session = self._of_session()
         holders, revealed = session.graph.holders(owner), self._revealed[owner]
         points = {holder: point for point, holder in enumerate(holders, 1)}
-        known = [holder for holder in revealed if session.names[holder] in self.liars]
+        known = [holder for holder in revealed if session.names[holder] in self.cheaters]
         for left_out in (None, *known, *revealed):
             shares = {points[holder]: one for holder, one in revealed.items() if holder != left_out}
             if len(shares) < session.degree.threshold:
@@ -271,11 +270,11 @@ class SessionCoordinator:
             with contextlib.suppress(InvalidPayload):
                 if is_right(owner, secret := recover(shares, len(holders))):
                     if left_out is not None:
-                        self.liars.add(session.names[left_out])
+                        self.cheaters.add(session.names[left_out])
                     return secret
         raise SessionFailed(
-            f"the shares of {session.names[owner]!r}'s secret are not those of what it committed to, whichever one is "
-            "left out"
+            f"the revealed shares of {session.names[owner]!r} must recover what it has committed to, with one left out at "
+            "most: several are false, or there is none to spare"
         )
 
     def _expect(self, phase: SessionPhase, name: str) -> None:

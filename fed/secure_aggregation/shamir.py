@@ -57,7 +57,8 @@ def recover(shares: Mapping[int, bytes], count: int) -> bytes:
         count: n, how many shares were made.
 
     Raises:
-        InvalidPayload: if what comes out is no secret, as where a share was none.
+        InvalidPayload: if the result is 2²⁵⁶ or more. Most false shares give another secret instead: the caller must hold
+            it to a commitment.
     """
     points = sorted(shares)
     missing = sorted(set(range(1, count + 1)).difference(points))

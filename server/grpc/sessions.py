@@ -179,8 +179,8 @@ class NodeSessions:
         relayed = coordinator.close_consents()
         self._await({name: pb.ToSession(consents=consents) for name, consents in relayed.items()})
         total = coordinator.finish()
-        for name in sorted(coordinator.liars):
-            _log.warning("client %r has revealed shares that are none: the sum was found without them", name)
+        for name in sorted(coordinator.cheaters):
+            _log.warning("client %r has revealed false shares: the sum was found without them", name)
         return total
 
     def _await(self, messages: Mapping[str, pb.ToSession]) -> None:

@@ -320,7 +320,7 @@ def test_coordinator_refuses_messages_out_of_turn() -> None:
 def test_coordinator_refuses_who_has_dropped_out() -> None:
     made = _masked(lost=1)
     survivors, _ = made.coordinator.close_masked()
-    with pytest.raises(InvalidPayload, match="none of the survivors"):
+    with pytest.raises(InvalidPayload, match="not among the survivors"):
         made.coordinator.take_consent("client-004", Consent())
     for name in names_of(4):
         made.coordinator.take_consent(name, made.clients[name].consent(survivors))

@@ -217,7 +217,7 @@ def test_drop_outs_before_the_keys_are_not_counted_twice() -> None:
 @pytest.mark.parametrize("threshold", [3, 4])
 @pytest.mark.parametrize("place", range(5))
 def test_one_changed_bit_of_a_share_is_found(place: int, threshold: int) -> None:
-    """Where there is a share more than is needed, the sum is found without it, and the liar is named."""
+    """Where there is a share more than is needed, the sum is found without it, and the cheater is named."""
     made = parties(5, terms_of(5, threshold=threshold))
     deliveries = share_secrets(made)
     messages = {name: lanes_of(made.terms, number) for number, name in enumerate(names_of(5)[: 5 - (place == 4)])}
@@ -237,7 +237,7 @@ def test_one_changed_bit_of_a_share_is_found(place: int, threshold: int) -> None
         return
     total = made.coordinator.finish()
     assert np.array_equal(total.lanes, plain_sum(made.terms, [*messages.values()]).lanes)
-    assert made.coordinator.liars == {"client-001"}
+    assert made.coordinator.cheaters == {"client-001"}
 
 
 def test_refused_message_leaves_the_sum_as_it_was() -> None:
