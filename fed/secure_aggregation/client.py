@@ -1,4 +1,4 @@
-"""Client's side of a session: a state machine without I/O or clock, that aborts by default."""
+"""Client's side of a session: a state machine without I/O or clock, which aborts by default."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ __all__ = ["ClientPhase", "RevealedRounds", "SessionClient"]
 
 
 class ClientPhase(IntEnum):
-    """Message that a client of a session expects next."""
+    """Message of the coordinator that a client expects next; OPENING: none yet."""
 
     OPENING = 0
     KEYS = 1
@@ -44,22 +44,22 @@ class ClientPhase(IntEnum):
 
 
 class SessionClient:
-    """A client in one session; each method takes what the coordinator said and gives what the client answers.
+    """A client in one session: each method takes a message of the coordinator and returns the client's answer.
 
     A message out of its phase, or one that breaks a rule, ends the session: nothing is revealed after it.
 
     Attributes:
-        phase: what it expects next.
+        phase: the message that it expects next.
 
     Args:
         name: of the client.
         identity: its long-term private key, which signs.
-        identities: all clients', known beforehand.
+        identities: those of all clients, known beforehand.
         terms: of the session, as the client itself has made them.
-        entropy: count → so many random bytes, of the system's cryptographic source on real nodes.
+        entropy: count → that many random bytes, from the system's cryptographic source on real nodes.
 
     Raises:
-        SessionFailed: by each method, with the rule that was broken.
+        SessionFailed: by each method but :meth:`abort`, with the rule that was broken.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SessionClient:
             return self._own
 
     def share(self, listed: KeyList) -> SealedShares:
-        """Shares of the own secrets, sealed for each neighbour.
+        """Shares of the client's two secrets, its seed and its private masking key, in a box for each neighbour.
 
         Args:
             listed: all clients, and the neighbours' keys.
@@ -115,16 +115,23 @@ class SessionClient:
             return SealedShares(seed_sha256=session.seed_commitment(self._name, self._seed), boxes=boxes)
 
     def mask(self, delivery: Delivery, lanes: Tensor) -> Tensor:
-        """The masked message; ``lanes`` are masked in place.
+        r"""The masked message; ``lanes`` are masked in place.
+
+        .. math:: y_u = x_u + PRG(b_u) + \sum_{v > u} PRG(k_{uv}) - \sum_{v < u} PRG(k_{uv}) \bmod 2^R
+
+        b is the client's seed, k the key that it agrees on with a neighbour v; neighbours are compared by their places.
 
         Args:
             delivery: boxes of the neighbours that have shared their secrets.
-            lanes: the client's message, signed integers.
+            lanes: x_u, the client's message: signed integers of R bits.
         """
         with self._phase(ClientPhase.SHARES, ClientPhase.SURVIVORS):
             session = self._of_session()
-            if lanes.numel() != self._terms.fixed.lanes or lanes.dtype != self._terms.fixed.dtype:
-                raise SessionFailed("a message must have the lanes of the session's terms, got others")
+            fixed = self._terms.fixed
+            if lanes.numel() != fixed.lanes or lanes.dtype != fixed.dtype:
+                raise SessionFailed(
+                    f"a message must have {fixed.lanes} lanes of {fixed.dtype}, got {lanes.numel()} of {lanes.dtype}"
+                )
             senders = [box.place - 1 for box in delivery.boxes]
             if len(set(senders)) != len(senders) or not self._keys.keys() >= set(senders):
                 raise SessionFailed("boxes must be from neighbours, one of each, got others")
@@ -147,7 +154,7 @@ class SessionClient:
             return lanes
 
     def consent(self, survivors: Survivors) -> Consent:
-        """Signature under the survivors.
+        """Consent to the list of survivors, a signature.
 
         Args:
             survivors: the clients whose masked messages are in the sum.
@@ -156,7 +163,7 @@ class SessionClient:
             session = self._of_session()
             self._survivors = session.unpack(survivors.places)
             if self._place not in self._survivors:
-                raise SessionFailed("a survivors' list without oneself is not for oneself")
+                raise SessionFailed("the survivors must have this client among them, got a list without it")
             if len(self._survivors) < session.least:
                 raise SessionFailed(f"the sum must be of at least {session.least} clients, got {len(self._survivors)}")
             if unknown := self._keys.keys() & set(self._survivors) - self._masked_with:
@@ -168,7 +175,7 @@ class SessionClient:
         """Shares of the survivors' seeds and of the others' masking keys, never both of one client.
 
         Args:
-            consents: of enough neighbours, under the same survivors.
+            consents: of as many neighbours as the threshold needs, to the same survivors.
         """
         with self._phase(ClientPhase.CONSENTS, ClientPhase.OVER):
             session = self._of_session()
@@ -197,23 +204,23 @@ class SessionClient:
         self._shares.clear()
 
     def _agreed(self, listed: KeyList) -> Session:
-        """The session of these clients, once the list is known to be right."""
+        """The session of the listed clients, once the list is found right."""
         try:
             clients = ClientList.FromString(listed.clients).clients
         except DecodeError:
-            raise SessionFailed("the list of clients must be one, got other bytes") from None
+            raise SessionFailed("the list of clients must be a ClientList, got other bytes") from None
         names = [client.name for client in clients]
         session = Session(self._terms, names, [client.keys_sha256 for client in clients])
         own = keys_digest(self._name, self._own)
         if self._name not in names or session.keys_sha256[names.index(self._name)] != own:
-            raise SessionFailed("the list of keys must have one's own, got another")
+            raise SessionFailed("the list of clients must have this one with its own keys, got others")
         self._session, self._place = session, names.index(self._name)
         self._keys = {placed.place - 1: placed.keys for placed in listed.neighbours}
         neighbours = session.graph.neighbours(self._place)
         if len(listed.neighbours) != len(neighbours) or self._keys.keys() != set(neighbours):
-            raise SessionFailed("the keys must be those of one's neighbours, once each, got others")
+            raise SessionFailed("the keys must be those of this client's neighbours, once each, got others")
         if strangers := [name for name in names if not self._identities.knows(name)]:
-            raise SessionFailed(f"{strangers[0][:64]!r} is listed with its keys, and not known here")
+            raise SessionFailed(f"{strangers[0][:64]!r} is listed, and has no identity that is known here")
         for place, keys in self._keys.items():
             name = names[place]
             signed = self._terms.keys_signed(keys.sealing, keys.masking)
@@ -250,18 +257,18 @@ class SessionClient:
 
 
 class RevealedRounds:
-    """Rounds in which a client has revealed shares, so that it joins no other session of them.
+    """Rounds in which a client has revealed shares: it joins no other session of them.
 
-    Another session with the same message and other clients would let the coordinator subtract. What was revealed is on
-    the disk before it leaves, so that a client that is killed knows it when it comes back.
+    From two sums of the same message with different clients the coordinator could find the difference. The round is on
+    the disk before the shares leave, so that a client that is killed knows it after a restart.
 
     Args:
         path: of the file.
-        run: names the run; what another run wrote is forgotten.
+        run: names the run; the rounds of other runs are forgotten.
     """
 
     def __init__(self, path: Path, run: str) -> None:
-        # a digest, since the server chooses the name
+        # a digest, since the server chooses the name, which may have line breaks
         self._path, self._run, self._last = path, digest("run", run.encode()).hex(), 0
         if path.exists():
             name, number = path.read_text().splitlines()

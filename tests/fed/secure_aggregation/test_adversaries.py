@@ -131,7 +131,7 @@ def test_consents_that_are_not_enough_are_refused(wrong: str) -> None:
     ("places", "match"),
     [
         (_places(0, 1), "at least"),
-        (_places(1, 2, 3, 4), "without oneself"),
+        (_places(1, 2, 3, 4), "a list without it"),
         (bytes([255]), "a bit for each"),
         (bytes([31, 0]), "a bit for each"),
         (b"", "a bit for each"),
@@ -200,7 +200,7 @@ def test_swapped_keys_are_refused(wrong: str) -> None:
             old = _lists(earlier)
             listed.CopyFrom(old[_FIRST])
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.share(listed), "keys|other bytes")
+    _refuses(client, lambda: client.share(listed), "keys|other bytes|no identity")
 
 
 def test_keys_of_another_session_are_refused_when_the_list_agrees() -> None:
@@ -385,7 +385,7 @@ def test_clients_that_are_no_neighbours_must_be_known_too() -> None:
     stranger = next(name for name in names_of(101)[1:] if name not in neighbours)
     made.identities.keys.pop(stranger)  # type: ignore[attr-defined]  # a dict in tests
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.share(lists[_FIRST]), "not known here")
+    _refuses(client, lambda: client.share(lists[_FIRST]), "no identity that is known here")
 
 
 def test_consents_of_another_attempt_are_refused() -> None:
