@@ -273,8 +273,8 @@ class SessionCoordinator:
                         self.cheaters.add(session.names[left_out])
                     return secret
         raise SessionFailed(
-            f"the revealed shares of {session.names[owner]!r} must recover what it has committed to, with one left out at "
-            "most: several are false, or there is none to spare"
+            f"the revealed shares of {session.names[owner]!r} must recover what it has committed to, with one left out "
+            "at most: several are false, or there is none to spare"
         )
 
     def _expect(self, phase: SessionPhase, name: str) -> None:

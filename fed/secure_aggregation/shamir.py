@@ -28,8 +28,8 @@ def share(secret: bytes, threshold: int, shares: int, entropy: Callable[[int], b
     Args:
         secret: 32 bytes.
         threshold: t, how many shares recover it.
-        shares: how many there are to be, at least t.
-        entropy: count → so many random bytes, from a cryptographic source.
+        shares: n, how many to make, at least t.
+        entropy: count → that many random bytes, from a cryptographic source.
 
     Example:
         >>> import os
@@ -47,7 +47,7 @@ def share(secret: bytes, threshold: int, shares: int, entropy: Callable[[int], b
 
 
 def recover(shares: Mapping[int, bytes], count: int) -> bytes:
-    r"""The secret of these shares, t or more of those that :func:`share` made.
+    """The secret of these shares, t or more of those that :func:`share` made.
 
     Lagrange's interpolation at 0. For the points 1 … n the factor of a share is ±C(n, i); each of the missing points m
     multiplies it by (m − i)/m, so that a recovery costs one product for each pair of a share and a missing one.
@@ -57,8 +57,8 @@ def recover(shares: Mapping[int, bytes], count: int) -> bytes:
         count: n, how many shares were made.
 
     Raises:
-        InvalidPayload: if the result is 2²⁵⁶ or more. Most false shares give another secret instead: the caller must hold
-            it to a commitment.
+        InvalidPayload: if the result is 2²⁵⁶ or more. Most false shares give another secret instead: the caller must
+            hold it to a commitment.
     """
     points = sorted(shares)
     missing = sorted(set(range(1, count + 1)).difference(points))
