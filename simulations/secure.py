@@ -77,7 +77,7 @@ class SimulatedSessions(ABC):
 
     def _attempt(self, result: SessionResult, asked: Sequence[int], survivors: Sequence[int], attempt: int) -> bool:
         """Try once; True where there is a sum."""
-        degree, least = self.settings.degree(len(asked)), self.settings.least(len(asked))
+        degree, least = self.settings.degree(len(asked)), self.settings.least_survivors(len(asked))
         is_enough = len(survivors) >= least
         result.total, moved = self._session(asked, survivors, attempt, is_enough=is_enough)
         result.bytes_up += moved.up

@@ -108,12 +108,12 @@ def client(
     ] = False,
     minimum_cohort: Annotated[
         int | None,
-        typer.Option(min=2, metavar="N", help="With --secure: the least clients of a sum that it takes part in; 5."),
+        typer.Option(min=2, metavar="N", help="With --secure: the smallest number of clients in a sum; 5."),
     ] = None,
     corrupt: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=0.99, metavar="SHARE", help="With --secure: the share of colluders that runs must bear; 0.1."
+            min=0.0, max=0.99, metavar="SHARE", help="With --secure: the share of colluders that runs must allow for; 0.1."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,

@@ -164,8 +164,10 @@ class SessionClient:
             self._survivors = session.unpack(survivors.places)
             if self._place not in self._survivors:
                 raise SessionFailed("the survivors must have this client among them, got a list without it")
-            if len(self._survivors) < session.least:
-                raise SessionFailed(f"the sum must be of at least {session.least} clients, got {len(self._survivors)}")
+            if len(self._survivors) < session.least_survivors:
+                raise SessionFailed(
+                    f"the sum must be of at least {session.least_survivors} clients, got {len(self._survivors)}"
+                )
             if unknown := self._keys.keys() & set(self._survivors) - self._masked_with:
                 raise SessionFailed(f"{len(unknown)} of the survivors had shared no secrets")
             self._survivors_signed = session.survivors_signed(survivors.places)

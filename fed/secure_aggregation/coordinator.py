@@ -129,7 +129,7 @@ class SessionCoordinator:
         """The boxes for each client that has shared its secrets."""
         self._expect_to_close(SessionPhase.SHARES)
         session = self._of_session()
-        if len(self._seeds_sha256) < session.least:
+        if len(self._seeds_sha256) < session.least_survivors:
             raise SessionFailed(self._too_few("have shared their secrets", len(self._seeds_sha256)))
         self._pass(SessionPhase.MASKED)
         deliveries, self._deliveries = self._deliveries, {}
@@ -150,7 +150,7 @@ class SessionCoordinator:
         self._expect_to_close(SessionPhase.MASKED)
         session = self._of_session()
         self._masked.sort()
-        if len(self._masked) < session.least:
+        if len(self._masked) < session.least_survivors:
             raise SessionFailed(self._too_few("have sent their masked messages", len(self._masked)))
         survivors = Survivors(places=session.pack(self._masked))
         self._survivors_signed = session.survivors_signed(survivors.places)
@@ -299,7 +299,5 @@ class SessionCoordinator:
 
     def _too_few(self, what: str, count: int) -> str:
         session = self._of_session()
-        return (
-            f"{count} of {len(session.names)} clients {what}, and {max(session.least, session.degree.threshold)} are "
-            "needed"
-        )
+        needed = max(session.least_survivors, session.degree.threshold)
+        return f"{count} of {len(session.names)} clients {what}, and {needed} are needed"

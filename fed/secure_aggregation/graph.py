@@ -42,12 +42,13 @@ def complete_degree(clients: int, corrupt: float, threshold: int | None = None) 
 
     .. math:: 2t > n + ⌊γn⌋
 
-    Under this no two disjoint groups of honest clients recover both secrets of one client. Up to n − t may drop out.
+    With such a threshold a coordinator that tells two groups of honest clients different survivors cannot recover both
+    secrets of one client: at least one group is too small. Up to n − t clients may drop out.
 
     Args:
         clients: n, at least 2.
         corrupt: γ in [0, 1), the share of clients that collude with the coordinator.
-        threshold: t; the larger of ⌊2n/3⌋ + 1 and the least that is allowed unless given.
+        threshold: t; None: the larger of ⌊2n/3⌋ + 1 and the least that is allowed.
 
     Raises:
         InvalidExperiment: if a threshold is given that is too low, or more than there are clients.
@@ -71,9 +72,9 @@ def complete_degree(clients: int, corrupt: float, threshold: int | None = None) 
 def harary_degree(clients: int, corrupt: float, dropped: float, *, is_semi_honest: bool = False) -> Degree:
     r"""The smallest even degree k of a random Harary graph that is safe, and its threshold t.
 
-    With A = ⌊γn⌋ corrupt clients, B = A + ⌊δn⌋ that are corrupt or drop out and S = ⌈(1−δ)n⌉ that do not, but for a
-    probability of 2⁻⁴⁰ the honest clients that stay are connected, no client has t corrupt neighbours, and (but for
-    2⁻²⁰) each has t that stay:
+    Of the clients A = ⌊γn⌋ are corrupt, B = A + ⌊δn⌋ are corrupt or drop out, and S = ⌈(1−δ)n⌉ stay. With a probability
+    of at least 1 − 2⁻⁴⁰ the honest clients that stay are connected and no client has t corrupt neighbours; with at least
+    1 − 2⁻²⁰ each client has t neighbours that stay:
 
     .. math::
         \ln\left[\tfrac{n(n-k-1)}{2} \tfrac{B!\,(n-k)!}{n!\,(B-k)!}\right] < -41 \ln 2, \qquad

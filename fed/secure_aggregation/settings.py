@@ -31,17 +31,17 @@ class SecureAggregation(Section, Combinable):
     """
 
     threshold: PositiveInt | Literal["auto"] = "auto"
-    """Shares t that recover a secret, so many clients must stay to a round's end; auto: from the cohort and corrupt."""
+    """Shares t that recover a secret: t clients must stay to a round's end; auto: from the cohort and corrupt."""
     clip: PositiveFloat | Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=1)] = 8.0
     """Bound on each number's absolute value: of all, or of each part of a message, the float buffers' last."""
     bits: Literal[16, 32, 64] = 32
-    """Bits R of a number on its way; a smaller number has fewer levels."""
+    """Bits R of each number on the wire; fewer bits leave fewer levels."""
     max_weight: PositiveInt | Literal["auto"] = "auto"
     """Largest weight of a client, above which it is capped; auto: 1, where the algorithm weighs clients alike."""
     minimum_cohort: Annotated[int, Field(ge=2)] = 5
-    """Least clients of a sum: below this each client refuses to reveal anything."""
+    """Smallest number of clients in a sum: each client refuses to reveal a sum of fewer."""
     max_drop_out: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """Share δ of a cohort that a round bears to lose."""
+    """Share δ of a cohort that may drop out of a round."""
     corrupt: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share γ of a cohort that may collude with the coordinator and learns nothing more."""
     graph: Literal["auto", "complete", "harary"] = "auto"
@@ -69,7 +69,7 @@ class SecureAggregation(Section, Combinable):
         )
 
     def lacks(self) -> Sequence[Term]:
-        """Anything of a single client."""
+        """Features that read a single client's message or numbers."""
         why = "which hides them from the coordinator"
         return (Term(Feature.SINGLE_ANSWERS, _WAY_OUT, why), Term(Feature.CLIENT_NUMBERS, _WAY_OUT, why))
 
@@ -78,11 +78,12 @@ class SecureAggregation(Section, Combinable):
 
         Args:
             clients: n, those that are asked, or that have sent keys.
-            is_begun: clients may have dropped out before they sent keys: those that are left need not bear to lose the
-                whole share.
+            is_begun: some of the clients that were asked may have dropped out: the others need not tolerate the loss of
+                ``max_drop_out`` once more.
 
         Raises:
-            InvalidExperiment: if none is safe, or a round could not bear to lose the share of clients that it must.
+            InvalidExperiment: if no degree is safe, or too few clients would be left once ``max_drop_out`` have dropped
+                out.
         """
         if clients < self.minimum_cohort:
             raise InvalidExperiment(
@@ -122,10 +123,10 @@ class SecureAggregation(Section, Combinable):
         return degree._replace(threshold=given)
 
     def least_asked(self, most: int) -> int:
-        """Least clients that can hold a session, if none of them drops out.
+        """Smallest number of clients that can hold a session, if none of them drops out.
 
         Args:
-            most: clients that a round asks at most, which can.
+            most: the largest number of clients that a round asks, which can hold one.
         """
         for clients in range(self.minimum_cohort, most):
             with contextlib.suppress(InvalidExperiment):
@@ -133,13 +134,14 @@ class SecureAggregation(Section, Combinable):
                 return clients
         return most
 
-    def least(self, clients: int) -> int:
-        """Least clients whose sum is revealed in a session.
+    def least_survivors(self, clients: int) -> int:
+        """Smallest number of survivors whose sum a session reveals.
 
-        In a sparse graph no more may drop out than it was made for: else the coordinator could say so of all but a few.
+        A sparse graph is made for ⌊δn⌋ drop-outs: with more, honest survivors may fall apart into groups, and the
+        coordinator would learn the sum of each.
 
         Args:
-            clients: n, those that are asked.
+            clients: n, those of the session.
         """
         degree = self.degree(clients, is_begun=True)
         least = degree.threshold if degree.is_complete else clients - math.floor(self.max_drop_out * clients)
@@ -156,7 +158,7 @@ class SecureAggregation(Section, Combinable):
             "clients": fixed.most_clients,
             "neighbours": degree.neighbours,
             "threshold": degree.threshold,
-            "least_clients": self.least(fixed.most_clients),
+            "least_clients": self.least_survivors(fixed.most_clients),
             "corrupt_clients": math.floor(self.corrupt * fixed.most_clients),
             "levels": fixed.levels,
             "largest_rounding": max(fixed.error_bounds),
@@ -189,7 +191,7 @@ class SecureAggregation(Section, Combinable):
             cohort: those with whose answers it ends.
 
         Raises:
-            InvalidExperiment: if a round could not bear to lose the share of clients that it must.
+            InvalidExperiment: if these are such rounds.
         """
         self.degree(asked)
         left = asked - math.floor(self.max_drop_out * asked)
@@ -199,7 +201,7 @@ class SecureAggregation(Section, Combinable):
                 f"max_drop_out = {self.max_drop_out} of {asked} have dropped out, got {self.minimum_cohort}: lower "
                 "it, or raise rounds.cohort"
             )
-        if cohort < (least := self.least(asked)):
+        if cohort < (least := self.least_survivors(asked)):
             raise InvalidExperiment(
                 f"rounds.over_selection asks {asked} clients for {cohort}, who are too few for a sum of a session of "
                 f"{asked}, which needs {least}: lower over_selection"

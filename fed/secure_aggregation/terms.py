@@ -145,13 +145,13 @@ class Session:
         return SessionGraph(len(self.names), self.degree, self.id)
 
     @cached_property
-    def least(self) -> int:
-        """Least clients whose sum is revealed."""
-        return self.terms.settings.least(len(self.names))
+    def least_survivors(self) -> int:
+        """Smallest number of survivors whose sum is revealed."""
+        return self.terms.settings.least_survivors(len(self.names))
 
     @property
     def consents(self) -> int:
-        """Consents of others that a client needs: together with its own, of t holders of each secret."""
+        """Number of consents that a client needs from neighbours: t, or in a complete graph t − 1 beside its own."""
         return self.degree.threshold - self.degree.is_complete
 
     def survivors_signed(self, places: bytes) -> bytes:

@@ -45,7 +45,7 @@ def test_nobody_is_available_while_too_few_are_there(
 
 @pytest.mark.parametrize("clients", [4, 5])
 def test_rounds_of_those_left_are_begun(clients: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Five of six are enough, though they could not bear to lose another."""
+    """Five of six are enough, though they could not tolerate the loss of another."""
     sessions = Opened()
     secure = fleet(clients, sessions)
     model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))

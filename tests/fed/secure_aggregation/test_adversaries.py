@@ -498,4 +498,4 @@ def test_no_moves_give_both_secrets_of_a_client(data: st.DataObject) -> None:
     revealed = {told[name] for name in told if any(names.index(name) in found for found in seeds.values())}
     assert len(revealed) <= 1  # nobody reveals anything for a second list
     for places in revealed:
-        assert len(session.unpack(places)) >= session.least
+        assert len(session.unpack(places)) >= session.least_survivors

@@ -32,7 +32,7 @@ def test_degrees_are_the_known_answers(
 
 
 def test_degree_keeps_those_that_stay_connected() -> None:
-    """Half of fifty lost, and nobody corrupt: what is left must hang together, by the bound's own inequality."""
+    """Half of fifty drop out, and none is corrupt: the others must stay connected, which decides this degree alone."""
     assert harary_degree(50, 0.0, 0.5, is_semi_honest=True).neighbours == 26
 
 
@@ -82,8 +82,8 @@ def test_settings_choose_the_graph_by_the_number_of_clients() -> None:
     assert section.degree(1000) == harary_degree(1000, 0.1, 0.1)
     assert SecureAggregation(graph="complete").degree(500).neighbours == 499
     assert not SecureAggregation(graph="harary", corrupt=0.05, max_drop_out=0.1).degree(60).is_complete
-    assert section.least(1000) == 900  # no more may drop out than the graph was made for
-    assert section.least(100) == 67
+    assert section.least_survivors(1000) == 900  # no more may drop out than the graph was made for
+    assert section.least_survivors(100) == 67
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,7 @@ def test_keys_that_nobody_can_agree_with_cost_their_client_alone(which: str, wro
 
 
 def test_drop_outs_before_the_keys_are_not_counted_twice() -> None:
-    """Of ten that are asked two may be lost: the eight that are left need not bear to lose two more."""
+    """Of ten that are asked two may be lost: the eight that are left need not tolerate the loss of two more."""
     count = 10
     made = parties(count, terms_of(count, threshold=8, max_drop_out=0.2))
     lost = {"keys": names_of(count)[:2], "shares": [], "masked": [], "consent": [], "unmasking": []}
