@@ -223,7 +223,7 @@ class EdgeNode(Dialler):
             said = self._said.get()
             self._is_prepared.wait()
             try:
-                answer = secure.begin(said) if isinstance(said, pb.Assignment) else secure.hear(said)
+                answer = secure.join(said) if isinstance(said, pb.Assignment) else secure.answer(said)
             except (FedError, OSError) as error:
                 _log.warning("task %d takes no part in its round's session: %s", said.task.number, error)
                 answer = pb.FromSession(task=said.task, attempt=said.attempt, aborted=str(error))

@@ -1,11 +1,12 @@
-"""A node's sessions of secure aggregation: it holds the server to its own rules, and masks what leaves it."""
+"""Node's sessions of secure aggregation: it checks plans against its owner's limits, and masks what leaves it."""
 
 import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -31,8 +32,8 @@ _LOOKS_EVERY_S = 0.2
 
 
 @dataclass
-class _Conversation:
-    """One session of one task."""
+class _JoinedSession:
+    """Session of one attempt of one task."""
 
     name: str
     round: int
@@ -47,24 +48,24 @@ class _Conversation:
 
 @dataclass
 class SecureNode:
-    """A node that takes part under secure aggregation alone.
+    """Sessions of a node that takes part under secure aggregation alone.
 
     Args:
         credentials: the node's, with the identities of all clients.
-        folder: for what it must not forget.
-        minimum_cohort: least clients of a sum that the node takes part in.
-        corrupt: the least share of colluding clients that the threshold and the graph must be made for.
+        folder: keeps the newest identities, and the last round whose shares were revealed.
+        minimum_cohort: the smallest number of clients in a sum; plans with a smaller one are refused.
+        corrupt: γ in [0, 1), the share of clients that may collude; plans with a smaller one are refused.
     """
 
     credentials: NodeCredentials
     folder: Path
     minimum_cohort: int
     corrupt: float = 0.1
-    _conversation: _Conversation | None = None
+    _session: _JoinedSession | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __post_init__(self) -> None:
-        """Take the newest identities that were ever seen."""
+        """Load the newest identities that the node has seen."""
         self._key = private_key_of(self.credentials.key_pem)
         kept = self.folder / IDENTITIES_FILE
         content = kept.read_bytes() if kept.exists() else None
@@ -79,7 +80,7 @@ class SecureNode:
         self._settings: SecureAggregation | None = None
 
     def prepare(self, experiment: Experiment, plan: pb.Plan, fixed: FixedPoint | None) -> None:
-        """Hold a plan to the node's own rules.
+        """Check a plan against the node's limits, and get ready for its sessions.
 
         Args:
             experiment: of the plan.
@@ -87,7 +88,8 @@ class SecureNode:
             fixed: how the node's messages become lanes.
 
         Raises:
-            RunFailed: if the plan is not what this node takes part in.
+            RunFailed: if the plan breaks a limit, or its identities are older than the node's.
+            InvalidCredentials: if its identities are not signed by the authority.
         """
         settings = experiment.secure_aggregation
         if settings is None or fixed is None:
@@ -102,36 +104,36 @@ class SecureNode:
                 f"this node takes part where {self.corrupt:g} of the clients may collude (--corrupt), and the plan's "
                 f"secure_aggregation.corrupt is {settings.corrupt:g}"
             )
-        said = SignedIdentities.read(plan.identities, self.credentials.authority_pem)
-        if said.version < self._identities.version:
+        identities = SignedIdentities.read(plan.identities, self.credentials.authority_pem)
+        if identities.version < self._identities.version:
             raise RunFailed(
-                f"the server's identities are of version {said.version}, and this node knows version "
+                f"the server's identities are of version {identities.version}, and this node knows version "
                 f"{self._identities.version}: copy the authority's newest to the server"
             )
-        if said.content != self._identities.content:
+        if identities.content != self._identities.content:
             with os_errors_as(RunFailed, f"{self.folder} cannot be written to", "make room there"):
-                write_atomically(self.folder / IDENTITIES_FILE, said.content, mode=0o600)
-            self._identities = said
-        self._known = said.known()
+                write_atomically(self.folder / IDENTITIES_FILE, identities.content, mode=0o600)
+            self._identities = identities
+        self._known = identities.known()
         self._settings, self._fixed, self._run = settings, fixed, plan.run
         self._plan_sha256 = plan_digest(plan)
         self._revealed = RevealedRounds(self.folder / "revealed", plan.run)
 
-    def begin(self, assignment: pb.Assignment) -> pb.FromSession:
-        """Join the session of a task; a session of an earlier one is over.
+    def join(self, assignment: pb.Assignment) -> pb.FromSession:
+        """Join the session of a task, with fresh keys; a session of an earlier one is over.
 
         Raises:
-            SessionFailed: if the node has revealed shares in this round.
+            SessionFailed: if the node has revealed shares in this round, or has been sent this task with another model.
         """
         if self._settings is None:
             raise SessionFailed("the server asks before it has told its plan")
-        name, known = name_of(assignment.task), self._conversation
-        if known is not None and (known.name, known.attempt) == (name, assignment.attempt):
-            if known.task_sha256 == task_digest(assignment):
-                return known.keys  # told again after a connection was lost
-            known.client.abort()
-            known.problem = "the server has told one task with two models"
-            raise SessionFailed(known.problem)
+        name, session, task_sha256 = name_of(assignment.task), self._session, task_digest(assignment)
+        if session is not None and (session.name, session.attempt) == (name, assignment.attempt):
+            if session.task_sha256 == task_sha256:
+                return session.keys  # sent again after a connection was lost
+            session.client.abort()
+            session.problem = "the server has told one task with two models"
+            raise SessionFailed(session.problem)
         terms = Terms(
             self._settings,
             self._fixed,
@@ -139,89 +141,86 @@ class SecureNode:
             assignment.round,
             assignment.attempt,
             self._plan_sha256,
-            task_digest(assignment),
+            task_sha256,
             self._known.sha256,
         )
         self._revealed.check(assignment.round)
         client = SessionClient(self.credentials.name, self._key, self._known, terms, os.urandom)
         keys = pb.FromSession(task=assignment.task, attempt=assignment.attempt, keys=client.open())
         with self._changed:
-            if self._conversation is not None:
-                self._conversation.client.abort()
-            self._conversation = _Conversation(
-                name, assignment.round, assignment.attempt, task_digest(assignment), client, keys
-            )
+            if self._session is not None:
+                self._session.client.abort()
+            self._session = _JoinedSession(name, assignment.round, assignment.attempt, task_sha256, client, keys)
             self._changed.notify_all()
         return keys
 
-    def hear(self, said: pb.ToSession) -> pb.FromSession | None:
-        """Answer a message of the server; None where there is nothing to say now."""
-        conversation = self._conversation
-        of = {"task": said.task, "attempt": said.attempt}
-        if conversation is None or (conversation.name, conversation.attempt) != (name_of(said.task), said.attempt):
-            return None  # of a session that is over
-        for earlier, answer in conversation.answered:
-            if earlier == said:  # told again after a connection was lost
+    def answer(self, message: pb.ToSession) -> pb.FromSession | None:
+        """Answer to a message of the server; None if it needs none, or if its session is over."""
+        session = self._session
+        if session is None or (session.name, session.attempt) != (name_of(message.task), message.attempt):
+            return None
+        for earlier, answer in session.answered:
+            if earlier == message:  # sent again after a connection was lost
                 return answer
-        answer = self._answer(conversation, said, **of)
-        conversation.answered.append((said, answer))
+        answer = self._answer(session, message)
+        session.answered.append((message, answer))
         return answer
 
-    def _answer(self, conversation: _Conversation, said: pb.ToSession, **of: Any) -> pb.FromSession | None:
-        client = conversation.client
+    def _answer(self, session: _JoinedSession, message: pb.ToSession) -> pb.FromSession | None:
+        client, answer = session.client, partial(pb.FromSession, task=message.task, attempt=message.attempt)
         try:
-            if said.HasField("key_list"):
-                return pb.FromSession(**of, shares=client.share(said.key_list))
-            if said.HasField("delivery"):
+            if message.HasField("key_list"):
+                return answer(shares=client.share(message.key_list))
+            if message.HasField("delivery"):
                 with self._changed:
-                    conversation.delivery = said.delivery
+                    session.delivery = message.delivery
                     self._changed.notify_all()
                 return None
-            if said.HasField("survivors"):
-                return pb.FromSession(**of, consent=client.consent(said.survivors))
-            if said.HasField("consents"):
-                unmasking = client.unmask(said.consents)
-                self._revealed.reveal(conversation.round)  # on the disk before the shares leave
-                return pb.FromSession(**of, unmasking=unmasking)
+            if message.HasField("survivors"):
+                return answer(consent=client.consent(message.survivors))
+            if message.HasField("consents"):
+                unmasking = client.unmask(message.consents)
+                self._revealed.reveal(session.round)  # on the disk before the shares leave
+                return answer(unmasking=unmasking)
             raise SessionFailed("the server says nothing that is known here")
         except (FedError, OSError) as error:
             client.abort()
             with self._changed:
-                conversation.problem = str(error)
+                session.problem = str(error)
                 self._changed.notify_all()
-            return pb.FromSession(**of, aborted=str(error))
+            return answer(aborted=str(error))
 
     def masked(self, task: str, lanes: Tensor, is_wanted: Callable[[], bool]) -> Tensor | None:
-        """The masked message, once the neighbours have shared their secrets; None if the task is withdrawn before.
+        """The masked message, once the neighbours' boxes have come; None if the task is withdrawn before.
 
         Args:
             task: the task's name.
-            lanes: the message, which stays as it is.
-            is_wanted: the task is still waited for.
+            lanes: the message, signed integers of R bits, which stays as it is.
+            is_wanted: tells whether the server still waits for the task.
 
         Raises:
-            SessionFailed: if the session has ended.
+            SessionFailed: if the session has failed.
         """
         while is_wanted():
             with self._changed:
-                conversation = self._conversation
-                if conversation is not None and conversation.name == task:
-                    if conversation.problem:
-                        raise SessionFailed(conversation.problem)
-                    if conversation.delivery is not None:
-                        delivery, conversation.delivery = conversation.delivery, None
-                        return conversation.client.mask(delivery, lanes.clone())
+                session = self._session
+                if session is not None and session.name == task:
+                    if session.problem:
+                        raise SessionFailed(session.problem)
+                    if session.delivery is not None:
+                        delivery, session.delivery = session.delivery, None
+                        return session.client.mask(delivery, lanes.clone())
                 self._changed.wait(_LOOKS_EVERY_S)
         return None
 
 
 def plan_digest(plan: pb.Plan) -> bytes:
-    """Digest of what all clients of a run are told: the experiment, and the format of messages."""
+    """Digest of a run's plan: the experiment and the format of messages."""
     return digest("plan", plan.experiment.encode(), plan.format.SerializeToString(deterministic=True))
 
 
 def task_digest(assignment: pb.Assignment) -> bytes:
-    """Digest of all that the tasks of one round have in common: the model, and what is to be done with it."""
+    """Digest of all that the tasks of one round have in common: the model, the step size and the number of steps."""
     common = pb.Assignment(round=assignment.round, repeats=assignment.repeats, population=assignment.population)
     common.broadcast_count, common.model_sha256 = assignment.broadcast_count, assignment.model_sha256
     for name in ("lr", "steps"):

@@ -14,17 +14,17 @@ _TOLD = {"shares": "key_list", "consent": "survivors", "unmasking": "consents"}
 
 def die_at(phase: str) -> None:
     """Let every session end in a phase: keys, shares, masked, consent or unmasking, before its message leaves."""
-    begin, hear, masked = SecureNode.begin, SecureNode.hear, SecureNode.masked
+    join, answer, masked = SecureNode.join, SecureNode.answer, SecureNode.masked
 
-    def begin_or_die(node: SecureNode, assignment: pb.Assignment) -> pb.FromSession:
-        keys = begin(node, assignment)
+    def join_or_die(node: SecureNode, assignment: pb.Assignment) -> pb.FromSession:
+        keys = join(node, assignment)
         _die(phase == "keys")
         return keys
 
-    def hear_or_die(node: SecureNode, said: pb.ToSession) -> pb.FromSession | None:
-        answer = hear(node, said)
-        _die(said.HasField(_TOLD[phase]) if phase in _TOLD else False)
-        return answer
+    def answer_or_die(node: SecureNode, message: pb.ToSession) -> pb.FromSession | None:
+        found = answer(node, message)
+        _die(message.HasField(_TOLD[phase]) if phase in _TOLD else False)
+        return found
 
     def mask_or_die(node: SecureNode, *arguments: Any) -> Any:
         found = masked(node, *arguments)
@@ -32,7 +32,7 @@ def die_at(phase: str) -> None:
         return found
 
     patched: Any = SecureNode
-    patched.begin, patched.hear, patched.masked = begin_or_die, hear_or_die, mask_or_die
+    patched.join, patched.answer, patched.masked = join_or_die, answer_or_die, mask_or_die
 
 
 def _die(is_time: bool) -> None:

@@ -56,15 +56,15 @@ class Faulty(SecureNode):
     def _is_silent(self, phase: str) -> bool:
         return self._faults.get((self._client, self._round)) == phase
 
-    def begin(self, assignment: pb.Assignment) -> Any:
+    def join(self, assignment: pb.Assignment) -> Any:
         self._round = self._rounds[name_of(assignment.task)] = assignment.round
-        keys = super().begin(assignment)
+        keys = super().join(assignment)
         return None if self._is_silent("keys") else keys
 
-    def hear(self, said: pb.ToSession) -> pb.FromSession | None:
-        answer = super().hear(said)
+    def answer(self, message: pb.ToSession) -> pb.FromSession | None:
+        answer = super().answer(message)
         phases = {"key_list": "shares", "survivors": "consent", "consents": "unmasking"}
-        phase = phases.get(said.WhichOneof("what") or "")
+        phase = phases.get(message.WhichOneof("what") or "")
         return None if phase and self._is_silent(phase) else answer
 
     def masked(self, task: str, lanes: Tensor, is_wanted: Callable[[], bool]) -> Tensor | None:
@@ -290,13 +290,13 @@ def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     known.node.prepare(known.experiment, known.plan(), known.fixed)
     assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, payload=pb.Payload(sha256="0" * 64))
-    keys = known.node.begin(assignment)
-    assert known.node.begin(assignment) == keys
+    keys = known.node.join(assignment)
+    assert known.node.join(assignment) == keys
     said = pb.ToSession(task=assignment.task, key_list=pb.KeyList(clients=b"noise"))
-    answer = known.node.hear(said)
+    answer = known.node.answer(said)
     assert answer is not None
     assert "must" in answer.aborted
-    assert known.node.hear(said) == answer
+    assert known.node.answer(said) == answer
     with pytest.raises(SessionFailed, match="must"):
         known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
 
@@ -309,19 +309,19 @@ def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None
         assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=number, payload=pb.Payload(sha256="0" * 64))
         if number <= 4:
             with pytest.raises(SessionFailed, match="shares of round 4 were revealed"):
-                known.node.begin(assignment)
+                known.node.join(assignment)
         else:
-            known.node.begin(assignment)
+            known.node.join(assignment)
 
 
 def test_one_task_with_two_models_ends_the_session(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     known.node.prepare(known.experiment, known.plan(), known.fixed)
     assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=1, model_sha256=b"a" * 32)
-    known.node.begin(assignment)
+    known.node.join(assignment)
     assignment.model_sha256 = b"b" * 32
     with pytest.raises(SessionFailed, match="two models"):
-        known.node.begin(assignment)
+        known.node.join(assignment)
     with pytest.raises(SessionFailed, match="two models"):
         known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
 
@@ -429,7 +429,7 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
     for number in (3, 2, 1, 0):
         node = known.made(name=str(number))
         node.prepare(known.experiment, known.plan(), known.fixed)
-        keys = node.begin(assignments[number])
+        keys = node.join(assignments[number])
         assert keys is not None
         sessions.heard(number, keys)
         if number == 3:
