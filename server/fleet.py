@@ -95,14 +95,14 @@ class Fleet(Protocol):
 class ConversingFleet(Fleet, Protocol):
     """A fleet whose clients can hold a conversation with the coordinator during a task.
 
-    What clients say arrives while time passes: in ``collect``, ``wait`` and :meth:`pass_time`.
+    Clients' messages arrive while time passes: in ``collect``, ``wait`` and :meth:`pass_time`.
     """
 
     def tell(self, client: int | str, message: ToSession) -> None:
-        """Tell a client something; one that is not connected does not hear it."""
+        """Send a client a message of its session; one that is not connected does not get it."""
 
     def renew(self, identities: bytes) -> None:
-        """Tell all clients these signed identities, unless they are told already."""
+        """Send all clients these signed identities, unless they have got them."""
 
     def give_up(self, task: int, reason: str) -> None:
         """Fail an open task.

@@ -26,8 +26,8 @@ class SessionResult:
     """Outcome of a round's sessions.
 
     Args:
-        total: the sum of the survivors' messages; None: there is none.
-        survivors: the tasks whose messages are in it; empty where there is none.
+        total: the sum of the survivors' messages; None if there is none.
+        survivors: the tasks whose messages are in the sum; empty if there is none.
         problem: the reason why there is no sum, as a clause.
         bytes_up: from clients, beside their first masked messages.
         bytes_down: to clients, beside their tasks.
@@ -41,13 +41,13 @@ class SessionResult:
 
 
 class Sessions(Protocol):
-    """Conversations of a round's clients, by which their masked messages become a sum."""
+    """Sessions of a round's clients, by which their masked messages become a sum."""
 
     def open(self, tasks: Sequence[Task]) -> None:
         """Begin a round with these tasks: keys and shares are exchanged while the clients train."""
 
     def take(self, answer: Answer) -> None:
-        """Take the masked message of an answer, or the sum of a group's."""
+        """Take the masked message of an answer, or the sum of a group's messages."""
 
     def close(self) -> SessionResult:
         """End the round: unmask the sum of the messages that have come, or try again with their clients."""
@@ -55,13 +55,13 @@ class Sessions(Protocol):
 
 @dataclass(eq=False)
 class SecureFleet:
-    """A :class:`fed.server.fleet.Fleet` that gives one answer a round: the sum of all clients', and nothing of one.
+    """A :class:`fed.server.fleet.Fleet` with one answer a round, the sum of the survivors' messages, and failures.
 
-    Answers are held back until the coordinator cancels the tasks that are left, which ends the round.
+    The sum is given when the coordinator has cancelled the tasks that are left, which ends the round.
 
     Args:
         fleet: of the clients, whose answers are masked.
-        sessions: their conversations.
+        sessions: in which the answers are added and unmasked.
         settings: the section of the experiment.
         fixed: reads the sum.
     """
@@ -77,7 +77,7 @@ class SecureFleet:
     _is_short: bool = False
 
     def __post_init__(self) -> None:
-        """Take over what needs no change."""
+        """Forward what the clients' fleet does unchanged."""
         self.registered, self.population = self.fleet.registered, self.fleet.population
         self.settle, self.wait = self.fleet.settle, self.fleet.wait
         self._least = self.settings.least_asked(self.fixed.most_clients)
@@ -91,7 +91,7 @@ class SecureFleet:
 
     @property
     def clock(self) -> float:
-        """Clock of the clients."""
+        """Clock of the clients' fleet."""
         return self.fleet.clock
 
     def size_of(self, client: int | str) -> int:
@@ -103,7 +103,7 @@ class SecureFleet:
         raise RunFailed("secure_aggregation hides each client's number of samples: choose a sampling without it")
 
     def available(self) -> Sequence[int | str]:
-        """Clients without a task, where they are enough for a session: a round waits until they are."""
+        """Clients without a task, or none of them while they are too few for a session."""
         there = self.fleet.available()
         is_short = 0 < len(there) < self._least
         if is_short and not self._is_short:
@@ -112,7 +112,7 @@ class SecureFleet:
         return [] if is_short else there
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
-        """Send a round's tasks, unless so few clients cannot hold a session."""
+        """Send a round's tasks; all of them fail if they are too few for a session."""
         tasks = [*tasks]
         if not tasks:
             return
@@ -127,7 +127,7 @@ class SecureFleet:
         self.fleet.dispatch(tasks)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
-        """Failures as they come; at the round's end the sum."""
+        """Failures as they come, and after the tasks that are left were cancelled the sum."""
         refused, self._refused = self._refused, []
         yield from refused
         for answer in self.fleet.collect(until, enough):
@@ -144,7 +144,7 @@ class SecureFleet:
             self._tasks = {}
 
     def cancel(self, tasks: Iterable[int]) -> None:
-        """End the round: the tasks that have been answered make a sum, the others are cancelled."""
+        """End the round: the answers that have come make the sum, all other tasks are cancelled."""
         answered = {task for answer in self._answers for task in answer.tasks}
         self.fleet.cancel([task for task in tasks if task not in answered])
         self._is_closing = True

@@ -104,7 +104,7 @@ class SimulatedSessions(ABC):
         return True
 
     def _pass_time(self, tasks: Sequence[int], exchanges: Iterable[Traffic]) -> None:
-        """Move the clock by exchanges, in which each client has an equal part of the bytes and the slowest one counts."""
+        """Move the clock by exchanges, each as long as the slowest client takes for its equal part of the bytes."""
         devices, count = [self.clients.device_of(self._tasks[task].client) for task in tasks], len(tasks)
         takes_s = sum(
             max(device.exchange_s(bytes_down=down // count, samples=0, bytes_up=up // count) for device in devices)

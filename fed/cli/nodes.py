@@ -113,7 +113,7 @@ def client(
     corrupt: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=0.99, metavar="SHARE", help="With --secure: the share of colluders that runs must allow for; 0.1."
+            min=0.0, max=0.99, metavar="SHARE", help="With --secure: the share of colluders that runs allow for; 0.1."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this node, and end.")] = False,

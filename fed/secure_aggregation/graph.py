@@ -73,8 +73,8 @@ def harary_degree(clients: int, corrupt: float, dropped: float, *, is_semi_hones
     r"""The smallest even degree k of a random Harary graph that is safe, and its threshold t.
 
     Of the clients A = ⌊γn⌋ are corrupt, B = A + ⌊δn⌋ are corrupt or drop out, and S = ⌈(1−δ)n⌉ stay. With a probability
-    of at least 1 − 2⁻⁴⁰ the honest clients that stay are connected and no client has t corrupt neighbours; with at least
-    1 − 2⁻²⁰ each client has t neighbours that stay:
+    of 1 − 2⁻⁴⁰ at least, the honest clients that stay are connected and no client has t corrupt neighbours. With a
+    probability of 1 − 2⁻²⁰ at least, each client has t neighbours that stay:
 
     .. math::
         \ln\left[\tfrac{n(n-k-1)}{2} \tfrac{B!\,(n-k)!}{n!\,(B-k)!}\right] < -41 \ln 2, \qquad

@@ -17,7 +17,7 @@ from torch import Tensor
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import hold_to_loopback
 from fed.server.grpc.leases import Delivery
-from fed.server.grpc.service import NodeService, Patience, Said, Scored, handler_of
+from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
 from fed.wire.calls import Admission
 from fed.wire.format import Format
@@ -49,7 +49,7 @@ class NodeFleet(RealFleet):
 
     Attributes:
         patience: how long it waits.
-        sessions: the nodes' conversations under secure aggregation; None without.
+        sessions: of the nodes under secure aggregation; None without.
 
     Args:
         listen: HOST:PORT.
@@ -79,7 +79,8 @@ class NodeFleet(RealFleet):
         self.patience = patience or Patience()
         self._spool = spool
         self.sessions: NodeSessions | None = None
-        self._arrivals: SimpleQueue[Delivery | Scored | Said | None] = SimpleQueue()  # None: a node has come or gone
+        # None: a node has come or gone
+        self._arrivals: SimpleQueue[Delivery | Scored | SessionMessage | None] = SimpleQueue()
         self._ready: deque[Delivery] = deque()
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
@@ -125,7 +126,7 @@ class NodeFleet(RealFleet):
         self._call(self._service.assign, assignments)
 
     def tell(self, client: int | str, message: ToSession) -> None:
-        """Tell a node something of its session; one that is not connected does not hear it."""
+        """Send a node a message of its session; one that is not connected does not get it."""
         self._call(self._service.tell, client, message)
 
     def give_up(self, task: int, reason: str) -> None:
@@ -133,7 +134,7 @@ class NodeFleet(RealFleet):
         self._call(self._service.give_up, task, reason)
 
     def renew(self, identities: bytes) -> None:
-        """Tell all nodes other identities than the plan has said."""
+        """Send all nodes the plan again if these identities are not in it yet."""
         if identities != self._plan.identities:
             self._plan.identities = identities
             self._call(self._service.make_known, self._plan, self._spec)
@@ -190,13 +191,13 @@ class NodeFleet(RealFleet):
         if self.sessions is not None:
             self.sessions.tick()
 
-    def _take(self, arrival: Delivery | Scored | Said | None) -> None:
-        if isinstance(arrival, Said):
+    def _take(self, arrival: Delivery | Scored | SessionMessage | None) -> None:
+        if isinstance(arrival, SessionMessage):
             if self.sessions is not None:
-                self.sessions.heard(arrival.client, arrival.message)
+                self.sessions.take_message(arrival.client, arrival.message)
         elif isinstance(arrival, Delivery):
             if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
-                self.sessions.lost(self._open[arrival.task].client if arrival.task in self._open else "")
+                self.sessions.take_failure(self._open[arrival.task].client if arrival.task in self._open else "")
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None
             if task is None:
                 self._ready.append(arrival)
@@ -208,7 +209,7 @@ class NodeFleet(RealFleet):
         else:
             self._changes += 1
             if self.sessions is not None:
-                self.sessions.come_back()
+                self.sessions.resend()
 
     def _next_answer(self) -> Answer:
         arrival = self._ready.popleft()

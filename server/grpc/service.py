@@ -26,12 +26,12 @@ from fed.wire.payloads import TensorSpec
 from fed.wire.protocol import MOST_HELD, NODE_NAME
 from fed.wire.rate_limits import Allowance, Refusals
 
-__all__ = ["Node", "NodeService", "Patience", "Said", "Scored", "handler_of"]
+__all__ = ["Node", "NodeService", "Patience", "Scored", "SessionMessage", "handler_of"]
 
 _log = logging.getLogger(__name__)
 
 _MOST_NODES = 100_000
-_MOST_OWED = 16  # messages of a session that a node may answer at once
+_MOST_OWED = 16  # answers in sessions that a node may send at once without using its allowance
 _UNASKED = 100  # messages at once, and a tenth of it in the time between two heartbeats
 
 
@@ -44,7 +44,7 @@ class Patience:
         silence_s: without one, after which a connection counts as lost.
         lease_s: seconds without a heartbeat after which a task has failed.
         stall_s: for the next piece of a transfer.
-        session_s: for the messages of a phase of secure aggregation.
+        session_s: for the messages of one phase of a session of secure aggregation.
     """
 
     heartbeat_s: float = 5.0
@@ -63,7 +63,7 @@ class Node:
         samples: that it trains on.
         unasked: how much it may say unasked.
         outbox: what is to be told it; None while it does not attend.
-        owed: messages of sessions that it was asked for.
+        owed: answers in sessions that it was asked for, and has not sent.
     """
 
     client: int | str
@@ -73,7 +73,7 @@ class Node:
     owed: int = 0
 
 
-class Said(NamedTuple):
+class SessionMessage(NamedTuple):
     """Message of a node in a session of secure aggregation."""
 
     client: int | str
@@ -106,7 +106,7 @@ class NodeService:
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[Delivery | Scored | Said | None]
+    arrivals: SimpleQueue[Delivery | Scored | SessionMessage | None]
     admits: Admission | None
     accepts: Callable[[pb.Joining], str | None]
     patience: Patience = field(default_factory=Patience)
@@ -146,7 +146,7 @@ class NodeService:
             self._tell(client, pb.ToNode(plan=plan))
 
     def tell(self, client: int | str, message: pb.ToSession) -> None:
-        """Tell a node something of its session, if it attends."""
+        """Send a node a message of its session, if it attends."""
         self._tell(client, pb.ToNode(session=message))
 
     def give_up(self, task: int, reason: str) -> None:
@@ -260,7 +260,7 @@ class NodeService:
         if message.HasField("scores"):
             return self._scored(client, message.scores)
         if message.HasField("session"):
-            self.arrivals.put(Said(client, message.session))
+            self.arrivals.put(SessionMessage(client, message.session))
             node.owed, is_asked = max(node.owed - 1, 0), node.owed > 0
             return None if is_asked else ""
         if message.HasField("farewell"):

@@ -23,24 +23,26 @@ __all__ = ["NodeSessions"]
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 2
+_WHILE_TRAINING = {SessionPhase.KEYS: "keys", SessionPhase.SHARES: "shares"}
 
 
 @dataclass(eq=False)
 class NodeSessions:
-    """Conversations of a round with nodes, as :class:`fed.server.secure_fleet.Sessions`.
+    """Sessions of a round with nodes, as :class:`fed.server.secure_fleet.Sessions`.
 
-    A phase of keys or shares is closed once all that are asked have answered, or after ``patience_s``; who is missing
-    then has dropped out. Messages are told again to a node that comes back. A session that too few clients are left for
-    is tried again once, with fresh keys, among those that are left and have revealed nothing.
+    A phase of keys, shares, consents or unmasking ends once all clients that were asked have answered, or after
+    ``patience_s``: clients without an answer have dropped out. A node that reconnects is sent again what it has not
+    answered. Where too few clients are left for a sum, those that have revealed no shares try once more, with fresh
+    keys.
 
     Args:
         fleet: of the nodes.
         settings: the section of the experiment.
         fixed: how messages become lanes.
         run: names the run.
-        identities: the clients' identities as they are now.
-        patience_s: how long to wait for a phase's messages.
-        plan_sha256: digest of the run's plan, once it is told.
+        identities: returns the clients' newest identities.
+        patience_s: how long to wait for the messages of a phase.
+        plan_sha256: digest of the run's plan, set before the first round.
         attempt: of the round, from 0.
     """
 
@@ -55,11 +57,11 @@ class NodeSessions:
     _tasks: dict[str, Task] = field(default_factory=dict)  # by client, of this attempt, not failed
     _task_ids: dict[str, pb.TaskId] = field(default_factory=dict)
     _coordinator: SessionCoordinator | None = None
-    _told: dict[str, pb.ToSession] = field(default_factory=dict)  # what each client has still to answer
-    _due_s: float = 0.0
+    _unanswered: dict[str, pb.ToSession] = field(default_factory=dict)  # the message that each client has to answer
+    _due_s: float = 0.0  # of the phase, by the fleet's clock
     _result: SessionResult = field(default_factory=SessionResult)
     _sent: set[str] = field(default_factory=set)  # clients whose masked messages are in the sum, and that still answer
-    _heard: set[tuple[str, str]] = field(default_factory=set)  # client and kind of message, of this attempt
+    _taken: set[tuple[str, str]] = field(default_factory=set)  # client and kind of message, of this attempt
     _revealed: set[str] = field(default_factory=set)
     _digested: tuple[int, bytes] = (-1, b"")  # version of a model, and its digest
     _deadline_s: float | None = None  # of the round, by the fleet's clock
@@ -72,7 +74,7 @@ class NodeSessions:
         self._expect(tasks)
 
     def begin(self, assignments: Mapping[int | str, pb.Assignment], model: GlobalModel) -> None:
-        """Begin the session of tasks that are being sent, which are told the attempt and the digest of their model.
+        """Begin the session of tasks that are being sent, and write attempt and model digest into their assignments.
 
         Args:
             assignments: by client.
@@ -100,58 +102,58 @@ class NodeSessions:
         """Add a masked message to the sum."""
         name = str(answer.clients[0])
         if self._coordinator is None or name not in self._tasks:
-            return  # it has ended the session meanwhile
+            return  # the client has dropped out meanwhile
         try:
             self._coordinator.take_masked(name, answer.mean_update_M)
             self._sent.add(name)
         except InvalidPayload as error:
             _log.warning("round %d: the masked message of %r does not count: %s", answer.round, name, error)
 
-    def heard(self, client: int | str, said: pb.FromSession) -> None:
-        """Take what a client says in its session."""
+    def take_message(self, client: int | str, message: pb.FromSession) -> None:
+        """Take a client's message; one of another session, or that was taken before, makes no difference."""
         name, coordinator = str(client), self._coordinator
-        self._result.bytes_up += _size_bytes(said)
-        if coordinator is None or name not in self._tasks or said.attempt != self.attempt:
+        self._result.bytes_up += _size_bytes(message)
+        if coordinator is None or name not in self._tasks or message.attempt != self.attempt:
             return
-        kind = said.WhichOneof("what") or ""
-        if said.task != self._task_ids.get(name) or (name, kind) in self._heard:
-            return  # it says again what it has said, after a connection was lost
+        kind = message.WhichOneof("what") or ""
+        if message.task != self._task_ids.get(name) or (name, kind) in self._taken:
+            return
         try:
-            if said.HasField("keys"):
-                coordinator.take_keys(name, said.keys)
-            elif said.HasField("shares"):
-                coordinator.take_shares(name, said.shares)
-            elif said.HasField("consent"):
-                coordinator.take_consent(name, said.consent)
-            elif said.HasField("unmasking"):
-                coordinator.take_unmasking(name, said.unmasking)
+            if message.HasField("keys"):
+                coordinator.take_keys(name, message.keys)
+            elif message.HasField("shares"):
+                coordinator.take_shares(name, message.shares)
+            elif message.HasField("consent"):
+                coordinator.take_consent(name, message.consent)
+            elif message.HasField("unmasking"):
+                coordinator.take_unmasking(name, message.unmasking)
                 self._revealed.add(name)
             else:
-                self._drop(name, f"it has ended the session: {one_line(said.aborted)}")
+                self._drop(name, f"it has ended the session: {one_line(message.aborted)}")
         except InvalidPayload as error:
             self._drop(name, str(error))
-        self._heard.add((name, kind))
-        self._told.pop(name, None)
+        self._taken.add((name, kind))
+        self._unanswered.pop(name, None)
         self._advance()
 
-    def lost(self, client: int | str) -> None:
-        """Note that a client's task has failed."""
+    def take_failure(self, client: int | str) -> None:
+        """Take the failure of a client's task: it has dropped out, unless its masked message is in the sum."""
         if str(client) not in self._sent and self._tasks.pop(str(client), None) is not None:
-            self._told.pop(str(client), None)
+            self._unanswered.pop(str(client), None)
             self._advance()
 
-    def come_back(self) -> None:
-        """Tell again what has not been answered: a connection may have been lost with it."""
-        for name, message in [*self._told.items()]:
+    def resend(self) -> None:
+        """Send again what has not been answered: it may have been lost with a connection."""
+        for name, message in [*self._unanswered.items()]:
             self._tell(name, message)
 
     def tick(self) -> None:
-        """Close a phase of keys or shares whose time is over."""
+        """Drop the clients whose keys or shares are overdue."""
         coordinator = self._coordinator
-        if coordinator is None or coordinator.phase not in _EARLY or self.fleet.clock < self._due_s:
+        if coordinator is None or coordinator.phase not in _WHILE_TRAINING or self.fleet.clock < self._due_s:
             return
         for name in self._missing():
-            self._drop(name, f"it has not sent its {_EARLY[coordinator.phase]} within {self.patience_s:g} s")
+            self._drop(name, f"it has not sent its {_WHILE_TRAINING[coordinator.phase]} within {self.patience_s:g} s")
         self._advance()
 
     def close(self) -> SessionResult:
@@ -184,17 +186,17 @@ class NodeSessions:
         return total
 
     def _await(self, messages: Mapping[str, pb.ToSession]) -> None:
-        """Tell clients something, and wait until all have answered, or for as long as the patience lasts."""
-        self._told = {}
+        """Send messages, and wait until all are answered, for ``patience_s`` at most."""
+        self._unanswered = {}
         for name, message in messages.items():
             self._tell(name, message)
         until = self.fleet.clock + self.patience_s
-        while self._told and self.fleet.clock < until:
+        while self._unanswered and self.fleet.clock < until:
             self.fleet.pass_time(until)
-        for name in self._told:
+        for name in self._unanswered:
             _log.info("client %r has not answered within %g s, and drops out of the session", name, self.patience_s)
-        self._sent -= self._told.keys()
-        self._told = {}
+        self._sent -= self._unanswered.keys()
+        self._unanswered = {}
 
     def _begin_again(self, names: Sequence[str]) -> bool:
         """Begin another attempt, with fresh keys, if these clients are enough for one."""
@@ -213,7 +215,7 @@ class NodeSessions:
         return True
 
     def _collect_again(self) -> None:
-        """Take the masked messages of another attempt, for which nobody needs to train."""
+        """Take the masked messages of another attempt, for which no client trains again."""
         tasks = [task.id for task in self._tasks.values()]
         for answer in self.fleet.collect(self.fleet.clock + 3 * self.patience_s):
             if not answer.problem:
@@ -223,12 +225,12 @@ class NodeSessions:
 
     def _expect(self, tasks: Sequence[Task]) -> None:
         self._tasks = {str(task.client): task for task in tasks}
-        self._coordinator, self._told, self._sent, self._heard = None, {}, set(), set()
+        self._coordinator, self._unanswered, self._sent, self._taken = None, {}, set(), set()
 
     def _advance(self) -> None:
-        """Close a phase of keys or shares once nobody is waited for."""
+        """Close the phase of keys or of shares once no message of it is missing."""
         coordinator = self._coordinator
-        if coordinator is None or coordinator.phase not in _EARLY or self._missing():
+        if coordinator is None or coordinator.phase not in _WHILE_TRAINING or self._missing():
             return
         messages: dict[str, pb.ToSession]
         try:
@@ -251,20 +253,20 @@ class NodeSessions:
         return [name for name in self._tasks if name not in self._of_round().replied]
 
     def _drop(self, name: str, reason: str) -> None:
-        """Take a client out of the session; its task fails unless its message has come."""
-        self._told.pop(name, None)
-        if name not in self._sent:  # else its message is in the sum
+        """Take a client out of the session; its task fails unless its masked message is in the sum."""
+        self._unanswered.pop(name, None)
+        if name not in self._sent:
             if (task := self._tasks.pop(name, None)) is not None:
                 self.fleet.give_up(task.id, reason)
         else:
             _log.info("client %r: %s", name, reason)
 
     def _tell(self, name: str, message: pb.ToSession) -> None:
-        """Tell a client something, and again when it comes back, until it has answered."""
+        """Send a client a message, which :meth:`resend` repeats until it is answered."""
         self._result.bytes_down += _size_bytes(message)
         message.task.CopyFrom(self._task_ids[name])
         message.attempt = self.attempt
-        self._told[name] = message
+        self._unanswered[name] = message
         self.fleet.tell(self._tasks[name].client, message)
 
     def _of_round(self) -> SessionCoordinator:
@@ -273,10 +275,7 @@ class NodeSessions:
 
 
 def _size_bytes(message: pb.ToSession | pb.FromSession) -> int:
-    """Bytes of what is said, without the names of task and attempt."""
-    said = message.WhichOneof("what")
-    content = getattr(message, said) if said else b""
+    """Bytes of a message's content, without its task and attempt."""
+    kind = message.WhichOneof("what")
+    content = getattr(message, kind) if kind else b""
     return len(content) if isinstance(content, str | bytes) else int(content.ByteSize())
-
-
-_EARLY = {SessionPhase.KEYS: "keys", SessionPhase.SHARES: "shares"}

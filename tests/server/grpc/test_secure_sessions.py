@@ -401,10 +401,10 @@ def test_messages_in_odd_orders_end_no_server(tmp_path: Path) -> None:
             message.aborted = "tired"
         else:
             getattr(message, said).SetInParent()
-        sessions.heard(0, message)
+        sessions.take_message(0, message)
     sessions.take(answer)  # after it has ended its session
     assert not sessions._sent
-    sessions.lost(1)
+    sessions.take_failure(1)
     assert sessions.close().total is None
 
 
@@ -431,10 +431,10 @@ def test_client_whose_task_failed_after_its_keys_is_told_nothing(tmp_path: Path)
         node.prepare(known.experiment, known.plan(), known.fixed)
         keys = node.join(assignments[number])
         assert keys is not None
-        sessions.heard(number, keys)
+        sessions.take_message(number, keys)
         if number == 3:
-            sessions.lost(3)
-        sessions.heard(number, keys)  # again, after a connection was lost
+            sessions.take_failure(3)
+        sessions.take_message(number, keys)  # again, after a connection was lost
     assert sorted(told) == [0, 1, 2]
     assert not dropped
 
