@@ -1,7 +1,9 @@
 """Fixed point: clients' messages as integers modulo 2ᴿ, whose sum the coordinator reads.
 
-Each number has a lane of R bits. Behind the message's own numbers come lanes for what is summed beside them: the
-weight, and in digits of fewer bits the samples, the loss, and how much was clipped or capped.
+A lane is an integer of R bits. A message's M numbers, times the client's weight, have one lane each. The weight has
+the next. Then come, in digits with the lowest first, the number of samples (54 bits), the loss times the samples in
+units of 2⁻¹⁶ plus 2⁶³ (64 bits), the number of clipped coordinates (54 bits), and 1 if the weight was capped (1 bit). A
+digit has as many bits, 32 at most, as leave the sum of all clients' digits within a lane.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -29,12 +31,12 @@ _LARGEST_LOSS = 2.0**46  # of a client's loss times its samples: in units of 2�
 
 
 class ClientNumbers(NamedTuple):
-    """Numbers of K clients that travel beside their messages.
+    """Numbers of K clients that are summed beside their messages.
 
     Args:
         weights: whole numbers, from 0.
-        samples: how many each holds.
-        losses: each client's mean training loss.
+        samples: how many samples each client holds, from 0 to 2⁵³.
+        losses: each client's mean training loss, whose absolute value times the samples is below 2⁴⁶.
     """
 
     weights: Sequence[float]
@@ -47,7 +49,7 @@ class Quantised(NamedTuple):
 
     Args:
         lanes: K rows of signed integers of R bits.
-        values_KM: the messages that the lanes stand for, each before it is weighted, in float64.
+        values_KM: the clipped and rounded messages, without weights, in float64.
     """
 
     lanes: Tensor
@@ -58,8 +60,8 @@ class SumOfClients(NamedTuple):
     """Result of a session.
 
     Args:
-        mean_M: the weighted mean of the messages.
-        clients: how many it is of.
+        mean_M: the weighted mean of the messages, in float64.
+        clients: the number of clients in it.
         weight: the sum of their weights.
         samples: the sum of their samples.
         train_loss: the mean of their losses, weighted by samples.
@@ -85,15 +87,15 @@ class FixedPoint:
         q = \left⌊ \frac{L}{C} \operatorname{clip}(x, ±C) + u \right⌋, \quad u \sim U[0, 1), \qquad
         \frac{\sum_i w_i x_i}{\sum_i w_i} ≈ \frac{C}{L} \frac{\sum_i w_i q_i}{\sum_i w_i}
 
-    The rounding is unbiased and moves a number, and so a mean, by less than C/L. The sum of n clients' lanes stays
-    within ±(2ᴿ⁻¹ − 1), so that it never wraps.
+    L is 2⁴⁰ at most. The rounding is unbiased and moves a number, and so a mean, by less than C/L. The sum of n
+    clients' lanes stays within ±(2ᴿ⁻¹ − 1), so that it never wraps.
 
     Args:
         bits: R: 16, 32 or 64.
         parts: numbers of each part of a message.
-        clips: C of each part.
-        most_clients: n, of a session.
-        max_weight: w_max, above which weights are capped.
+        clips: C > 0 of each part.
+        most_clients: n, the largest number of clients in a session.
+        max_weight: w_max, at least 1; larger weights are capped.
 
     Raises:
         InvalidExperiment: if so many clients with such weights leave no level.
@@ -126,7 +128,7 @@ class FixedPoint:
 
     @property
     def error_bounds(self) -> tuple[float, ...]:
-        """C/L of each part: by less than this the mean differs from that of the same messages as they are."""
+        """C/L of each part: the mean differs from that of the clipped messages by less than this."""
         return tuple(clip / self.levels for clip in self.clips)
 
     @property
@@ -136,12 +138,12 @@ class FixedPoint:
 
     @cached_property
     def lanes(self) -> int:
-        """Lanes of a message, those of the numbers beside it included."""
+        """Number of lanes of a message, with those of the client's numbers."""
         return self.numbers + 1 + sum(self._digits(bits) for bits in self._beside)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of a lane on its way, which wraps modulo 2ᴿ."""
+        """Type of a lane on the wire: a signed integer of R bits, which wraps modulo 2ᴿ."""
         return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.bits]
 
     def quantise(
@@ -150,12 +152,12 @@ class FixedPoint:
         """Messages as lanes.
 
         Args:
-            message_KM: finite, in any floating type.
+            message_KM: finite numbers of any floating type.
             beside: the clients' numbers.
-            generators: each client's own, which rounds.
+            generators: one for each client, which draws u.
 
         Raises:
-            InvalidExperiment: if a weight is no whole number, or a loss too large.
+            InvalidExperiment: if one of the clients' numbers is out of its range.
         """
         rows = [
             self._row(message_M, weight, samples, loss, generator)
@@ -165,13 +167,13 @@ class FixedPoint:
         return Quantised(torch.stack(lanes), torch.stack(values))
 
     def read(self, total: "SecureSum") -> SumOfClients:
-        """The sums that lanes hold.
+        """Mean and sums of the clients, from the sum of their lanes.
 
         Args:
             total: the unmasked sum.
 
         Raises:
-            InvalidPayload: if it is no sum of messages in fixed point.
+            InvalidPayload: if its weight or its number of samples is impossible.
         """
         lanes = total.lanes.view(self._signed)
         weight = int(lanes[self.numbers])
@@ -180,7 +182,7 @@ class FixedPoint:
         if not (0 < weight <= total.clients * self.max_weight and samples > 0):
             raise InvalidPayload(
                 f"the sum of {total.clients} clients must have a weight from 1 to {total.clients * self.max_weight} "
-                f"and samples, got {weight} and {samples}: a client has sent what is no message"
+                f"and samples, got {weight} and {samples}: a client has sent lanes that are no message"
             )
         units_M = torch.from_numpy(lanes[: self.numbers].astype(np.float64))
         mean_M = units_M.mul_(self._steps_M).div_(weight)
@@ -219,7 +221,7 @@ class FixedPoint:
         return torch.from_numpy(lanes), torch.from_numpy(units_M).mul_(self._steps_M)
 
     def _written(self, beside: Sequence[int]) -> list[int]:
-        """Digits of the numbers beside a message, lowest first."""
+        """Digits of a client's numbers, lowest first."""
         base = 1 << self._digit_bits
         return [
             number >> (self._digit_bits * place) & (base - 1)
@@ -228,7 +230,7 @@ class FixedPoint:
         ]
 
     def _read_beside(self, lanes: np.ndarray) -> list[int]:
-        """The sums of the numbers beside messages, from those of their digits."""
+        """Sums of the clients' numbers, from the sums of their digits."""
         digits = iter(lanes.view(f"u{self.bits // 8}").tolist())
         return [
             sum(next(digits) << (self._digit_bits * place) for place in range(self._digits(bits)))
@@ -242,7 +244,7 @@ class FixedPoint:
 
     @cached_property
     def _digit_bits(self) -> int:
-        """Bits of a digit, so that the sum of all clients' stays within a lane."""
+        """Bits of a digit: the sum of n clients' digits stays within a lane."""
         return min(self.bits - math.ceil(math.log2(self.most_clients + 1)), 32)
 
     def _digits(self, bits: int) -> int:
@@ -268,7 +270,11 @@ class SecureSum:
 
     Args:
         bits: R.
-        lanes: of a message.
+        lanes: the number of lanes of a message.
+
+    Attributes:
+        clients: the number of clients whose messages are in the sum.
+        lanes: the sum, unsigned integers of R bits.
 
     Example:
         >>> total = SecureSum(16, 1)
@@ -287,10 +293,10 @@ class SecureSum:
 
         Args:
             lanes: signed integers of R bits.
-            clients: how many it is of.
+            clients: the number of clients in it.
 
         Raises:
-            InvalidPayload: if the type or the number of lanes is another.
+            InvalidPayload: if the type or the number of lanes differs.
         """
         numbers = lanes.numpy()
         if numbers.shape != self.lanes.shape or numbers.itemsize != self.lanes.itemsize or numbers.dtype.kind != "i":
@@ -305,6 +311,6 @@ class SecureSum:
         """Add all that another sum has added.
 
         Raises:
-            InvalidPayload: if the type or the number of lanes is another.
+            InvalidPayload: if the type or the number of lanes differs.
         """
         self.add(torch.from_numpy(other.lanes.view(f"i{other.lanes.itemsize}")), other.clients)
