@@ -63,13 +63,13 @@ def digest(purpose: str, *parts: bytes) -> bytes:
 
 
 class AgreementKey:
-    """A private key of one session, by which its owner and the owner of a public key find a common secret.
+    """A private X25519 key of one session: with another client's public key it gives a secret that both know.
 
     Args:
         private: 32 random bytes.
 
     Raises:
-        InvalidPayload: by :meth:`agree`, if the other's key is none.
+        InvalidPayload: by :meth:`agree`, if the other side's key is no point of X25519.
     """
 
     def __init__(self, private: bytes) -> None:
@@ -79,7 +79,7 @@ class AgreementKey:
 
     @classmethod
     def draw(cls, entropy: Callable[[int], bytes]) -> "AgreementKey":
-        """A new key from a source of random bytes."""
+        """Fresh key from a source of random bytes."""
         return cls(entropy(KEY_BYTES))
 
     @property
@@ -88,7 +88,7 @@ class AgreementKey:
         return self._key.public_key().public_bytes_raw()
 
     def agree(self, public: bytes, session: bytes, purpose: str) -> bytes:
-        """The key of 32 bytes that both sides find, in this session and for this purpose alone.
+        """The 32-byte key that both sides derive for this session and this purpose alone.
 
         Args:
             public: the other side's public key.
@@ -129,7 +129,7 @@ def sign(key: EllipticCurvePrivateKey, signed: bytes) -> bytes:
 
 
 def is_signed(key: EllipticCurvePublicKey, signed: bytes, signature: bytes) -> bool:
-    """Tell whether a signature of a digest is of this key.
+    """Tell whether a signature of a digest was made with this key.
 
     Args:
         key: the signer's.

@@ -21,11 +21,11 @@ _NONCE = bytes(12)  # each key makes one keystream
 
 
 class Mask(NamedTuple):
-    """A mask, by the key of its keystream.
+    """A mask: the keystream of a key, added or subtracted.
 
     Args:
         key: 32 bytes, which make this keystream alone.
-        is_added: it is added; else subtracted.
+        is_added: True to add it, False to subtract it.
     """
 
     key: bytes
@@ -40,8 +40,8 @@ def add_masks(lanes: np.ndarray, masks: Iterable[Mask], *, threads: int = 1) -> 
 
     Args:
         lanes: unsigned integers of R bits, in one piece of memory.
-        masks: any number of them.
-        threads: that share the masks, each with a vector of its own.
+        masks: the masks, any number of them.
+        threads: the number of threads that share the masks; each needs memory as long as the vector.
 
     Example:
         >>> lanes = np.zeros(3, dtype=np.uint32)
@@ -51,7 +51,7 @@ def add_masks(lanes: np.ndarray, masks: Iterable[Mask], *, threads: int = 1) -> 
     """
     if threads > 1:
         masks = [*masks]
-        with ThreadPoolExecutor(threads) as pool:  # ciphers and sums let go of Python's lock
+        with ThreadPoolExecutor(threads) as pool:  # ciphers and sums release the GIL
             for part in pool.map(_sum_of_masks, repeat(lanes), (masks[first::threads] for first in range(threads))):
                 lanes += part
         return
@@ -76,7 +76,7 @@ def _sum_of_masks(lanes: np.ndarray, masks: Iterable[Mask]) -> np.ndarray:
 
 @cache
 def keystream_mode() -> type[CTR] | type[GCM]:
-    """The mode of AES that makes the keystream, the same bytes in either, faster on this machine."""
+    """The mode of AES that is faster on this machine; both make the same keystream."""
     return CTR if _duration_s(CTR) <= _duration_s(GCM) else GCM
 
 

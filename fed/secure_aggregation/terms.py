@@ -1,4 +1,4 @@
-"""Terms of a session: what all of its clients agree on before they reveal anything, and who they are."""
+"""Terms and clients of a session: all that its clients agree on before they reveal anything."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -48,9 +48,9 @@ class Identities:
 
 @dataclass(frozen=True)
 class Terms:
-    """Everything that a session's clients agree on but who takes part.
+    """All that a session's clients agree on, but the list of clients.
 
-    Each client makes them itself, of its own experiment and of the task that it was sent.
+    Each client makes the terms itself, from its own experiment and from the task that it was sent.
 
     Args:
         settings: the section of the experiment.
@@ -58,7 +58,7 @@ class Terms:
         run: names the run.
         round: the round, from 1.
         attempt: of the round, from 0.
-        plan_sha256: digest of all that the run's clients are told before the first round.
+        plan_sha256: digest of the run's plan: the experiment and the format of messages.
         task_sha256: digest of all that the round's tasks have in common: the model and the step size above all.
         identities_sha256: digest of the clients' identities.
     """
@@ -88,7 +88,7 @@ class Terms:
         )
 
     def keys_signed(self, sealing: bytes, masking: bytes) -> bytes:
-        """Digest that a client signs with its fresh keys."""
+        """Digest of fresh keys and terms, which the client's identity signs."""
         return digest("keys", self.digest, sealing, masking)
 
 
@@ -121,13 +121,13 @@ class Session:
                 f"clients, got {len(self.names)}"
             )
         try:
-            self.degree  # noqa: B018  # found now, since every later step needs it
+            self.degree  # noqa: B018  # a property, computed here so that an unsafe session is never made
         except InvalidExperiment as error:
             raise SessionFailed(str(error)) from None
 
     @cached_property
     def id(self) -> bytes:
-        """Digest of everything in the session, which is part of every key that is agreed in it."""
+        """Digest of terms, degree, names and keys; every key that is agreed on in the session depends on it."""
         degree = b"".join(number.to_bytes(8, "big") for number in self.degree)
         named = [
             part for pair in zip(self.names, self.keys_sha256, strict=True) for part in (pair[0].encode(), pair[1])
@@ -155,19 +155,19 @@ class Session:
         return self.degree.threshold - self.degree.is_complete
 
     def survivors_signed(self, places: bytes) -> bytes:
-        """Digest that a client signs to consent to the survivors.
+        """Digest of session and survivors, which a client signs to consent.
 
         Args:
-            places: the bits of the survivors.
+            places: a bit for each client, as :meth:`pack` makes them.
         """
         return digest("survivors", self.id, places)
 
     def seed_commitment(self, name: str, seed: bytes) -> bytes:
-        """Commitment of a client to the seed of its own mask."""
+        """Digest by which a client commits to the seed of its own mask."""
         return digest("seed", self.id, name.encode(), seed)
 
     def pack(self, survivors: Sequence[int]) -> bytes:
-        """Bits of the survivors' places, from 0, lowest first."""
+        """Bits of the clients' places, lowest first, set for survivors."""
         bits = sum(1 << place for place in survivors)
         return bits.to_bytes(-(-len(self.names) // 8), "little")
 
