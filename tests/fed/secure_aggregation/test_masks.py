@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
 
 from fed.secure_aggregation import masks
-from fed.secure_aggregation.masks import Mask, add_masks, keystream_mode
+from fed.secure_aggregation.masks import Mask, add_masks
 
 
 def test_keystream_is_the_standards() -> None:
@@ -54,7 +54,3 @@ def test_threads_share_masks_and_the_sum_is_the_same(threads: int) -> None:
     add_masks(lanes, masks)
     add_masks(again, masks, threads=threads)
     assert np.array_equal(lanes, again)
-
-
-def test_mode_is_one_of_the_two() -> None:
-    assert keystream_mode() in (CTR, GCM)
