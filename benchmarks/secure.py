@@ -1,9 +1,9 @@
 """Seconds of secure aggregation at a client and at the coordinator, beside a cipher's speed and Flower's SecAgg+.
 
-Whole sessions run in one process and one thread, without a network; where it is said the coordinator removes masks with
-all cores. Clients that drop out have shared their secrets and
-send no masked message. In sessions of more than 32 clients three are timed. The others trust all signatures and add no
-masks, so that their sum means nothing, but takes the coordinator as long; in smaller sessions the sum is checked.
+Whole sessions run in one process and one thread, without a network; in rows that say so the coordinator removes masks
+with all cores. Clients that drop out have shared their secrets and send no masked message. In sessions of 32 clients at
+most all are timed, and the sum is checked. In larger ones three are timed. The others trust all signatures and add no
+masks: the sum means nothing, the coordinator's work is the same.
 
 The limit is the time in which this machine makes as many keystreams of AES-256 as there are masks and adds them to a
 vector, 128 KiB at a time, in memory that stays in the cache. It is measured before and after each session.
@@ -76,8 +76,8 @@ class Setting:
         clients: n.
         numbers: of the model.
         dropped: share of the clients that send no masked message.
-        borne: max_drop_out, the share that the session's graph was made to lose.
-        cores: with which the coordinator removes masks.
+        borne: max_drop_out, the share of drop-outs that the session's graph is made for.
+        cores: the number with which the coordinator removes masks.
     """
 
     clients: int
@@ -99,7 +99,7 @@ class Setting:
         return Terms(section, fixed, "benchmark", 1, 0, b"plan", b"task", b"identities")
 
 
-class Trusting(Identities):
+class TrustingIdentities(Identities):
     """Identities that believe every signature, for clients that are not timed."""
 
     def is_signed(self, name: str, signed: bytes, signature: bytes) -> bool:
@@ -113,12 +113,12 @@ class Trusting(Identities):
         return True
 
 
-class Driven(NamedTuple):
-    """Session that has come to its end.
+class MeasuredSession(NamedTuple):
+    """Finished session.
 
     Args:
         spent_s: seconds by stage, of the coordinator and of each timed client.
-        masks: that a client adds, and that the coordinator removes.
+        masks: the number that a client adds, and the number that the coordinator removes.
         total: the sum.
         plain: the sum of the messages before they were masked; None where not all clients were timed.
     """
@@ -148,12 +148,12 @@ class Driver:
         self._session, self._survivors = None, ()
         self._clients = {}
         for name, signer in signers.items():
-            identities = known if name in self._timed else Trusting(known.keys, known.sha256)
+            identities = known if name in self._timed else TrustingIdentities(known.keys, known.sha256)
             with self._watch(name, "sharing"):
                 client = SessionClient(name, signer, identities, replace(self._terms), os.urandom)
             self._clients[name] = client
 
-    def drive(self) -> Driven:
+    def drive(self) -> MeasuredSession:
         """Run it from the first keys to the sum."""
         coordinator, names = self._coordinator, self._names
         keys = self._ask("sharing", SessionClient.open, ((name,) for name in names))
@@ -184,7 +184,7 @@ class Driver:
             "clients": 1 + len(deliveries[names[0]].boxes),
             "coordinator": len(staying) + sum(place <= len(staying) for place in of_dropped),
         }
-        return Driven(spent_s, masks, total, plain if len(self._timed) == len(names) else None)
+        return MeasuredSession(spent_s, masks, total, plain if len(self._timed) == len(names) else None)
 
     @contextlib.contextmanager
     def _watch(self, side: str, stage: str) -> Iterator[None]:
@@ -239,7 +239,7 @@ def without_collection() -> Iterator[None]:
 
 
 def keystream_s_per_byte() -> float:
-    """Seconds for a byte of a keystream, made and added, the median."""
+    """Median of the seconds in which a byte of a keystream is made and added."""
     mode = GCM(bytes(12)) if keystream_mode() is GCM else CTR(bytes(16))
     context, zeros = Cipher(AES(bytes(32)), mode).encryptor(), bytes(PIECE_BYTES)
     keystream = np.empty(PIECE_BYTES // 4 + 4, np.uint32)  # a block more
@@ -262,7 +262,7 @@ def measure(setting: Setting, repetitions: int, most_s: float) -> dict[str, Any]
         most_s: seconds that they may take together.
     """
     timed = setting.clients if setting.clients <= ALL_ARE_TIMED else TIMED
-    driven: list[Driven] = []
+    driven: list[MeasuredSession] = []
     speeds, began_s = [keystream_s_per_byte()], perf_counter()
     while not driven or (len(driven) < repetitions and (perf_counter() - began_s) * (1 + 1 / len(driven)) < most_s):
         with without_collection():
