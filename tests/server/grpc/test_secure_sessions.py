@@ -70,8 +70,7 @@ class Faulty(SecureNode):
     def masked(self, task: str, lanes: Tensor, is_wanted: Callable[[], bool]) -> Tensor | None:
         number = wait_for(lambda: self._rounds.get(task, 0), "the session of a task that is trained already")
         self._plain[self._client, number] = lanes.clone()
-        while self._is_silent("masked") and is_wanted():
-            pass
+        wait_for(lambda: not (self._is_silent("masked") and is_wanted()), "the end of a round without its message")
         return super().masked(task, lanes, is_wanted)
 
 
