@@ -84,13 +84,13 @@ class SessionClient:
         self._shares: dict[int, bytes] = {}  # by owner's place: of its seed, then of its masking key
         self._masked_with: frozenset[int] = frozenset()
         self._survivors: tuple[int, ...] = ()
-        self._survivors_signed = b""
+        self._survivors_to_sign = b""
 
     def open(self) -> SessionKeys:
         """Fresh keys, signed."""
         with self._phase(ClientPhase.OPENING, ClientPhase.KEYS):
             sealing, masking = self._sealing.public, self._masking.public
-            signature = sign(self._identity, self._terms.keys_signed(sealing, masking))
+            signature = sign(self._identity, self._terms.keys_to_sign(sealing, masking))
             self._own = SessionKeys(sealing=sealing, masking=masking, signature=signature)
             return self._own
 
@@ -170,8 +170,8 @@ class SessionClient:
                 )
             if unknown := self._keys.keys() & set(self._survivors) - self._masked_with:
                 raise SessionFailed(f"{len(unknown)} of the survivors had shared no secrets")
-            self._survivors_signed = session.survivors_signed(survivors.places)
-            return Consent(signature=sign(self._identity, self._survivors_signed))
+            self._survivors_to_sign = session.survivors_to_sign(survivors.places)
+            return Consent(signature=sign(self._identity, self._survivors_to_sign))
 
     def unmask(self, consents: Consents) -> Unmasking:
         """Shares of the survivors' seeds and of the others' masking keys, never both of one client.
@@ -190,7 +190,7 @@ class SessionClient:
                 )
             for consent in consents.consents:
                 name = session.names[consent.place - 1]
-                if not self._identities.is_signed(name, self._survivors_signed, consent.signature):
+                if not self._identities.is_signed(name, self._survivors_to_sign, consent.signature):
                     raise SessionFailed(f"{name!r} has not consented to these survivors")
             seeds: list[RevealedShare] = []
             keys: list[RevealedShare] = []
@@ -225,7 +225,7 @@ class SessionClient:
             raise SessionFailed(f"{strangers[0][:64]!r} is listed, and has no identity that is known here")
         for place, keys in self._keys.items():
             name = names[place]
-            signed = self._terms.keys_signed(keys.sealing, keys.masking)
+            signed = self._terms.keys_to_sign(keys.sealing, keys.masking)
             if keys_digest(name, keys) != session.keys_sha256[place]:
                 raise SessionFailed(f"the keys of {name!r} differ from those in the list")
             if not self._identities.is_signed(name, signed, keys.signature):

@@ -30,7 +30,7 @@ from fed.wire.protocol_pb2 import (
 
 __all__ = ["SessionCoordinator", "SessionPhase"]
 
-_LONG = 1 << 24
+_WORTH_THREADS = 1 << 24  # numbers of all masks: for fewer, threads take longer than they save
 _MOST_THREADS = 8  # each has a vector as long as the sum
 _TRIAL = os.urandom(KEY_BYTES)
 
@@ -79,13 +79,13 @@ class SessionCoordinator:
         self._sum = SecureSum(terms.fixed.bits, terms.fixed.lanes)
         self._masked: list[int] = []
         self._consents: dict[int, bytes] = {}
-        self._survivors_signed = b""
+        self._survivors_to_sign = b""
         self._revealed: dict[int, dict[int, bytes]] = {}  # owner → holder → share
 
     def take_keys(self, name: str, keys: SessionKeys) -> None:
         """Fresh keys of a client."""
         self._expect(SessionPhase.KEYS, name)
-        if not self._identities.is_signed(name, self._terms.keys_signed(keys.sealing, keys.masking), keys.signature):
+        if not self._identities.is_signed(name, self._terms.keys_to_sign(keys.sealing, keys.masking), keys.signature):
             raise InvalidPayload(f"the keys of {name!r} are not signed by it, for this session")
         for key in (keys.sealing, keys.masking):  # a point of small order would end the sessions of its neighbours
             AgreementKey(_TRIAL).agree(key, b"", "trial")
@@ -153,7 +153,7 @@ class SessionCoordinator:
         if len(self._masked) < session.least_survivors:
             raise SessionFailed(self._too_few("have sent their masked messages", len(self._masked)))
         survivors = Survivors(places=session.pack(self._masked))
-        self._survivors_signed = session.survivors_signed(survivors.places)
+        self._survivors_to_sign = session.survivors_to_sign(survivors.places)
         self._pass(SessionPhase.CONSENTS)
         return survivors, [session.names[place] for place in self._masked]
 
@@ -162,7 +162,7 @@ class SessionCoordinator:
         self._expect(SessionPhase.CONSENTS, name)
         if self._places[name] not in self._masked:
             raise InvalidPayload(f"{name!r} is not among the survivors")
-        if not self._identities.is_signed(name, self._survivors_signed, consent.signature):
+        if not self._identities.is_signed(name, self._survivors_to_sign, consent.signature):
             raise InvalidPayload(f"{name!r} has not signed these survivors")
         self._consents[self._places[name]] = consent.signature
         self.replied.add(name)
@@ -232,8 +232,8 @@ class SessionCoordinator:
                 if other in masked:
                     agreed = key.agree(self._keys[session.names[other]].masking, session.id, "mask")
                     masks.append(Mask(agreed, is_added=owner < other))  # the other's mask had the opposite sign
-        is_long = len(masks) * len(self._sum.lanes) > _LONG  # else threads take longer than they save
-        add_masks(self._sum.lanes, masks, threads=min(usable_cores(), _MOST_THREADS) if is_long else 1)
+        is_worth_threads = len(masks) * len(self._sum.lanes) > _WORTH_THREADS
+        add_masks(self._sum.lanes, masks, threads=min(usable_cores(), _MOST_THREADS) if is_worth_threads else 1)
         return self._sum
 
     def _owners(self) -> Sequence[int]:

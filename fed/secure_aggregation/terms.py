@@ -87,7 +87,7 @@ class Terms:
             _json(asdict(self.fixed)),
         )
 
-    def keys_signed(self, sealing: bytes, masking: bytes) -> bytes:
+    def keys_to_sign(self, sealing: bytes, masking: bytes) -> bytes:
         """Digest of fresh keys and terms, which the client's identity signs."""
         return digest("keys", self.digest, sealing, masking)
 
@@ -154,7 +154,7 @@ class Session:
         """Number of consents that a client needs from neighbours: t, or in a complete graph t − 1 beside its own."""
         return self.degree.threshold - self.degree.is_complete
 
-    def survivors_signed(self, places: bytes) -> bytes:
+    def survivors_to_sign(self, places: bytes) -> bytes:
         """Digest of session and survivors, which a client signs to consent.
 
         Args:

@@ -119,7 +119,7 @@ def test_consents_that_are_not_enough_are_refused(wrong: str) -> None:
             consents[2] = PlacedConsent(place=1, signature=signed[0])
         case "not a survivor":
             session = made.clients[_FIRST]._of_session()
-            forged = sign(signer_of("client-004"), session.survivors_signed(survivors.places))
+            forged = sign(signer_of("client-004"), session.survivors_to_sign(survivors.places))
             consents[2] = PlacedConsent(place=5, signature=forged)
         case "forged":
             consents[2] = PlacedConsent(place=4, signature=sign(signer_of(_FIRST), b"0" * 32))
@@ -477,7 +477,7 @@ def test_no_moves_give_both_secrets_of_a_client(data: st.DataObject) -> None:
             continue
         own = {**signed.get(told[name], {})}
         own |= {
-            other: sign(signer_of(names[other]), session.survivors_signed(told[name])) for other in range(colluding)
+            other: sign(signer_of(names[other]), session.survivors_to_sign(told[name])) for other in range(colluding)
         }
         own.pop(place, None)
         consents = [PlacedConsent(place=other + 1, signature=one) for other, one in own.items()]

@@ -124,10 +124,10 @@ def test_every_term_is_in_the_session_and_its_signatures() -> None:
     sessions = [Session(one, names, keys) for one in (terms, *changed)]
     sessions += [Session(terms, names, [*keys[:3], keys[0]]), Session(terms, [*names[:3], "other"], keys)]
     assert len({session.id for session in sessions}) == len(sessions)
-    assert len({one.keys_signed(b"a", b"b") for one in (terms, *changed)}) == 1 + len(changed)
-    assert len({session.survivors_signed(b"\1") for session in sessions}) == len(sessions)
+    assert len({one.keys_to_sign(b"a", b"b") for one in (terms, *changed)}) == 1 + len(changed)
+    assert len({session.survivors_to_sign(b"\1") for session in sessions}) == len(sessions)
     assert len({session.seed_commitment("a", b"") for session in sessions}) == len(sessions)
-    assert sessions[0].survivors_signed(b"\1") != sessions[0].survivors_signed(b"\2")
+    assert sessions[0].survivors_to_sign(b"\1") != sessions[0].survivors_to_sign(b"\2")
     mode = terms.settings.model_copy(update={"mode": "real"})
     assert Session(replace(terms, settings=mode), names, keys).id == sessions[0].id  # of simulations alone
 
@@ -195,7 +195,7 @@ def test_keys_that_nobody_can_agree_with_cost_their_client_alone(which: str, wro
         keys = client.open()
         if name == "client-004":
             setattr(keys, which, wrong)
-            keys.signature = sign(signer_of(name), made.terms.keys_signed(keys.sealing, keys.masking))
+            keys.signature = sign(signer_of(name), made.terms.keys_to_sign(keys.sealing, keys.masking))
             with pytest.raises(InvalidPayload, match="X25519"):
                 made.coordinator.take_keys(name, keys)
         else:
