@@ -14,10 +14,9 @@ from fed.errors import InvalidExperiment
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.graph import Degree, complete_degree, harary_degree
 
-__all__ = ["LARGEST_COMPLETE", "SecureAggregation"]
+__all__ = ["SecureAggregation"]
 
-LARGEST_COMPLETE = 100
-"""Clients up to which the graph is complete unless the experiment says otherwise."""
+_LARGEST_AUTO = 100  # clients up to which graph: auto is complete
 _MOST_NEIGHBOURS = 511  # whose shares fit into a message
 
 _WAY_OUT = "set secure_aggregation to null"
@@ -101,7 +100,7 @@ class SecureAggregation(Section, Combinable):
 
     def _degree(self, clients: int, *, is_begun: bool) -> Degree:
         given = None if self.threshold == "auto" else self.threshold
-        if self.graph == "complete" or (self.graph == "auto" and clients <= LARGEST_COMPLETE):
+        if self.graph == "complete" or (self.graph == "auto" and clients <= _LARGEST_AUTO):
             degree = complete_degree(clients, self.corrupt, given)
             left = clients - math.floor(self.max_drop_out * clients)
             if left < degree.threshold and not is_begun:
