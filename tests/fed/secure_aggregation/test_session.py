@@ -1,3 +1,4 @@
+import hashlib
 import os
 from dataclasses import replace
 
@@ -13,7 +14,8 @@ from fed.secure_aggregation.fixed_point import SecureSum
 from fed.secure_aggregation.graph import complete_degree, harary_degree
 from fed.secure_aggregation.key_agreement import sign
 from fed.secure_aggregation.masks import Mask, add_masks
-from fed.secure_aggregation.terms import Session
+from fed.secure_aggregation.terms import Session, keys_digest
+from fed.wire.protocol_pb2 import SessionKeys
 from tests.fed.secure_aggregation.sessions import (
     Parties,
     lanes_of,
@@ -130,6 +132,35 @@ def test_every_term_is_in_the_session_and_its_signatures() -> None:
     assert sessions[0].survivors_to_sign(b"\1") != sessions[0].survivors_to_sign(b"\2")
     mode = terms.settings.model_copy(update={"mode": "real"})
     assert Session(replace(terms, settings=mode), names, keys).id == sessions[0].id  # of simulations alone
+
+
+def test_digests_are_those_that_the_protocol_describes() -> None:
+    """The table in docs/protocol.md, by hand."""
+
+    def hashed(purpose: str, *parts: bytes) -> bytes:
+        whole = (f"fed secure aggregation: {purpose}".encode(), *parts)
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in whole)).digest()
+
+    def numbers(*found: int) -> bytes:
+        return b"".join(number.to_bytes(8, "big") for number in found)
+
+    terms, names, keys = terms_of(3, number=7, attempt=1), names_of(3), [bytes([place]) * 32 for place in range(3)]
+    session = Session(terms, names, keys)
+    settings = (
+        b'{"bits":32,"clip":8.0,"corrupt":0.0,"graph":"auto","max_drop_out":0.0,"max_weight":"auto",'
+        b'"minimum_cohort":2,"threshold":"auto"}'
+    )
+    fixed = b'{"bits":32,"clips":[8.0],"max_weight":1,"most_clients":3,"parts":[3]}'
+    counts = numbers(7, 1, terms.fixed.lanes)
+    agreed = hashed("terms", b"run", counts, b"plan", b"task", b"roster", settings, fixed)
+    listed = [part for name, key in zip(names, keys, strict=True) for part in (name.encode(), key)]
+    id_ = hashed("session", agreed, numbers(2, 3, 1), *listed)  # all three must stay: ⌊2·3/3⌋ + 1
+    assert terms.keys_to_sign(b"sealing", b"masking") == hashed("keys", agreed, b"sealing", b"masking")
+    assert session.id == id_
+    assert session.seed_commitment("a", b"seed") == hashed("seed", id_, b"a", b"seed")
+    assert session.survivors_to_sign(b"\3") == hashed("survivors", id_, b"\3")
+    own = SessionKeys(sealing=b"1", masking=b"2", signature=b"3")
+    assert keys_digest("a", own) == hashed("listed keys", b"a", b"1", b"2", b"3")
 
 
 def test_clients_whose_tasks_differ_refuse_each_others_keys() -> None:
