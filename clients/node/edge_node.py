@@ -179,7 +179,7 @@ class EdgeNode(Dialler):
     def _take_plan(self, plan: pb.Plan) -> None:
         if not _SHORTEST_S <= plan.heartbeat_s <= _LONGEST_S:  # so written, NaN is refused
             self.problem = RunFailed(
-                f"{self.server} asks for a sign of life every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
+                f"{self.server} asks for a heartbeat every {plan.heartbeat_s} s, which must be {_SHORTEST_S} to "
                 f"{_LONGEST_S} s"
             )
             return

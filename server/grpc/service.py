@@ -173,7 +173,7 @@ class NodeService:
                     lease.lease_until_s += frozen_s
             for lease in self._leases:
                 if now_s > lease.lease_until_s:
-                    self._leases.fail(lease, f"it has given no sign of life for {self.patience.lease_s:g} s")
+                    self._leases.fail(lease, f"it has sent no heartbeat for {self.patience.lease_s:g} s")
                     self._tell_withdrawn(lease)
 
     async def Attend(self, _: Any, context: Any) -> None:  # noqa: N802  # as the protocol names it

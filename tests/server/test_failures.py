@@ -190,7 +190,7 @@ def test_client_frozen_beyond_its_lease_fails_and_returns(deployed: _Start) -> N
     deployment.wait_for_round(1)
     _wait_until_it_trains(deployment, 1)
     frozen.freeze()
-    server.wait_to_say("it has given no sign of life for 3 s")
+    server.wait_to_say("it has sent no heartbeat for 3 s")
     server.wait_to_say("waits for 2 clients, of whom 1 can take a task")
     frozen.thaw()
     assert server.end() == 0, server.said

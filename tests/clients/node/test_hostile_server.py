@@ -179,8 +179,8 @@ def served(
         (plan(experiment=json.dumps({"local": {"x": [{"y": "python:antigravity:fly"}]}})), "--allow python:antig"),
         (plan(experiment=json.dumps({"algorithm": {"kind": "no\x1b[31m\nsuch"}})), "algorithm.kind"),
         (plan(signature=Signature(input_shape=[2**40], input_dtype="float32", classes=10)), "other samples"),
-        (plan(heartbeat_s=math.nan), "a sign of life every nan s"),
-        (plan(heartbeat_s=0.0), "a sign of life every 0.0 s"),
+        (plan(heartbeat_s=math.nan), "a heartbeat every nan s"),
+        (plan(heartbeat_s=0.0), "a heartbeat every 0.0 s"),
     ],
 )
 def test_an_invalid_plan_ends_the_node_with_one_sentence(said: ToNode, reason: str, tmp_path: Path) -> None:

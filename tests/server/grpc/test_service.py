@@ -264,7 +264,7 @@ async def test_task_of_a_silent_node_fails_and_is_withdrawn(tmp_path: Path) -> N
     await delivering.say(header(), pieces()[0])
     while not (failed := server.arrived()):
         await asyncio.sleep(0.02)
-    assert "no sign of life for 0.2 s" in failed[0].problem
+    assert "no heartbeat for 0.2 s" in failed[0].problem
     await delivering.say(pieces()[1])
     assert "not in flight any more" in (await begun).reason
     assert list(tmp_path.iterdir()) == []
@@ -467,7 +467,7 @@ async def test_a_heartbeat_that_names_a_task_has_it_waited_for(tmp_path: Path) -
     for _ in range(6):
         await asyncio.sleep(0.2)
         await call.say(FromNode(heartbeat={"held": [TaskId(start=9, number=TASK.number)]}))
-    assert "no sign of life" in server.arrived()[0].problem
+    assert "no heartbeat" in server.arrived()[0].problem
     stream.cancel()
     watching.cancel()
 
