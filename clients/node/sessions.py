@@ -15,9 +15,10 @@ from fed.errors import FedError, InvalidCredentials, RunFailed, SessionFailed, o
 from fed.identity.certificates import private_key_of
 from fed.identity.credentials import NodeCredentials
 from fed.identity.identities import IDENTITIES_FILE, SignedIdentities
-from fed.secure_aggregation.client import RevealedRounds, SessionClient
+from fed.secure_aggregation.client import SessionClient
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.secure_aggregation.key_agreement import digest
+from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.terms import Terms
 from fed.storage.atomic_files import write_atomically
 from fed.wire import protocol_pb2 as pb
@@ -180,7 +181,7 @@ class SecureNode:
                 return answer(consent=client.consent(message.survivors))
             if message.HasField("consents"):
                 unmasking = client.unmask(message.consents)
-                self._revealed.reveal(session.round)  # on the disk before the shares leave
+                self._revealed.note(session.round)  # on the disk before the shares leave
                 return answer(unmasking=unmasking)
             raise SessionFailed("the server says nothing that is known here")
         except (FedError, OSError) as error:

@@ -3,18 +3,16 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, digest, open_box, seal, sign
+from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, open_box, seal, sign
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.shamir import SHARE_BYTES, share
 from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
-from fed.storage.atomic_files import write_atomically
 from fed.wire.protocol_pb2 import (
     Box,
     ClientList,
@@ -29,7 +27,7 @@ from fed.wire.protocol_pb2 import (
     Unmasking,
 )
 
-__all__ = ["ClientPhase", "RevealedRounds", "SessionClient"]
+__all__ = ["ClientPhase", "SessionClient"]
 
 
 class ClientPhase(IntEnum):
@@ -256,40 +254,3 @@ class SessionClient:
             raise
         if self.phase is expected:  # else another thread has ended the session
             self.phase = following
-
-
-class RevealedRounds:
-    """Rounds in which a client has revealed shares: it joins no other session of them.
-
-    From two sums of the same message with different clients the coordinator could find the difference. The round is on
-    the disk before the shares leave, so that a client that is killed knows it after a restart.
-
-    Args:
-        path: of the file.
-        run: names the run; the rounds of other runs are forgotten.
-    """
-
-    def __init__(self, path: Path, run: str) -> None:
-        # a digest, since the server chooses the name, which may have line breaks
-        self._path, self._run, self._last = path, digest("run", run.encode()).hex(), 0
-        if path.exists():
-            name, number = path.read_text().splitlines()
-            self._last = int(number) if name == self._run else 0
-
-    def check(self, number: int) -> None:
-        """Check that a session of a round may be joined.
-
-        Raises:
-            SessionFailed: if shares of this round, or of a later one, were revealed.
-        """
-        if number <= self._last:
-            raise SessionFailed(f"shares of round {self._last} were revealed: no other session of round {number}")
-
-    def reveal(self, number: int) -> None:
-        """Note that shares of a round are revealed, before they are.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
-        self._last = max(number, self._last)
-        write_atomically(self._path, f"{self._run}\n{self._last}\n".encode(), mode=0o600)

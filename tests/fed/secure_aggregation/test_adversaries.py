@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed.errors import InvalidPayload, SessionFailed
-from fed.secure_aggregation.client import ClientPhase, RevealedRounds, SessionClient
+from fed.secure_aggregation.client import ClientPhase, SessionClient
 from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.graph import complete_degree
 from fed.secure_aggregation.key_agreement import seal, sign
+from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.wire.protocol_pb2 import (
     ClientList,
     Consent,
@@ -369,7 +370,7 @@ def test_round_of_revealed_shares_is_joined_no_more(tmp_path: Path) -> None:
     path = tmp_path / "revealed"
     rounds = RevealedRounds(path, "run")
     rounds.check(1)
-    rounds.reveal(2)
+    rounds.note(2)
     for same in (rounds, RevealedRounds(path, "run")):  # a process that was killed knows it, too
         for number in (1, 2):
             with pytest.raises(SessionFailed, match="shares of round 2 were revealed"):

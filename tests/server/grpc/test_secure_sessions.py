@@ -18,8 +18,8 @@ from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
 from fed.randomness import Streams
-from fed.secure_aggregation.client import RevealedRounds
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
+from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.server.deploy import Deployment
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -302,7 +302,7 @@ def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
 
 def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None:
     known = _Known(tmp_path)
-    RevealedRounds(tmp_path / "state" / "revealed", "run").reveal(4)
+    RevealedRounds(tmp_path / "state" / "revealed", "run").note(4)
     known.node.prepare(known.experiment, known.plan(), known.fixed)
     for number in (3, 4, 5):
         assignment = pb.Assignment(task=pb.TaskId(start=1, number=2), round=number, payload=pb.Payload(sha256="0" * 64))
