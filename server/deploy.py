@@ -129,7 +129,7 @@ class Deployment:
                     "secure_aggregation needs nodes that can hold a conversation, each with a key that an authority "
                     "has certified: use fed server --credentials, not --insecure and not Flower's engine"
                 )
-            identities()  # that cannot be read are refused before anybody dials
+            identities()  # now, so that unreadable ones are refused before any node dials
         self._identities = identities
         self.experiment = experiment
         self._data = load(experiment.data, Streams(experiment.seed)) if experiment.data is not None else None
@@ -192,7 +192,7 @@ class Deployment:
             min_nodes = min(min_nodes, len(fleet.registered()))
         secure = self.experiment.secure_aggregation
         if secure is not None:
-            # what would be refused below is refused before anybody waits
+            # now, so that what would be refused below is refused before the wait for nodes
             self._message(prepared, policy, max(min_nodes, len(fleet.registered())))
         fleet.await_nodes(min_nodes)
         policy.check(len(fleet.registered()))

@@ -183,11 +183,11 @@ class SecureAggregation(Section, Combinable):
         return 1
 
     def check(self, asked: int, cohort: int) -> None:
-        """Refuse rounds of which none could succeed, or each would need a second session.
+        """Refuse rounds in which no session could succeed, or only a second one.
 
         Args:
             asked: clients that a round asks.
-            cohort: those with whose answers it ends.
+            cohort: clients whose answers end it.
 
         Raises:
             InvalidExperiment: if these are such rounds.

@@ -162,7 +162,7 @@ class Synchronous(Rounds):
             )
 
     def check_experiment(self, experiment: "Experiment") -> None:
-        """Refuse cohorts of which no sum could be hidden."""
+        """Refuse cohorts whose sum could not be revealed under secure aggregation, and weights without a bound."""
         secure, algorithm = experiment.secure_aggregation, experiment.algorithm.make()
         if secure is None or not isinstance(algorithm, Aggregator):
             return
