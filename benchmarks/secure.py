@@ -60,7 +60,7 @@ from fed.secure_aggregation.settings import SecureAggregation
 from fed.secure_aggregation.terms import Identities, Terms
 
 CLIENTS, NUMBERS, LARGE, DROPPED = (10, 32, 100, 1000), (100_000, 1_000_000), 10_000_000, (0.0, 0.1)
-BORNE, DEFAULT_BORNE = 0.1, 0.2
+MAX_DROP_OUT, DEFAULT_MAX_DROP_OUT = 0.1, 0.2
 MANY = (10_000, 100_000, 0.1)
 ALL_ARE_TIMED, TIMED = 32, 3
 PIECE_BYTES, PIECES, BATCHES = 128 << 10, 50, 20
@@ -76,14 +76,14 @@ class Setting:
         clients: n.
         numbers: of the model.
         dropped: share of the clients that send no masked message.
-        borne: max_drop_out, the share of drop-outs that the session's graph is made for.
+        max_drop_out: max_drop_out, the share of drop-outs that the session's graph is made for.
         cores: the number with which the coordinator removes masks.
     """
 
     clients: int
     numbers: int
     dropped: float
-    borne: float = BORNE
+    max_drop_out: float = MAX_DROP_OUT
     cores: int = 1
 
     @property
@@ -94,7 +94,7 @@ class Setting:
     @property
     def terms(self) -> Terms:
         """Terms of the session."""
-        section = SecureAggregation(corrupt=0.1, max_drop_out=self.borne)
+        section = SecureAggregation(corrupt=0.1, max_drop_out=self.max_drop_out)
         fixed = FixedPoint(32, (self.numbers,), (8.0,), most_clients=self.clients)
         return Terms(section, fixed, "benchmark", 1, 0, b"plan", b"task", b"identities")
 
@@ -331,9 +331,9 @@ def main() -> int:
     settings = [Setting(*size) for size in product(clients, numbers, DROPPED)]
     if not given.quick:
         largest = Setting(CLIENTS[-1], NUMBERS[-1], DROPPED[-1])
-        settings += [replace(largest, cores=usable_cores()), replace(largest, borne=DEFAULT_BORNE)]
+        settings += [replace(largest, cores=usable_cores()), replace(largest, max_drop_out=DEFAULT_MAX_DROP_OUT)]
     if given.many:
-        settings = [Setting(*MANY, borne) for borne in (BORNE, DEFAULT_BORNE)]
+        settings = [Setting(*MANY, share, usable_cores()) for share in (MAX_DROP_OUT, DEFAULT_MAX_DROP_OUT)]
     for setting in settings:
         report["rows"].append(row := measure(setting, given.repetitions, given.seconds))
         console.print(

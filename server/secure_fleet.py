@@ -85,7 +85,7 @@ class SecureFleet:
         _log.info(
             "secure aggregation of %d clients: each has masks with %d others, %d must stay to a round's end, and %d "
             "may collude; numbers have %d levels on either side of 0, and a mean moves by less than %.2g",
-            *(facts[key] for key in ("clients", "neighbours", "least_clients", "corrupt_clients", "levels")),
+            *(facts[key] for key in ("clients", "neighbours", "least_survivors", "corrupt_clients", "levels")),
             facts["largest_rounding"],
         )
 

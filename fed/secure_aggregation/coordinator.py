@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from fed.errors import InvalidPayload, SessionFailed
 from fed.machine import usable_cores
 from fed.secure_aggregation.fixed_point import SecureSum
-from fed.secure_aggregation.key_agreement import DIGEST_BYTES, KEY_BYTES, TAG_BYTES, AgreementKey
+from fed.secure_aggregation.key_agreement import DIGEST_BYTES, TAG_BYTES, AgreementKey
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.shamir import SHARE_BYTES, recover
 from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
@@ -32,7 +33,6 @@ __all__ = ["SessionCoordinator", "SessionPhase"]
 
 _WORTH_THREADS = 1 << 24  # numbers of all masks: for fewer, threads take longer than they save
 _MOST_THREADS = 8  # each has a vector as long as the sum
-_TRIAL = os.urandom(KEY_BYTES)
 
 
 class SessionPhase(IntEnum):
@@ -71,16 +71,17 @@ class SessionCoordinator:
         self.cheaters: set[str] = set()
         self._terms = terms
         self._identities = identities
+        self._trial = AgreementKey.draw(os.urandom)  # which finds keys that agree on nothing
         self._keys: dict[str, SessionKeys] = {}
         self._session: Session | None = None
         self._places: dict[str, int] = {}
         self._seeds_sha256: dict[int, bytes] = {}
-        self._deliveries: dict[int, Delivery] = {}  # by receiver
+        self._deliveries: dict[int, Delivery] = defaultdict(Delivery)  # by receiver
         self._sum = SecureSum(terms.fixed.bits, terms.fixed.lanes)
-        self._masked: list[int] = []
+        self._masked: set[int] = set()
         self._consents: dict[int, bytes] = {}
         self._survivors_to_sign = b""
-        self._revealed: dict[int, dict[int, bytes]] = {}  # owner → holder → share
+        self._revealed: dict[int, dict[int, bytes]] = defaultdict(dict)  # owner → holder → share
 
     def take_keys(self, name: str, keys: SessionKeys) -> None:
         """Fresh keys of a client."""
@@ -88,7 +89,7 @@ class SessionCoordinator:
         if not self._identities.is_signed(name, self._terms.keys_to_sign(keys.sealing, keys.masking), keys.signature):
             raise InvalidPayload(f"the keys of {name!r} are not signed by it, for this session")
         for key in (keys.sealing, keys.masking):  # a point of small order would end the sessions of its neighbours
-            AgreementKey(_TRIAL).agree(key, b"", "trial")
+            self._trial.agree(key, b"", "trial")
         self._keys[name] = keys
         self.replied.add(name)
 
@@ -113,16 +114,15 @@ class SessionCoordinator:
         """Sealed shares of a client's secrets."""
         self._expect(SessionPhase.SHARES, name)
         session, place = self._of_session(), self._places[name]
-        receivers = [box.place - 1 for box in shares.boxes]
-        if len(receivers) != len(set(receivers)) or set(receivers) != set(session.graph.neighbours(place)):
+        boxes = {box.place - 1: box.sealed for box in shares.boxes}
+        if len(boxes) != len(shares.boxes) or boxes.keys() != {*session.graph.neighbours(place)}:
             raise InvalidPayload(f"the boxes of {name!r} must be for its neighbours, one each, got others")
-        lengths = {len(box.sealed) for box in shares.boxes}
+        lengths = {*map(len, boxes.values())}
         if lengths != {2 * SHARE_BYTES + TAG_BYTES} or len(shares.seed_sha256) != DIGEST_BYTES:
             raise InvalidPayload(f"the boxes of {name!r} must hold two shares each, got {sorted(lengths)[:3]} bytes")
         self._seeds_sha256[place] = shares.seed_sha256
-        for box in shares.boxes:
-            delivery = self._deliveries.setdefault(box.place - 1, Delivery())
-            delivery.boxes.add(place=place + 1, sealed=box.sealed)
+        for receiver, sealed in boxes.items():
+            self._deliveries[receiver].boxes.add(place=place + 1, sealed=sealed)
         self.replied.add(name)
 
     def close_shares(self) -> Mapping[str, Delivery]:
@@ -132,8 +132,8 @@ class SessionCoordinator:
         if len(self._seeds_sha256) < session.least_survivors:
             raise SessionFailed(self._too_few("have shared their secrets", len(self._seeds_sha256)))
         self._pass(SessionPhase.MASKED)
-        deliveries, self._deliveries = self._deliveries, {}
-        return {session.names[place]: deliveries.get(place, Delivery()) for place in sorted(self._seeds_sha256)}
+        deliveries, self._deliveries = self._deliveries, defaultdict(Delivery)
+        return {session.names[place]: deliveries[place] for place in sorted(self._seeds_sha256)}
 
     def take_masked(self, name: str, lanes: Tensor) -> None:
         """Masked message of a client, which is added to the sum and not kept."""
@@ -142,20 +142,19 @@ class SessionCoordinator:
         if place not in self._seeds_sha256:
             raise InvalidPayload(f"{name!r} has shared no secrets in this session")
         self._sum.add(lanes)
-        self._masked.append(place)
+        self._masked.add(place)
         self.replied.add(name)
 
     def close_masked(self) -> tuple[Survivors, Sequence[str]]:
         """The list of survivors as each of them is told it, and their names."""
         self._expect_to_close(SessionPhase.MASKED)
         session = self._of_session()
-        self._masked.sort()
         if len(self._masked) < session.least_survivors:
             raise SessionFailed(self._too_few("have sent their masked messages", len(self._masked)))
-        survivors = Survivors(places=session.pack(self._masked))
+        survivors = Survivors(places=session.pack(sorted(self._masked)))
         self._survivors_to_sign = session.survivors_to_sign(survivors.places)
         self._pass(SessionPhase.CONSENTS)
-        return survivors, [session.names[place] for place in self._masked]
+        return survivors, [session.names[place] for place in sorted(self._masked)]
 
     def take_consent(self, name: str, consent: Consent) -> None:
         """Consent of a survivor to the list of survivors."""
@@ -193,16 +192,15 @@ class SessionCoordinator:
         if holder not in self._consents:
             raise InvalidPayload(f"{name!r} has not consented")
         # holding is mutual: a client holds shares of those that hold its own
-        held, masked = self._seeds_sha256.keys() & set(session.graph.holders(holder)), set(self._masked)
-        found = [revealed.place - 1 for revealed in unmasking.seeds], [kept.place - 1 for kept in unmasking.keys]
-        expected = held & masked, held - masked
-        if any(len(got) != len(wanted) or set(got) != wanted for got, wanted in zip(found, expected, strict=True)):
+        held = self._seeds_sha256.keys() & {*session.graph.holders(holder)}
+        seeds, keys = ({one.place - 1: one.share for one in kind} for kind in (unmasking.seeds, unmasking.keys))
+        is_whole = len(seeds) + len(keys) == len(unmasking.seeds) + len(unmasking.keys)
+        if not is_whole or {*seeds} != held & self._masked or {*keys} != held - self._masked:
             raise InvalidPayload(f"{name!r} must reveal a share of each secret that it holds, got others")
-        revealed = [*unmasking.seeds, *unmasking.keys]
-        if any(len(one.share) != SHARE_BYTES for one in revealed):
+        if {*map(len, (*seeds.values(), *keys.values()))} - {SHARE_BYTES}:
             raise InvalidPayload(f"the shares of {name!r} must have {SHARE_BYTES} bytes")
-        for one in revealed:
-            self._revealed.setdefault(one.place - 1, {})[holder] = one.share
+        for owner, revealed in (*seeds.items(), *keys.items()):
+            self._revealed[owner][holder] = revealed
         self.replied.add(name)
 
     @property
@@ -222,7 +220,7 @@ class SessionCoordinator:
         if not self.can_finish:
             raise SessionFailed(self._too_few("have revealed shares", len(self.replied)))
         self._pass(SessionPhase.OVER)
-        masks, masked = [], set(self._masked)
+        masks, masked = [], self._masked
         for owner in self._owners():
             if owner in masked:
                 masks.append(Mask(self._recovered(owner, self._is_seed), is_added=False))
@@ -238,7 +236,7 @@ class SessionCoordinator:
 
     def _owners(self) -> Sequence[int]:
         """Clients whose secrets are needed: survivors, and their neighbours that dropped out after they had shared."""
-        graph, masked = self._of_session().graph, set(self._masked)
+        graph, masked = self._of_session().graph, self._masked
         return [
             place
             for place in sorted(self._seeds_sha256)

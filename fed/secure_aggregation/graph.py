@@ -162,9 +162,11 @@ class SessionGraph:
     def _neighbours(self, place: int) -> tuple[int, ...]:
         if self.degree.is_complete:
             return tuple(other for other in range(self.clients) if other != place)
-        at, half = self._place_of[place], self.degree.neighbours // 2
-        around = [*range(-half, 0), *range(1, half + 1)]
-        return tuple(sorted(self._order[(at + distance) % self.clients] for distance in around))
+        half = self.degree.neighbours // 2
+        first = (self._place_of[place] - half) % self.clients
+        window = self._circle_twice[first : first + 2 * half + 1]
+        window.remove(place)
+        return tuple(sorted(window))
 
     def holders(self, place: int) -> tuple[int, ...]:
         """The places that hold shares of a client's secrets, in ascending order."""
@@ -175,6 +177,10 @@ class SessionGraph:
         return sorted(
             range(self.clients), key=lambda place: hashlib.sha256(self.digest + place.to_bytes(4, "big")).digest()
         )
+
+    @cached_property
+    def _circle_twice(self) -> list[int]:
+        return [*self._order, *self._order]
 
     @cached_property
     def _place_of(self) -> Sequence[int]:

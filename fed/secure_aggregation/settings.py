@@ -157,7 +157,7 @@ class SecureAggregation(Section, Combinable):
             "clients": fixed.most_clients,
             "neighbours": degree.neighbours,
             "threshold": degree.threshold,
-            "least_clients": self.least_survivors(fixed.most_clients),
+            "least_survivors": self.least_survivors(fixed.most_clients),
             "corrupt_clients": math.floor(self.corrupt * fixed.most_clients),
             "levels": fixed.levels,
             "largest_rounding": max(fixed.error_bounds),

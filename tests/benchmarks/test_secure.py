@@ -72,8 +72,8 @@ def test_what_misses_its_target_is_said(secure: Any) -> None:
     sides = {"clients": {"masking_s": 0.061, "times_limit": 9.0}, "coordinator": {"total_s": 5.1, "times_limit": 9.0}}
     sizes = [vars(replace(secure.Setting(1000, 1_000_000, 0.1), cores=cores)) for cores in (1, 2)]
     assert secure.shortfalls({"rows": [{"size": size, **sides} for size in sizes]}) == [
-        "1,000, 1,000,000, 10%, 10%, 1: clients must keep masking ≤ 60 ms, got 0.061 s",
-        "1,000, 1,000,000, 10%, 10%, 2: coordinator must keep together ≤ 5,000 ms, got 5.1 s",
+        "1,000, 1,000,000, 10%, 10%, 1: clients: masking ≤ 60 ms must hold, got 0.061 s",
+        "1,000, 1,000,000, 10%, 10%, 2: coordinator: together ≤ 5,000 ms must hold, got 5.1 s",
     ]
 
 
