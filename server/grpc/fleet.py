@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import hold_to_loopback
-from fed.server.grpc.leases import Delivery
+from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
 from fed.wire.calls import Admission
@@ -80,8 +80,8 @@ class NodeFleet(RealFleet):
         self._spool = spool
         self.sessions: NodeSessions | None = None
         # None: a node has come or gone
-        self._arrivals: SimpleQueue[Delivery | Scored | SessionMessage | None] = SimpleQueue()
-        self._ready: deque[Delivery] = deque()
+        self._arrivals: SimpleQueue[TaskOutcome | Scored | SessionMessage | None] = SimpleQueue()
+        self._ready: deque[TaskOutcome] = deque()
         self._is_closed = False
         self._due_s: dict[int, float] = {}  # by task
         self._payloads: dict[tuple[int, int | None], Payload] = {}
@@ -191,11 +191,11 @@ class NodeFleet(RealFleet):
         if self.sessions is not None:
             self.sessions.tick()
 
-    def _take(self, arrival: Delivery | Scored | SessionMessage | None) -> None:
+    def _take(self, arrival: TaskOutcome | Scored | SessionMessage | None) -> None:
         if isinstance(arrival, SessionMessage):
             if self.sessions is not None:
                 self.sessions.take_message(arrival.client, arrival.message)
-        elif isinstance(arrival, Delivery):
+        elif isinstance(arrival, TaskOutcome):
             if self.sessions is not None and arrival.answer is None and not arrival.lacks_model:
                 self.sessions.take_failure(self._open[arrival.task].client if arrival.task in self._open else "")
             task = self._with_whole_model(arrival.task) if arrival.lacks_model else None

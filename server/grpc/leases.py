@@ -8,13 +8,13 @@ from pathlib import Path
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, TensorSpec
 
-__all__ = ["Delivery", "Lease", "Leases"]
+__all__ = ["Lease", "Leases", "TaskOutcome"]
 
 _MOST_DELIVERED = 10_000  # that are remembered, so that one sent twice is known
 
 
 @dataclass(frozen=True)
-class Delivery:
+class TaskOutcome:
     """Outcome of a task, as its node says.
 
     Args:
@@ -86,7 +86,7 @@ class Leases:
         lease_s: seconds without a heartbeat after which a task has failed.
     """
 
-    def __init__(self, start: int, spool: Path, arrived: Callable[[Delivery], object], lease_s: float) -> None:
+    def __init__(self, start: int, spool: Path, arrived: Callable[[TaskOutcome], object], lease_s: float) -> None:
         self._start = start
         self._spool = spool
         self._arrived = arrived
@@ -154,7 +154,7 @@ class Leases:
         self._delivered[lease.number] = lease.client, answer.payload.sha256
         if len(self._delivered) > _MOST_DELIVERED:
             del self._delivered[next(iter(self._delivered))]  # dicts keep their order: the oldest
-        self._arrived(Delivery(lease.number, answer, path))
+        self._arrived(TaskOutcome(lease.number, answer, path))
 
     def was_completed(self, client: int | str | None, answer: pb.Answer) -> bool:
         """True if this answer has been accepted before.
@@ -185,4 +185,4 @@ class Leases:
             lacks_model: the node does not have what the differences are added to.
         """
         if self.withdraw(lease.number) is not None:
-            self._arrived(Delivery(lease.number, problem=reason, lacks_model=lacks_model))
+            self._arrived(TaskOutcome(lease.number, problem=reason, lacks_model=lacks_model))

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fed.server.grpc.deliveries import Deliveries
-from fed.server.grpc.leases import Delivery, Lease, Leases
+from fed.server.grpc.leases import Lease, Leases, TaskOutcome
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import Admission, Call, Reception, TurnedAway, converse, parsed, send_file
@@ -106,7 +106,7 @@ class NodeService:
 
     start: int
     spool: Path
-    arrivals: SimpleQueue[Delivery | Scored | SessionMessage | None]
+    arrivals: SimpleQueue[TaskOutcome | Scored | SessionMessage | None]
     admits: Admission | None
     accepts: Callable[[pb.Joining], str | None]
     patience: Patience = field(default_factory=Patience)

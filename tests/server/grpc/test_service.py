@@ -14,7 +14,7 @@ import grpc
 import pytest
 import torch
 
-from fed.server.grpc.leases import Delivery
+from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience
 from fed.wire.payloads import CHUNK_BYTES, TensorSpec, chunks
 from fed.wire.protocol_pb2 import (
@@ -99,7 +99,7 @@ class Server:
         assert arrived.path is not None
         return arrived.path.read_bytes()
 
-    def arrived(self) -> list[Delivery]:
+    def arrived(self) -> list[TaskOutcome]:
         found = [self.arrivals.get() for _ in range(self.arrivals.qsize())]
         return [one for one in found if one is not None]
 
