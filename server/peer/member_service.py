@@ -36,13 +36,11 @@ class Standing(NamedTuple):
 
     Args:
         present: the members that are there and ready, in their order.
-        others: how many more are there, which are not ready yet.
         view: hash of all that neighbours are found from.
         rounds: the round that each of the others is in, as far as it is known.
     """
 
     present: tuple[Member, ...]
-    others: int
     view: str
     rounds: Mapping[str, int]
 
@@ -131,7 +129,7 @@ class MemberService(ABC):
         known = "\n".join(f"{member.name} {bool(member.address)}" for member in present)
         view = hashlib.sha256(known.encode()).hexdigest()[:16]
         rounds = {name: number for name, number in self.reached.items() if name in names}
-        return Standing(present, len(there) - len(present), view, rounds)
+        return Standing(present, view, rounds)
 
     def reach(self, names: frozenset[str]) -> None:
         """Dial members with which there is no stream."""

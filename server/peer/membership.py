@@ -16,7 +16,6 @@ some beats, or invent members, up to the bound. That costs others deadlines in a
 replicas take as members those alone that have shown a certificate over a stream.
 """
 
-import hashlib
 import math
 import random
 import re
@@ -244,11 +243,6 @@ class MembershipList:
         """True if this process has had no sign of life of that name, and no goodbye."""
         known = self._records.get(name)
         return known is None or (known.alive_s == -math.inf and not known.member.left)
-
-    def version(self, now_s: float) -> str:
-        """Hash of the present members' names, equal at peers of one view."""
-        names = "\n".join([member.name for member in self.present(now_s)])
-        return hashlib.sha256(names.encode()).hexdigest()[:16]
 
     def _time_s(self, now_s: float) -> float:
         """Seconds that this process has been awake: its beats are late while it is frozen."""
