@@ -88,7 +88,7 @@ def take_part(
     return run
 
 
-def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPeer]:
+def _kind_of_peer(experiment: Experiment, prepared: Preparation) -> type[RealPeer[Any]]:
     """Kind of peer that the experiment's algorithm needs.
 
     Raises:

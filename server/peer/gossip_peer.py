@@ -16,13 +16,14 @@ from fed.config.experiment import Experiment
 from fed.config.registry import TOPOLOGIES
 from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.federation import step_sizes
+from fed.server.peer.gossip_service import GossipService
 from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.network import PeerNetwork, meeting
 from fed.server.peer.outbox import Key
 from fed.server.peer.peers import Peers, exchange_specs
+from fed.server.peer.reachability import reachable_graph
+from fed.server.peer.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.real_peer import PeerSetup, RealPeer
-from fed.server.peer.service import PeerService
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
 from fed.wire.messages import client_id_of
@@ -37,9 +38,10 @@ __all__ = ["GossipPeer"]
 
 _log = logging.getLogger(__name__)
 _AHEAD = 2  # rounds, beside those between two checkpoints
+_COPY_WITHIN_S = 60.0
 
 
-class GossipPeer(RealPeer):
+class GossipPeer(RealPeer[GossipService]):
     """Peer of a rule over ``mix``."""
 
     def __init__(
@@ -57,27 +59,23 @@ class GossipPeer(RealPeer):
         self._rule, layout, every = rule, prepared.layout, experiment.checkpoints.every
         self._keeps_checkpoints = every is not None
         codec = PeerCodec(prepared.peer_encoder(), prepared.streams) if rule.compresses else None
-        service = PeerService(
-            **self.of_service(is_ready=is_resumed, gone_after_s=self.deadline_s),
+        service = GossipService(
+            **self.service_arguments(is_ready=is_resumed, gone_after_s=self.deadline_s),
             specs=exchange_specs(rule, layout, codec),
             copied=(),
             ahead=_AHEAD + (every or 0),
             snapshot=lambda: self._peers.copied,
             check=partial(_check, codec),
         )
-        self._network = PeerNetwork(
+        self._neighbourhood = RealNeighbourhood(
             service, self._topology_or_ring, pushes=rule.corrects_weights, deadline_s=self.deadline_s
         )
+        self.thread = self._neighbourhood.thread
         groups = Groups(experiment.local, 1, normalises_batches(prepared.module), prepared.phases)
         first, lr_in = layout.pack(prepared.module), step_sizes(experiment, self.policy)
-        self._peers = Peers(rule, self._network, [self.size], groups, self.executor, layout, first, lr_in, codec)
+        self._peers = Peers(rule, self._neighbourhood, [self.size], groups, self.executor, layout, first, lr_in, codec)
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
         self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # what cannot be made is said at once
-
-    @property
-    def service(self) -> PeerService:
-        """Service of this peer."""
-        return self._network.service
 
     @property
     def federation(self) -> Peers:
@@ -87,42 +85,34 @@ class GossipPeer(RealPeer):
     @property
     def is_behind(self) -> bool:
         """True while rounds pass in which this peer takes no part."""
-        return self._network.skips_to > self.service.round
+        return self._neighbourhood.skips_to > self.service.round
 
     def resume(self, kept: tuple[int, Tree] | None) -> None:
         """Take up the messages that are on disk."""
         state = None if kept is None else kept[1]["federation"]["neighbourhood"]
         number = 0 if kept is None else kept[0]
-        self._network.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
-
-    def listen(self) -> int | None:
-        """Begin to speak with others; returns the port."""
-        return self._network.listen(self.setup.listen, self.setup.advertise)
+        self._neighbourhood.resume(number, state, keeps_checkpoints=self._keeps_checkpoints)
 
     def meet(self) -> int:
         """Wait for the others, or join them where they have begun; returns how many there are with this one."""
-        if not self._is_resumed and self._network.is_late():
+        if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
-        self._network.make_ready()
-        return len(self._network.await_members(self.setup.min_peers).present)
+        self.thread.call(self.service.members.make_ready)
+        return len(self._neighbourhood.await_members(self.setup.min_peers).present)
 
     def graph(self) -> "nx.Graph[str]":
         """Graph of this peer's own neighbours."""
-        return self._network.graph()
-
-    def close(self, reason: str, *, lingers: bool) -> None:
-        """Leave the others."""
-        self._network.close(reason, lingers=lingers)
+        return self._neighbourhood.graph()
 
     def _join(self) -> None:
         """Begin from a copy of another peer's state, where one gives it."""
-        found = self._network.copy()
+        found = self.thread.wait_for(self.service.copy(_COPY_WITHIN_S))
         if found is None:
             _log.warning("no peer gave a copy of its model: this one begins with the first model")
             return
         number, tensors = found
         self._peers.adopt(tensors)
-        self._network.skips_to = number + 1
+        self._neighbourhood.skips_to = number + 1
         _log.info("joined after round %d, with a copy of another peer's model", number)
 
     def _topology_or_ring(self, members: Sequence[Member]) -> Topology:
@@ -132,7 +122,7 @@ class GossipPeer(RealPeer):
         except InvalidExperiment as error:
             _log.warning("%d peers mix over a ring until others come or go: %s", len(members), error)
         ring = TOPOLOGIES.make("ring")
-        make = partial(_met, members, ring.make)
+        make = partial(_made_reachable, members, ring.make)
         return Topology(make, ring.target, len(members), self.prepared.streams, lazy=True)
 
     def _topology(self, members: Sequence[Member]) -> Topology:
@@ -141,7 +131,7 @@ class GossipPeer(RealPeer):
         kind, made = (section.target, section.make) if section is not None else (partners, partners)
         assert kind is not None
         assert made is not None
-        topology = Topology(partial(_met, members, made), kind, len(members), self.prepared.streams, **rules)
+        topology = Topology(partial(_made_reachable, members, made), kind, len(members), self.prepared.streams, **rules)
         self._rule.check_topology(topology)
         if self._rule.corrects_weights or (topology.keeps_mean and not topology.is_directed):
             return topology
@@ -151,8 +141,8 @@ class GossipPeer(RealPeer):
         )
 
 
-def _met(members: Sequence[Member], made: "Callable[..., nx.Graph[int]]", **given: Any) -> "nx.Graph[int]":
-    return meeting(members, made(**given))
+def _made_reachable(members: Sequence[Member], make: "Callable[..., nx.Graph[int]]", **given: Any) -> "nx.Graph[int]":
+    return reachable_graph(members, make(**given))
 
 
 def _check(codec: PeerCodec | None, key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:

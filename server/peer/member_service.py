@@ -120,6 +120,17 @@ class MemberService(ABC):
             self._beating.cancel()
         await self.links.close(reason)
 
+    def begin(self, number: int, durable: int) -> Standing:
+        """Begin a round, and tell the others.
+
+        Args:
+            number: of the round, from 1.
+            durable: the last round whose outcome is on disk.
+        """
+        self.round, self.durable = number, durable
+        self._tell_progress()
+        return self.standing()
+
     def standing(self) -> Standing:
         """See who is there, and how far they are."""
         now_s = time.monotonic()

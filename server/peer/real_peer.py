@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch import nn
 
@@ -24,6 +24,7 @@ from fed.server.federation import Federation, State
 from fed.server.peer.links import StreamPatience
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.membership import Member, Timing
+from fed.server.peer.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.training_loop import Scoring, TrainingLoop
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
+_Service = TypeVar("_Service", bound=MemberService)
 _DEADLINE_S = 60.0  # where rounds have none
 _AGREED = ("seed", "model", "local", "algorithm", "topology", "rounds", "uplink", "error_feedback", "checkpoints")
 
@@ -61,8 +63,11 @@ class PeerSetup:
     min_peers: int = 2
 
 
-class RealPeer(ABC):
+class RealPeer(ABC, Generic[_Service]):
     """Peer's part in a run.
+
+    Attributes:
+        thread: runs its service; a subclass makes both.
 
     Args:
         experiment: to run.
@@ -72,6 +77,8 @@ class RealPeer(ABC):
         output: the run's folder.
         is_resumed: the run goes on.
     """
+
+    thread: ServiceThread[_Service]
 
     def __init__(
         self,
@@ -94,9 +101,9 @@ class RealPeer(ABC):
         self.executor = InProcess(partial(Work, prepared.recipe))
 
     @property
-    @abstractmethod
-    def service(self) -> MemberService:
+    def service(self) -> _Service:
         """Service of this peer."""
+        return self.thread.service
 
     @property
     @abstractmethod
@@ -120,28 +127,30 @@ class RealPeer(ABC):
             kept: the newest checkpoint, with its round; None: the run begins.
         """
 
-    @abstractmethod
     def listen(self) -> int | None:
         """Begin to speak with others; returns the port.
 
         Raises:
             InvalidInput: if nothing can listen there.
         """
+        return self.thread.listen(self.setup.listen, self.setup.advertise)
 
     @abstractmethod
     def meet(self) -> int:
         """Wait for the others; returns how many there are with this one."""
 
-    @abstractmethod
     def close(self, reason: str, *, lingers: bool) -> None:
         """Leave the others.
 
         Args:
             reason: to tell them.
-            lingers: once they need this peer no more.
+            lingers: once they need this peer no more, or after a deadline.
         """
+        if lingers:
+            self.thread.call(self.service.begin, self.service.round + 1, self.service.round)
+        self.thread.close(reason, self.deadline_s if lingers else 0.0)
 
-    def of_service(self, *, is_ready: bool, gone_after_s: float) -> dict[str, Any]:
+    def service_arguments(self, *, is_ready: bool, gone_after_s: float) -> dict[str, Any]:
         """Arguments of any :class:`fed.server.peer.member_service.MemberService`.
 
         Args:

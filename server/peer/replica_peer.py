@@ -25,7 +25,7 @@ _SLOWEST_BYTES_PER_S = 1e5  # of a ring's links
 _KEPT = 8  # rounds whose sums stay for those that are behind, at least
 
 
-class ReplicaPeer(RealPeer):
+class ReplicaPeer(RealPeer[ReplicaService]):
     """Peer of a rule over ``mean`` without a coordinator."""
 
     def __init__(
@@ -57,20 +57,15 @@ class ReplicaPeer(RealPeer):
             kept=max(_KEPT, 1 + (experiment.checkpoints.every or 0)),
         )
         service = ReplicaService(
-            **self.of_service(is_ready=True, gone_after_s=self.deadline_s),
+            **self.service_arguments(is_ready=True, gone_after_s=self.deadline_s),
             message=message,
             ballots=ballots,
             min_peers=setup.min_peers,
             snapshot=lambda: self._replicated.snapshot,
         )
-        self._thread, states = ServiceThread(service), prepared.client_states(message)
-        fleet = ReplicatedFleet(self._thread, self.size, states, self.executor, numbers)
+        self.thread, states = ServiceThread(service), prepared.client_states(message)
+        fleet = ReplicatedFleet(self.thread, self.size, states, self.executor, numbers)
         self._replicated = Replicated(experiment, prepared, self.policy, fleet, message, states)
-
-    @property
-    def service(self) -> ReplicaService:
-        """Service of this peer."""
-        return self._thread.service
 
     @property
     def federation(self) -> Replicated:
@@ -84,25 +79,15 @@ class ReplicaPeer(RealPeer):
 
     def resume(self, kept: tuple[int, Tree] | None) -> None:
         """Take up what this replica has promised, and the sums that are on disk."""
-        self._thread.call(self.service.restore, 0 if kept is None else kept[0])
+        self.thread.call(self.service.restore, 0 if kept is None else kept[0])
         if kept is not None and not self.service.has_record:
             raise InvalidCheckpoint(
                 f"{self.service.folder} must hold what this peer has promised the others, got nothing: bring it back, "
                 "or let the peer join anew, under another name and with another --output"
             )
 
-    def listen(self) -> int | None:
-        """Begin to speak with others; returns the port."""
-        return self._thread.listen(self.setup.listen, self.setup.advertise)
-
     def meet(self) -> int:
         """Wait until there is a group, which this peer founds with others or joins."""
-        self._replicated.found(self._thread.wait_for(self.service.founded()))
-        self._replicated.take_over_if_later(self._thread.call(self.service.kept_copy))
-        return len(self._thread.call(self.service.standing).present)
-
-    def close(self, reason: str, *, lingers: bool) -> None:
-        """Leave the others."""
-        if lingers:
-            self._thread.call(self.service.begin, self.service.round + 1, self.service.round)
-        self._thread.close(reason, self.deadline_s if lingers else 0.0)
+        self._replicated.found(self.thread.wait_for(self.service.founded()))
+        self._replicated.take_over_if_later(self.thread.call(self.service.kept_copy))
+        return len(self.thread.call(self.service.standing).present)

@@ -140,11 +140,6 @@ class ReplicaService(MemberService):
         """True if what this replica has promised is known."""
         return self._agreement is not None
 
-    def begin(self, number: int, durable: int) -> None:
-        """Begin a round."""
-        self.round, self.durable = number, durable
-        self._tell_progress()
-
     def contribute(self, number: int, total: RoundSum) -> None:
         """Have this replica's own update ready for a round."""
         assert self._agreement is not None

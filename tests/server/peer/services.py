@@ -16,7 +16,7 @@ from fed.identity.credentials import PeerCredentials
 from fed.server.peer.links import StreamPatience
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.outbox import Key
-from fed.server.peer.service import PeerService
+from fed.server.peer.gossip_service import GossipService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.protocol import PROTOCOL
@@ -38,8 +38,8 @@ def made(
     is_ready: bool = True,
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
     check: Callable[[Key, str, Sequence[Tensor]], None] | None = None,
-) -> PeerService:
-    return PeerService(
+) -> GossipService:
+    return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
         experiment=experiment,
         introducers=introducers,
@@ -58,7 +58,7 @@ def made(
 
 
 @asynccontextmanager
-async def listening(*services: PeerService, ports: Sequence[int] = ()) -> AsyncIterator[None]:
+async def listening(*services: GossipService, ports: Sequence[int] = ()) -> AsyncIterator[None]:
     """Services that listen, one after the other, until the end."""
     begun = []
     try:
@@ -124,5 +124,5 @@ def hello(name: str = "stranger", **said: Any) -> pb.Greeting:
     return greeting
 
 
-def port_of(service: PeerService) -> int:
+def port_of(service: GossipService) -> int:
     return int(service.members.own.address.rpartition(":")[2])

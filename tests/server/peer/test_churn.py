@@ -12,7 +12,7 @@ import torch
 
 from fed.randomness import Streams
 from fed.server.peer.membership import Member
-from fed.server.peer.network import PeerNetwork
+from fed.server.peer.real_neighbourhood import RealNeighbourhood
 from fed.topology import Topology
 from tests.server.peer.processes import processes
 from tests.server.peer.services import made, port_of
@@ -36,13 +36,14 @@ class Mixer(threading.Thread):
     def __init__(self, folder: Path, number: int, introducers: Sequence[str]) -> None:
         super().__init__(daemon=True)
         self.x_NP = torch.full((1, 3), float(number))
-        service = made(
+        self.service = made(
             folder, f"peer-{number}", introducers, gone_after_s=DEADLINE_S, is_ready=False, snapshot=self._snapshot
         )
-        self.network = PeerNetwork(service, ring, pushes=False, deadline_s=DEADLINE_S)
-        self.network.resume(0, None, keeps_checkpoints=False)
-        self.network.listen("127.0.0.1:0", None)
-        self.address = f"127.0.0.1:{port_of(service)}"
+        self.neighbourhood = RealNeighbourhood(self.service, ring, pushes=False, deadline_s=DEADLINE_S)
+        self.thread = self.neighbourhood.thread
+        self.neighbourhood.resume(0, None, keeps_checkpoints=False)
+        self.thread.listen("127.0.0.1:0", None)
+        self.address = f"127.0.0.1:{port_of(self.service)}"
         self.leaves = threading.Event()
         self.round = 0
 
@@ -50,19 +51,19 @@ class Mixer(threading.Thread):
         return (self.round, [self.x_NP[0]]) if self.round else None
 
     def run(self) -> None:
-        if self.network.is_late() and (copied := self.network.copy()) is not None:
+        if self.neighbourhood.is_late() and (copied := self.thread.wait_for(self.service.copy(60.0))) is not None:
             number, (x_P,) = copied
-            self.x_NP, self.round, self.network.skips_to = x_P.unsqueeze(0), number, number + 1
-        self.network.make_ready()
-        self.network.await_members(2)
+            self.x_NP, self.round, self.neighbourhood.skips_to = x_P.unsqueeze(0), number, number + 1
+        self.thread.call(self.service.members.make_ready)
+        self.neighbourhood.await_members(2)
         while not self.leaves.is_set():
-            number = max(self.round + 1, self.network.skips_to)
-            if len(self.network.begin(number).rows_S):
-                weights, (sent_SP,) = self.network.exchange(self.x_NP)
+            number = max(self.round + 1, self.neighbourhood.skips_to)
+            if len(self.neighbourhood.begin(number).rows_S):
+                weights, (sent_SP,) = self.neighbourhood.exchange(self.x_NP)
                 self.x_NP = weights.mixed(self.x_NP, sent_SP).float()
-                self.network.end()
+                self.neighbourhood.end()
                 self.round = number
-        self.network.close("it leaves", lingers=False)
+        self.thread.close("it leaves", 0.0)
 
 
 @pytest.mark.long

@@ -7,7 +7,7 @@ import pytest
 
 from fed.errors import InvalidPayload, ValueRange
 from fed.server.peer.membership import MOST_MEMBERS, Member, MembershipList, Target, Timing
-from tests.server.peer.gossip_network import TIMING, Network
+from tests.server.peer.member_network import TIMING, Network
 
 EIGHT = [str(number) for number in range(8)]
 STARTS = ("all know all", "one introduces", "the last introduces", "chain", "tree")

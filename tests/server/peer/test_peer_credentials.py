@@ -10,7 +10,7 @@ import pytest
 from fed.errors import InvalidCredentials
 from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, PeerCredentials, ServerCredentials
-from fed.server.peer.service import PeerService
+from fed.server.peer.gossip_service import GossipService
 from tests.server.peer.services import await_that, made, port_of
 
 
@@ -26,12 +26,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def peer(folder: Path, keys: Path, name: str, *addresses: str, whose: str = "ours", called: str = "") -> PeerService:
+def peer(folder: Path, keys: Path, name: str, *addresses: str, whose: str = "ours", called: str = "") -> GossipService:
     credentials = PeerCredentials.load(keys / whose / "nodes" / name)
     return made(folder, called or name, addresses, credentials=credentials, gone_after_s=2.6)
 
 
-async def met(*services: PeerService, seconds: float = 1.5) -> list[int]:
+async def met(*services: GossipService, seconds: float = 1.5) -> list[int]:
     """Let services run; returns how many members each sees."""
     with suppress(AssertionError):
         await await_that(lambda: all(len(one.standing().present) == len(services) for one in services), seconds)

@@ -1,8 +1,8 @@
-"""Neighbourhood of a real peer: whom it mixes with in a round, over the streams of its service.
+"""Neighbourhood of a real peer: the neighbours that it mixes with in a round, over the streams of its service.
 
-Neighbours are found from the members that are there, by the experiment's topology. Two members of different views do
-not mix until they agree. A neighbour that is gone, late or refused is left out of the exchange at both ends; what this
-peer would give it, it keeps.
+Neighbours are found from the members that are present, by the experiment's topology. Two members of different views do
+not mix until they agree. A neighbour that is gone, late or refused is left out of the exchange at both ends. A peer
+keeps the weight that such a neighbour would have had.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.server.peer.copies import Copies
+from fed.server.peer.gossip_service import GossipService, Outcome
 from fed.server.peer.member_service import Standing
 from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.server.peer.outbox import Key
-from fed.server.peer.service import Outcome, PeerService
 from fed.server.peer.service_thread import ServiceThread
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
@@ -33,19 +32,19 @@ from fed.wire.messages import client_id_of
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["PeerNetwork", "meeting", "round_of_most"]
+__all__ = ["RealNeighbourhood", "round_of_most"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
 _FOUND_WITHIN_S = 1.0  # others, if there are some
 _LETTERS_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
-_COPY_WITHIN_S = 60.0
 
 
-class PeerNetwork:
+class RealNeighbourhood:
     """A :class:`fed.server.peer.neighbourhood.Neighbourhood` of one peer, whose neighbours are other processes.
 
     Attributes:
+        thread: runs the service.
         left_out: neighbours that were left out of this round's exchanges.
         neighbours: of this round, those that send to this peer and those that it sends to.
 
@@ -57,7 +56,7 @@ class PeerNetwork:
     """
 
     def __init__(
-        self, service: PeerService, topology: Callable[[Sequence[Member]], Topology], *, pushes: bool, deadline_s: float
+        self, service: GossipService, topology: Callable[[Sequence[Member]], Topology], *, pushes: bool, deadline_s: float
     ) -> None:
         self.service = service
         self.bytes_sent = self.bytes_received = 0
@@ -76,15 +75,7 @@ class PeerNetwork:
         self._written = 0  # the last round whose state was asked for, for a checkpoint
         self._last_names: list[str] = []
         self._copies = Copies()
-        self._thread = ServiceThread(service)
-        self.listen = self._thread.listen
-
-    def close(self, reason: str, *, lingers: bool) -> None:
-        """Leave the others, once they need no message of this peer any more."""
-        if lingers:
-            number = self.service.round
-            self._thread.call(self.service.begin, number + 1, number)
-        self._thread.close(reason, self._deadline_s if lingers else 0.0)
+        self.thread = ServiceThread(service)
 
     def await_members(self, count: int) -> Standing:
         """Wait until so many members are ready; after a resumption, for those of before, until the deadline.
@@ -94,7 +85,7 @@ class PeerNetwork:
         """
         until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
         while True:
-            standing = self._thread.call(self.service.standing)
+            standing = self.thread.call(self.service.standing)
             names = {member.name for member in standing.present}
             missing = {*self._last_names} - names
             if (len(names) >= count or self._last_names) and not missing:
@@ -111,18 +102,10 @@ class PeerNetwork:
         """Tell whether the run of the others has begun, as soon as one of them says so or there are none."""
         until_s = time.monotonic() + _FOUND_WITHIN_S
         while True:
-            standing = self._thread.call(self.service.standing)
+            standing = self.thread.call(self.service.standing)
             if standing.rounds or time.monotonic() > until_s:
                 return standing.furthest > 1
             time.sleep(_LOOKS_EVERY_S)
-
-    def make_ready(self) -> None:
-        """Take part in rounds from now on."""
-        self._thread.call(self.service.members.make_ready)
-
-    def copy(self) -> tuple[int, list[Tensor]] | None:
-        """Another member's state after a round, for a peer that joins a run that goes on."""
-        return self._thread.wait_for(self.service.copy(_COPY_WITHIN_S))
 
     @property
     def members(self) -> Sequence[int | str]:
@@ -139,7 +122,7 @@ class PeerNetwork:
         self.bytes_sent = self.bytes_received = 0
         self.left_out, self.neighbours = set(), frozenset()
         durable = self._written if self._keeps_checkpoints else number - 1
-        standing = self._thread.call(self.service.begin, number, durable)
+        standing = self.thread.call(self.service.begin, number, durable)
         self._seen = len(standing.present)
         if number >= self.skips_to:
             self._find_neighbours(number, standing)
@@ -160,7 +143,7 @@ class PeerNetwork:
             differences = self._copies.begin(self.service.round, encoded.before_NM[0], self._to, self._from)
         key = Key(self.service.round, self._exchange)
         self._exchange += 1
-        outcome: Outcome = self._thread.wait_for(
+        outcome: Outcome = self.thread.wait_for(
             self.service.exchange(
                 key,
                 tensors,
@@ -202,7 +185,7 @@ class PeerNetwork:
 
     def end(self) -> None:
         """Say who was left out, and count what has travelled."""
-        moved = self._thread.call(lambda: (self.service.bytes_sent, self.service.bytes_received))
+        moved = self.thread.call(lambda: (self.service.bytes_sent, self.service.bytes_received))
         self.bytes_sent, self.bytes_received = (now - then for now, then in zip(moved, self._moved, strict=True))
         self._moved = moved
         if self.left_out - self._left_out_before:
@@ -227,7 +210,7 @@ class PeerNetwork:
     def state(self) -> Tree:
         """Clock, members and the neighbours whose vectors counted, for a checkpoint."""
         self._written = self.service.round
-        included = self._thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
+        included = self.thread.call(lambda: [[*key, *sorted(names)] for key, names in self.service.included.items()])
         kept = {"members": self._last_names, "included": included, "copies": self._copies.state()}
         return {"clock": self.clock, **kept}
 
@@ -250,7 +233,7 @@ class PeerNetwork:
         self._may_lack = number + self.service.ahead if number else 0
         said = [] if state is None else state["included"]
         included = {Key(one, exchange): frozenset(names) for one, exchange, *names in said}
-        self._thread.call(self.service.restore, number, included)
+        self.thread.call(self.service.restore, number, included)
         if state is not None:
             self.restore(state)
 
@@ -277,7 +260,7 @@ class PeerNetwork:
         ahead = [name for name, its in standing.rounds.items() if name in self._from and its > number + 1]
         until_s = time.monotonic() + (_LETTERS_WITHIN_S if number <= self._may_lack else 0.0)
         while ahead:
-            ahead = [name for name in ahead if not self._thread.call(self.service.has_letter, number, name)]
+            ahead = [name for name in ahead if not self.thread.call(self.service.has_letter, number, name)]
             if time.monotonic() >= until_s:
                 break
             time.sleep(_LOOKS_EVERY_S)
@@ -299,49 +282,6 @@ def round_of_most(number: int, rounds: Sequence[int]) -> int:
     """
     further = [its for its in rounds if its > number + 1]
     return min(further) if 2 * len(further) > len(rounds) else 0
-
-
-def meeting(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":
-    """A graph without edges between two members that only dial; parts that fall off are joined to a listening member.
-
-    Args:
-        members: in the order of the graph's nodes.
-        graph: as the topology has it.
-
-    Raises:
-        InvalidExperiment: if no member listens.
-    """
-    import networkx as nx
-
-    cannot = [(one, other) for one, other in graph.edges if not members[one].address and not members[other].address]
-    if not cannot:
-        return graph
-    listening = [place for place, member in enumerate(members) if member.address]
-    if not listening:
-        raise InvalidExperiment("one peer at least must listen, got none: start it with --listen HOST:PORT")
-    met = graph.copy()
-    met.remove_edges_from(cannot)
-    for whole in map(sorted, nx.connected_components(graph.to_undirected())):
-        hub = next((place for place in whole if members[place].address), listening[0])
-        for part in _parts(met.subgraph(whole), graph.subgraph(whole)):
-            if hub not in part:
-                met.add_edge(part[0], hub)
-                if met.is_directed():
-                    met.add_edge(hub, part[0])
-    for _, _, values in met.edges(data=True):  # weights of its own were made for the whole graph
-        values.pop("weight", None)
-    named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
-    _log.info("these only dial and cannot be neighbours: %s", named)
-    return met
-
-
-def _parts(met: Any, graph: Any) -> list[list[int]]:
-    """Parts of a graph between which nothing passes, or one way alone though it passed both ways before."""
-    import networkx as nx
-
-    both_ways = graph.is_directed() and nx.is_strongly_connected(graph)
-    parts = nx.strongly_connected_components(met) if both_ways else nx.connected_components(met.to_undirected())
-    return sorted(map(sorted, parts))
 
 
 def _by_name(names: Sequence[str], places_X: Tensor, weights_X: Tensor) -> dict[str, float]:

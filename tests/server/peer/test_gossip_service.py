@@ -17,7 +17,7 @@ from fed.errors import InvalidPayload
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.links import Link
 from fed.server.peer.outbox import Key
-from fed.server.peer.service import Outcome, PeerService
+from fed.server.peer.gossip_service import Outcome, GossipService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
 from tests.server.peer.services import SPEC, Stranger, await_that, hello, listening, made, port_of
@@ -69,7 +69,7 @@ ONE, OTHER, STRANGER = frozenset(["0"]), frozenset(["1"]), frozenset(["stranger"
 X, Y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
 
 
-async def pair(folder: Path) -> tuple[PeerService, PeerService]:
+async def pair(folder: Path) -> tuple[GossipService, GossipService]:
     """Two peers that are to know each other."""
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
@@ -82,7 +82,7 @@ async def pair(folder: Path) -> tuple[PeerService, PeerService]:
     return services
 
 
-async def stop(*services: PeerService) -> None:
+async def stop(*services: GossipService) -> None:
     await asyncio.gather(*(service.stop("the test is over") for service in services))
 
 

@@ -26,7 +26,7 @@ from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, TensorSpec, read, written
 
-__all__ = ["Outcome", "PeerService"]
+__all__ = ["Outcome", "GossipService"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.1
@@ -76,7 +76,7 @@ class _Arrival(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class PeerService(MemberService):
+class GossipService(MemberService):
     """Peer that exchanges vectors with neighbours.
 
     Attributes:
@@ -112,14 +112,13 @@ class PeerService(MemberService):
     # The run's side.
 
     def begin(self, number: int, durable: int) -> Standing:
-        """Begin a round."""
-        self.round, self.durable, self._next = number, durable, Key(number, 0)
+        """Begin a round, and forget the exchanges of earlier ones."""
+        self._next = Key(number, 0)
         self._arrivals = {key: one for key, one in self._arrivals.items() if key[0] >= self._next}
         self._refused = {key for key in self._refused if key[0] >= self._next}
         self._verdicts = {key: one for key, one in self._verdicts.items() if key[0] >= self._next}
         self.included = {key: one for key, one in self.included.items() if key.round >= number - self.ahead - 2}
-        self._tell_progress()
-        return self.standing()
+        return super().begin(number, durable)
 
     def has_letter(self, number: int, name: str) -> bool:
         """Tell whether a message of this round is here, from one peer."""

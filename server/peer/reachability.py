@@ -1,0 +1,58 @@
+"""Reachability of members: of two that only dial, neither can reach the other."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fed.errors import InvalidExperiment
+from fed.server.peer.membership import Member
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+__all__ = ["reachable_graph"]
+
+_log = logging.getLogger(__name__)
+
+
+def reachable_graph(members: Sequence[Member], graph: "nx.Graph[int]") -> "nx.Graph[int]":
+    """A graph without edges between two members that only dial; parts that fall off are joined to a listening member.
+
+    Args:
+        members: in the order of the graph's nodes.
+        graph: as the topology has it.
+
+    Raises:
+        InvalidExperiment: if no member listens.
+    """
+    import networkx as nx
+
+    cannot = [(one, other) for one, other in graph.edges if not members[one].address and not members[other].address]
+    if not cannot:
+        return graph
+    listening = [place for place, member in enumerate(members) if member.address]
+    if not listening:
+        raise InvalidExperiment("one peer at least must listen, got none: start it with --listen HOST:PORT")
+    reachable = graph.copy()
+    reachable.remove_edges_from(cannot)
+    for whole in map(sorted, nx.connected_components(graph.to_undirected())):
+        hub = next((place for place in whole if members[place].address), listening[0])
+        for part in _parts(reachable.subgraph(whole), graph.subgraph(whole)):
+            if hub not in part:
+                reachable.add_edge(part[0], hub)
+                if reachable.is_directed():
+                    reachable.add_edge(hub, part[0])
+    for _, _, values in reachable.edges(data=True):  # weights of its own were made for the whole graph
+        values.pop("weight", None)
+    named = ", ".join(f"{members[one].name}–{members[other].name}" for one, other in cannot)
+    _log.info("these only dial and cannot be neighbours: %s", named)
+    return reachable
+
+
+def _parts(reachable: Any, graph: Any) -> list[list[int]]:
+    """Parts between which nothing passes, or one way alone though it passed both ways before edges were removed."""
+    import networkx as nx
+
+    if graph.is_directed() and nx.is_strongly_connected(graph):
+        return sorted(map(sorted, nx.strongly_connected_components(reachable)))
+    return sorted(map(sorted, nx.connected_components(reachable.to_undirected())))
