@@ -24,8 +24,9 @@ from fed.randomness import Streams
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Coordinated, Federation, step_sizes
 from fed.server.hierarchy import HierarchicalFleet
+from fed.server.peer.message_sizes import sent_bytes
 from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.peers import Peers, sent_bytes
+from fed.server.peer.peers import Peers
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scoring

@@ -18,9 +18,10 @@ from fed.errors import InvalidExperiment, InvalidPayload
 from fed.server.federation import step_sizes
 from fed.server.peer.gossip_service import GossipService
 from fed.server.peer.membership import Member
+from fed.server.peer.message_sizes import exchange_specs
 from fed.server.peer.neighbourhood import PeerCodec
 from fed.server.peer.outbox import Key
-from fed.server.peer.peers import Peers, exchange_specs
+from fed.server.peer.peers import Peers
 from fed.server.peer.reachability import reachable_graph
 from fed.server.peer.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.real_peer import PeerSetup, RealPeer

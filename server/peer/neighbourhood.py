@@ -25,6 +25,7 @@ __all__ = [
     "Exchanges",
     "Neighbourhood",
     "PeerCodec",
+    "first_codec_state",
     "first_state",
     "next_state",
 ]
@@ -246,17 +247,22 @@ class Exchanges:
         return weights, received[1:]
 
 
+def first_codec_state(codec: PeerCodec | None, peers: int) -> CodecState:
+    """State of the codecs before the first round, a row for each peer."""
+    return {name: part.repeat(peers, 1) for name, part in codec.encoder.init().items()} if codec else {}
+
+
 def first_state(rule: PeerRule, params_NP: Tensor) -> Any:
-    """A rule's state before the first round, held to its contract.
+    """A rule's state before the first round, checked against its contract.
 
     Raises:
         InvalidExperiment: if it is another than :meth:`PeerRule.init` is to give.
     """
-    return _held(rule, "init", rule.init(params_NP), params_NP.shape)
+    return _checked(rule, "init", rule.init(params_NP), params_NP.shape)
 
 
 def next_state(rule: PeerRule, state: Any, descend: Any, mix: Exchanges) -> Any:
-    """A rule's state after a round, held to its contract.
+    """A rule's state after a round, checked against its contract.
 
     Args:
         rule: makes one step.
@@ -267,10 +273,10 @@ def next_state(rule: PeerRule, state: Any, descend: Any, mix: Exchanges) -> Any:
     Raises:
         InvalidExperiment: if it is another than :meth:`PeerRule.step` is to give.
     """
-    return _held(rule, "step", rule.step(state, descend, mix), state.model_NP.shape)
+    return _checked(rule, "step", rule.step(state, descend, mix), state.model_NP.shape)
 
 
-def _held(rule: PeerRule, method: str, state: Any, shape: torch.Size) -> Any:
+def _checked(rule: PeerRule, method: str, state: Any, shape: torch.Size) -> Any:
     named = f"{type(rule).__name__}.{method}"
     if "model_NP" not in getattr(state, "_fields", ()):
         raise InvalidExperiment(

@@ -1,4 +1,4 @@
-"""Peers' rounds: the models that are here, all simulated ones or a single one, moved by a rule over ``mix``.
+"""Rounds of peers: the models that are here, all simulated ones or a single real one, moved by a rule over ``mix``.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -6,7 +6,7 @@ Shapes: see :mod:`fed.layout`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,27 +16,21 @@ from fed.clients.data import ClientId
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.groups import Groups
 from fed.clients.training.work_items import Train, label_of
-from fed.compression.codec import CodecState
 from fed.errors import Diverged
 from fed.layout import Layout
-from fed.mixing import Weights
 from fed.server.accumulator import RoundStats, mean_loss
 from fed.server.peer.neighbourhood import (
     Attendance,
-    EncodedRows,
     Exchanges,
     Neighbourhood,
     PeerCodec,
+    first_codec_state,
     first_state,
     next_state,
 )
 from fed.storage.checkpoints import Tree, plain, refilled
-from fed.wire.payloads import TensorSpec
 
-if TYPE_CHECKING:
-    from fed.topology import Topology
-
-__all__ = ["Peers", "exchange_specs", "exchanged_bytes", "sent_bytes"]
+__all__ = ["Peers"]
 
 
 @dataclass
@@ -81,7 +75,7 @@ class Peers:
         """Give every peer the first model."""
         self._vectors_NV, self._integers_NI = (part.repeat(len(self.neighbourhood.members), 1) for part in first)
         self._state = first_state(self.rule, self._vectors_NV[:, : self.layout.parameters].double())
-        self._codec_state = _first_codec_state(self.codec, len(self.neighbourhood.members))
+        self._codec_state = first_codec_state(self.codec, len(self.neighbourhood.members))
         self.copied: tuple[int, tuple[Tensor, ...]] | None = None
 
     @property
@@ -272,85 +266,3 @@ class _LocalSteps:
     @cached_property
     def _sizes_S(self) -> list[int]:  # noqa: N802
         return [self.peers.sizes[row] for row in self.attendance.rows_S]
-
-
-def exchanged_bytes(
-    rule: PeerRule, layout: Layout, topology: "Topology | None", rounds: int, codec: PeerCodec | None = None
-) -> int:
-    """Bytes that peers send in rounds in which all take part: each receives what its neighbours send.
-
-    Args:
-        rule: makes the exchanges.
-        layout: of a peer's model.
-        topology: each round's neighbours; None where peers never meet.
-        rounds: how many.
-        codec: of vectors that travel encoded.
-    """
-    if topology is None:
-        return 0
-    of_rounds = [topology.weights(number) for number in range(1, 1 + (rounds if topology.changes else 1))]
-    pairs = sum(len(weights.senders_X) for weights in of_rounds) * rounds // len(of_rounds)
-    return pairs * sent_bytes(rule, layout, codec)
-
-
-def sent_bytes(rule: PeerRule, layout: Layout, codec: PeerCodec | None = None) -> int:
-    """Bytes that a peer sends each neighbour in a round.
-
-    Args:
-        rule: makes the exchanges.
-        layout: of a peer's model.
-        codec: of vectors that travel encoded.
-    """
-    return _tried(rule, layout, codec).sent_bytes
-
-
-def exchange_specs(
-    rule: PeerRule, layout: Layout, codec: PeerCodec | None = None
-) -> tuple[tuple[TensorSpec, ...], ...]:
-    """The tensors that a peer sends each neighbour in each exchange of a round.
-
-    Args:
-        rule: makes the exchanges.
-        layout: of a peer's model.
-        codec: of vectors that travel encoded.
-    """
-    return tuple(_tried(rule, layout, codec).sent)
-
-
-def _tried(rule: PeerRule, layout: Layout, codec: PeerCodec | None) -> "_Trial":
-    """A round of a peer without neighbours, with a model of zeros."""
-    trial = _Trial()
-    buffers_NR = torch.zeros(1, layout.size - layout.parameters, dtype=layout.dtype)
-    first = first_state(rule, torch.zeros(1, layout.parameters, dtype=torch.float64))
-    exchanges = Exchanges(trial, buffers_NR, codec, _first_codec_state(codec, 1), [0])
-    next_state(rule, first, trial, exchanges)
-    return trial
-
-
-def _first_codec_state(codec: PeerCodec | None, peers: int) -> CodecState:
-    """State of the codecs before the first round, a row for each peer."""
-    return {name: part.repeat(peers, 1) for name, part in codec.encoder.init().items()} if codec else {}
-
-
-class _Trial:
-    """A neighbourhood of one, where local steps do nothing and what would be sent is counted."""
-
-    lr = 1.0
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[TensorSpec, ...]] = []
-        self.sent_bytes = 0
-
-    def __call__(self, x_NP: Tensor) -> Tensor:
-        return x_NP
-
-    def exchange(self, *parts_NM: Tensor, encoded: EncodedRows | None = None) -> tuple[Weights, tuple[Tensor, ...]]:
-        specs = [TensorSpec(part_NM.dtype, part_NM.shape[1]) for part_NM in parts_NM]
-        self.sent_bytes += sum(spec.size_bytes for spec in specs)
-        if encoded is not None:
-            specs.append(TensorSpec(torch.uint8, encoded.most_bytes, True))
-            self.sent_bytes += encoded.size_bytes
-            if encoded.before_NM is not None:
-                specs.append(TensorSpec(torch.float64, encoded.before_NM.shape[1], True))
-        self.sent.append(tuple(specs))
-        return Weights.of(torch.ones(1, 1)), parts_NM if encoded is None else (*parts_NM, encoded.vectors_NM)
