@@ -30,11 +30,12 @@ from fed.server.peer.ballots import (
     Send,
     Value,
 )
-from fed.server.peer.decrees import ReplicaFiles, heard, said
+from fed.server.peer.decrees import from_wire, to_wire
 from fed.server.peer.founding import Founding
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.membership import MOST_MEMBERS
+from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.ring import RoundSum, most_ring_bytes, sum_specs
 from fed.server.peer.ring_transport import RingTransport
 from fed.storage.checkpoints import Tree
@@ -268,7 +269,7 @@ class ReplicaService(MemberService):
         match message.WhichOneof("what"):
             case "decree":
                 if self._agreement is not None:
-                    self._do(self._agreement.receive(link.name, heard(message.decree), time.monotonic()))
+                    self._do(self._agreement.receive(link.name, from_wire(message.decree), time.monotonic()))
             case "founding":
                 number = 0 if self._agreement is None else self._agreement.record.round
                 self._found(self._founding.receive(link.name, message.founding, number))
@@ -385,7 +386,7 @@ class ReplicaService(MemberService):
             case Persist(record):
                 self._disk.persist(record, self._founding.members or ())
             case Send(receiver, message):
-                self._tell(receiver, said(message))
+                self._tell(receiver, to_wire(message))
             case RunRing():
                 is_own = self._contribution is not None and self._contribution[0] == output.round
                 self._rings.start(output, self._contribution[1] if self._contribution and is_own else None)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fed.errors import FedError, InvalidPayload, RunFailed
 from fed.server.peer.ballots import Ballot, Record, RunRing
-from fed.server.peer.decrees import ReplicaFiles
 from fed.server.peer.links import Link, Refused
 from fed.server.peer.member_service import MemberService
+from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.ring import Ring, RoundSum
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, read

@@ -13,10 +13,10 @@ import torch
 from fed.errors import RunFailed
 from fed.reduction import WeightedMean
 from fed.server.peer.ballots import Ballot, BallotTiming, Record, RunRing, Value
-from fed.server.peer.decrees import ReplicaFiles
 from fed.server.peer.links import Refused, StreamPatience
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.replica import ReplicatedFleet
+from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.replica_service import Decision, ReplicaService
 from fed.server.peer.ring import Contribution, Ring, RoundSum
 from fed.server.peer.ring_transport import RingTransport
