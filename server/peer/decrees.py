@@ -4,7 +4,7 @@ from fed.errors import InvalidPayload
 from fed.server.peer.ballots import Ballot, Kind, Message, Value, Vote, refusal_of_message
 from fed.wire import protocol_pb2 as pb
 
-__all__ = ["from_wire", "to_wire"]
+__all__ = ["ballot_from_wire", "ballot_to_wire", "from_wire", "to_wire"]
 
 
 def to_wire(message: Message) -> pb.PeerMessage:
@@ -13,8 +13,8 @@ def to_wire(message: Message) -> pb.PeerMessage:
     decree = pb.Decree(
         kind=message.kind.value,
         round=message.round,
-        ballot=_ballot_to_wire(message.ballot),
-        vote=None if vote is None else pb.Vote(ballot=_ballot_to_wire(vote.ballot), **vote.value._asdict()),
+        ballot=ballot_to_wire(message.ballot),
+        vote=None if vote is None else pb.Vote(ballot=ballot_to_wire(vote.ballot), **vote.value._asdict()),
         names=message.names,
         sum_sha256=message.sum_sha256,
         is_ready=message.is_ready,
@@ -35,17 +35,19 @@ def from_wire(decree: pb.Decree) -> Message:
     vote = None
     if decree.HasField("vote"):
         value = Value(decree.vote.sum_sha256, tuple(decree.vote.contributors), tuple(decree.vote.members))
-        vote = Vote(_ballot_from_wire(decree.vote.ballot), value)
+        vote = Vote(ballot_from_wire(decree.vote.ballot), value)
     of_all = tuple(decree.names), decree.sum_sha256, decree.is_ready
-    message = Message(kind, decree.round, _ballot_from_wire(decree.ballot), vote, *of_all)
+    message = Message(kind, decree.round, ballot_from_wire(decree.ballot), vote, *of_all)
     if reason := refusal_of_message(message):
         raise InvalidPayload(reason)
     return message
 
 
-def _ballot_to_wire(ballot: Ballot) -> pb.Ballot:
+def ballot_to_wire(ballot: Ballot) -> pb.Ballot:
+    """Ballot as it travels."""
     return pb.Ballot(attempt=ballot.attempt, proposer=ballot.proposer)
 
 
-def _ballot_from_wire(ballot: pb.Ballot) -> Ballot:
+def ballot_from_wire(ballot: pb.Ballot) -> Ballot:
+    """Ballot that another has sent; whether it may be is not checked."""
     return Ballot(ballot.attempt, ballot.proposer)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.server.peer.copies import Differences, hash_of
-from fed.server.peer.links import Link, Refused
+from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
 from fed.server.peer.outbox import Key, Letter, Outbox
 from fed.wire import protocol_pb2 as pb
@@ -255,10 +255,10 @@ class GossipService(MemberService):
             self._hold_to_exchange(key, name)
         self._changed.set()
 
-    def went(self, link: Link) -> None:
-        """A stream has ended."""
+    def closed(self, link: Link) -> None:
+        """Forget what was to come over a stream."""
         self._coming = {(key, name) for key, name in self._coming if name != link.name}
-        super().went(link)
+        super().closed(link)
 
     # Details.
 
@@ -341,12 +341,12 @@ class GossipService(MemberService):
         return all(self._is_settled_with(name, name in present) for name in senders | receivers)
 
     def _is_settled_with(self, name: str, is_present: bool) -> bool:
-        came, went = self._came(name), self._went(name)
-        if came is False or went is False:
+        received, taken = self._received_from(name), self._taken_by(name)
+        if received is False or taken is False:
             return True
-        return not is_present or (came is not None and went is not None)
+        return not is_present or (received is not None and taken is not None)
 
-    def _came(self, name: str) -> bool | None:
+    def _received_from(self, name: str) -> bool | None:
         """True once a neighbour's vectors are here, False if they will not count, None while that is open."""
         assert self._open is not None
         if name not in self._open.senders:
@@ -355,7 +355,7 @@ class GossipService(MemberService):
             return True
         return False if (self._open.key, name) in self._refused else None
 
-    def _went(self, name: str) -> bool | None:
+    def _taken_by(self, name: str) -> bool | None:
         """True once a neighbour has taken this peer's vectors, False if it will not, None while that is open."""
         assert self._open is not None
         return self._verdicts.get((self._open.key, name)) if name in self._open.receivers else True
@@ -365,9 +365,9 @@ class GossipService(MemberService):
         key, senders, receivers = self._open.key, self._open.senders, self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does
         vectors = {
-            name: self._arrivals[key, name].tensors for name in sorted(senders) if self._came(name) and self._went(name)
+            name: self._arrivals[key, name].tensors for name in sorted(senders) if self._received_from(name) and self._taken_by(name)
         }
-        reached = frozenset(name for name in receivers if self._went(name) and (name not in senders or name in vectors))
+        reached = frozenset(name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors))
         self.included[key] = frozenset(vectors)
         for letter in letters:
             letter.owed &= reached

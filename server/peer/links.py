@@ -1,4 +1,4 @@
-"""Streams between peers, by whichever side dialled: greetings, messages and files, each within limits of size and time.
+"""Streams with all other peers, dialled by either side: greetings, messages and files, within limits of size and time.
 
 All of it runs in one event loop.
 """
@@ -7,12 +7,8 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -20,14 +16,15 @@ from google.protobuf.message import DecodeError
 from fed.errors import DamagedPayload, InvalidInput, InvalidPayload
 from fed.identity.certificates import PEER_HOST, peer_host
 from fed.identity.credentials import PeerCredentials, hold_to_loopback, peer_of
+from fed.server.peer.link import Link, Listener, Refused, StreamPatience
 from fed.wire import protocol_pb2 as pb
 from fed.wire.calls import TurnedAway, converse
 from fed.wire.messages import one_line
-from fed.wire.payloads import Incoming, chunks
+from fed.wire.payloads import Incoming
 from fed.wire.protocol import MOST_MESSAGE_BYTES, NODE_NAME, PROTOCOL
 from fed.wire.rate_limits import Allowance, Refusals, Unnamed
 
-__all__ = ["Link", "Links", "Listener", "Refused", "StreamPatience"]
+__all__ = ["Links"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +32,6 @@ _METHOD = "/fed.v1.Neighbours/Meet"
 _MOST_BYTES = 2 << 20  # of a message: a chunk, or the table of many members
 _MESSAGES_AT_ONCE, _MESSAGES_PER_S = 2000, 500
 _MOST_LINKS = 10_000
-_MOST_WAITING = 4096  # messages, or files, that the other side has not taken
 _WITH_PAYLOAD = ("vectors", "copy", "ring_part", "sum")
 _OPTIONS = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
@@ -54,142 +50,6 @@ _DIAL_OPTIONS = (
 
 _Read: TypeAlias = Callable[[], Awaitable[Any]]
 _Write: TypeAlias = Callable[[bytes], Awaitable[None]]
-
-
-class Refused(Exception):
-    """A message that is not taken; the stream goes on."""
-
-
-@dataclass(frozen=True)
-class StreamPatience:
-    """Time limits of streams between peers.
-
-    Args:
-        silence_s: without a message, after which a stream counts as lost.
-        stall_s: for the other side to take a message.
-        pause_s: before the same peer is dialled again, doubled up to ``most_pause_s``.
-        most_pause_s: the longest pause.
-    """
-
-    silence_s: float = 20.0
-    stall_s: float = 30.0
-    pause_s: float = 0.1
-    most_pause_s: float = 2.0
-
-
-class Link:
-    """One stream with another peer.
-
-    Attributes:
-        greeting: what the other side has said of itself.
-        is_introduction: members are exchanged over it, and no more.
-    """
-
-    def __init__(self, greeting: pb.Greeting, *, is_introduction: bool) -> None:
-        self.greeting = greeting
-        self.is_introduction = is_introduction
-        self._messages: deque[pb.PeerMessage] = deque()
-        self._files: deque[tuple[pb.PeerMessage, Path]] = deque()
-        self._wakes = asyncio.Event()
-        self._ends = False
-
-    @property
-    def name(self) -> str:
-        """Name of the other side."""
-        return self.greeting.name
-
-    def tell(self, message: pb.PeerMessage) -> None:
-        """Send a message as soon as there is room for it; of tables of members the last one counts."""
-        if message.HasField("members"):
-            self._messages = deque(one for one in self._messages if not one.HasField("members"))
-        self._messages.append(message)
-        self._end_if_full()
-        self._wakes.set()
-
-    def send(self, header: pb.PeerMessage, path: Path) -> None:
-        """Send a message and after it a file, between whose chunks other messages may go."""
-        self._files.append((header, path))
-        self._end_if_full()
-        self._wakes.set()
-
-    def end(self, reason: str) -> None:
-        """End the stream after what is to be told."""
-        self._ends = True
-        self.tell(pb.PeerMessage(farewell=pb.Farewell(reason=reason)))
-
-    def _end_if_full(self) -> None:
-        """End a stream whose other side asks for more than it takes."""
-        if max(len(self._messages), len(self._files)) > _MOST_WAITING:
-            self._messages.clear()
-            self._files.clear()
-            self._ends = True
-
-    async def speak(self, write: _Write) -> None:
-        """Send all that is to be sent, until the stream ends."""
-        file: Iterator[pb.Chunk] = iter(())
-        chunk: pb.Chunk | None = None
-        while True:
-            while self._messages:
-                await write(self._messages.popleft().SerializeToString())
-            if self._ends:
-                return
-            if chunk is None and self._files:
-                header, path = self._files.popleft()
-                with suppress(FileNotFoundError):  # it is not wanted any more
-                    file = chunks(path)
-                    chunk = next(file, None)  # which opens it: it may be removed while it is sent
-                    await write(header.SerializeToString())
-            if chunk is not None:
-                await write(pb.PeerMessage(chunk=chunk).SerializeToString())
-                chunk = next(file, None)
-                continue
-            self._wakes.clear()
-            if not self._messages and not self._files:
-                await self._wakes.wait()
-
-
-class Listener(Protocol):
-    """Receiver of what other peers say."""
-
-    def refusal_of(self, greeting: pb.Greeting) -> str | None:
-        """The reason for which a peer is refused, or None."""
-
-    def met_itself(self, address: str) -> None:
-        """Take note that an address that was dialled is this peer's own."""
-
-    def came(self, link: Link) -> None:
-        """A stream has begun."""
-
-    def heard(self, link: Link, message: pb.PeerMessage) -> None:
-        """Take a message.
-
-        Raises:
-            Refused: if it is not in order.
-        """
-
-    def incoming(self, link: Link, header: pb.PeerMessage) -> Incoming | None:
-        """Make what takes the file after a header; None: it is not wanted.
-
-        Raises:
-            Refused: if it is not in order.
-            InvalidPayload: if it holds something else than it should.
-        """
-
-    def arrived(self, link: Link, header: pb.PeerMessage, incoming: Incoming) -> None:
-        """Take a file that is whole, which is removed afterwards unless it has been moved.
-
-        Args:
-            link: over which it came.
-            header: that came before it.
-            incoming: the file.
-
-        Raises:
-            Refused: if it is not in order.
-            InvalidPayload: if it holds something else than it should.
-        """
-
-    def went(self, link: Link) -> None:
-        """A stream has ended."""
 
 
 class Links:
@@ -366,14 +226,14 @@ class Links:
             raise TurnedAway(grpc.StatusCode.PERMISSION_DENIED, reason)
         link = Link(greeting, is_introduction=is_introduction or greeting.is_introduction)
         self._open.setdefault(link.name, []).append(link)
-        self._listener.came(link)
+        self._listener.opened(link)
         try:
             problems = await converse(link.speak(send), self._listen(link, read))
         finally:
             self._open[link.name].remove(link)
             if not self._open[link.name]:
                 del self._open[link.name]
-            self._listener.went(link)
+            self._listener.closed(link)
         for problem in problems:
             if isinstance(problem, TurnedAway) and problem.code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 _log.debug("the stream with %r has ended: %s", link.name, problem.reason)
@@ -408,7 +268,7 @@ class Links:
                             raise Refused("an introduction has no vectors")
                         incoming = self._listener.incoming(link, message)
                     else:
-                        self._listener.heard(link, message)
+                        self._listener.received(link, message)
                         if link.is_introduction and kind == "members":
                             return
                 except (Refused, InvalidPayload, DamagedPayload) as refused:

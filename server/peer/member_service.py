@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from fed import __version__
 from fed.errors import FedError
 from fed.identity.credentials import PeerCredentials
-from fed.server.peer.links import Link, Links, Refused, StreamPatience
+from fed.server.peer.link import Link, Refused, StreamPatience
+from fed.server.peer.links import Links
 from fed.server.peer.membership import Member, MembershipList, Timing
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import Incoming
@@ -52,7 +53,7 @@ class Standing(NamedTuple):
 
 @dataclass(kw_only=True)
 class MemberService(ABC):
-    """Peer that meets others, as a :class:`fed.server.peer.links.Listener`.
+    """Peer that meets others, as a :class:`fed.server.peer.link.Listener`.
 
     Attributes:
         round: that this peer is in.
@@ -183,7 +184,7 @@ class MemberService(ABC):
         """Dial this address no more."""
         self.members.heard(self.members.own.name, self.members.own.start, time.monotonic(), address)
 
-    def came(self, link: Link) -> None:
+    def opened(self, link: Link) -> None:
         """Exchange tables, and say how far this peer is."""
         self._hear(link)
         link.tell(self._table(link.name))
@@ -192,7 +193,7 @@ class MemberService(ABC):
             link.tell(pb.PeerMessage(progress=self._progress()))
         self._changed.set()
 
-    def heard(self, link: Link, message: pb.PeerMessage) -> None:
+    def received(self, link: Link, message: pb.PeerMessage) -> None:
         """Take a message."""
         self._hear(link)
         if message.HasField("members"):
@@ -213,8 +214,8 @@ class MemberService(ABC):
             self._take(link, message)
         self._changed.set()
 
-    def went(self, link: Link) -> None:
-        """A stream has ended."""
+    def closed(self, link: Link) -> None:
+        """Forget the round that another is in, where no stream with it is left."""
         if self.links.link(link.name) is None:
             self.reached.pop(link.name, None)
         self._changed.set()

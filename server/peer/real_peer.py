@@ -21,7 +21,7 @@ from fed.identity.credentials import PeerCredentials
 from fed.reports.population import described
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
 from fed.server.federation import Federation, State
-from fed.server.peer.links import StreamPatience
+from fed.server.peer.link import StreamPatience
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.service_thread import ServiceThread

@@ -32,7 +32,7 @@ from fed.server.peer.ballots import (
 )
 from fed.server.peer.decrees import from_wire, to_wire
 from fed.server.peer.founding import Founding
-from fed.server.peer.links import Link, Refused
+from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.membership import MOST_MEMBERS
 from fed.server.peer.replica_files import ReplicaFiles

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fed.errors import FedError, InvalidPayload, RunFailed
 from fed.server.peer.ballots import Ballot, Record, RunRing
-from fed.server.peer.links import Link, Refused
+from fed.server.peer.decrees import ballot_from_wire, ballot_to_wire
+from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.ring import Ring, RoundSum
@@ -206,7 +207,7 @@ class RingTransport:
     def _send(self, ring: RunRing, step: int, successor: str, tensors: Sequence[Tensor]) -> None:
         path = self._service.new_file()
         payload = self._disk.write(path, tensors)
-        ballot = pb.Ballot(attempt=ring.ballot.attempt, proposer=ring.ballot.proposer)
+        ballot = ballot_to_wire(ring.ballot)
         header = pb.PeerMessage(ring_part=pb.RingPart(round=ring.round, ballot=ballot, step=step, payload=payload))
         self._sent.append((successor, header, path))
         self.bytes_sent += payload.size_bytes
@@ -236,4 +237,4 @@ class RingTransport:
 
 
 def _part(said: pb.RingPart, sender: str) -> _Part:
-    return _Part(said.round, Ballot(said.ballot.attempt, said.ballot.proposer), said.step, sender)
+    return _Part(said.round, ballot_from_wire(said.ballot), said.step, sender)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fed.identity.credentials import PeerCredentials
-from fed.server.peer.links import StreamPatience
+from fed.server.peer.link import StreamPatience
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.outbox import Key
 from fed.server.peer.gossip_service import GossipService

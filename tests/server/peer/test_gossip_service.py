@@ -15,7 +15,7 @@ import torch
 
 from fed.errors import InvalidPayload
 from fed.server.peer.copies import Differences, hash_of
-from fed.server.peer.links import Link
+from fed.server.peer.link import Link
 from fed.server.peer.outbox import Key
 from fed.server.peer.gossip_service import Outcome, GossipService
 from fed.wire import protocol_pb2 as pb

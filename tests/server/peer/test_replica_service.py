@@ -13,7 +13,7 @@ import torch
 from fed.errors import RunFailed
 from fed.reduction import WeightedMean
 from fed.server.peer.ballots import Ballot, BallotTiming, Record, RunRing, Value
-from fed.server.peer.links import Refused, StreamPatience
+from fed.server.peer.link import Refused, StreamPatience
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.replica import ReplicatedFleet
 from fed.server.peer.replica_files import ReplicaFiles
