@@ -20,7 +20,7 @@ from fed.server.peer.gossip_service import GossipService
 from fed.server.peer.membership import Member
 from fed.server.peer.message_sizes import exchange_specs
 from fed.server.peer.neighbourhood import PeerCodec
-from fed.server.peer.outbox import Key
+from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.peers import Peers
 from fed.server.peer.reachability import reachable_graph
 from fed.server.peer.real_neighbourhood import RealNeighbourhood
@@ -146,7 +146,7 @@ def _made_reachable(members: Sequence[Member], make: "Callable[..., nx.Graph[int
     return reachable_graph(members, make(**given))
 
 
-def _check(codec: PeerCodec | None, key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:
+def _check(codec: PeerCodec | None, key: ExchangeKey, name: str, tensors: Sequence[torch.Tensor]) -> None:
     """Decode another's message, so that one that cannot be decoded is refused when it comes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Service of a peer to its neighbours: the vectors that come and go with each exchange.
+"""Service of a peer that gossips: the vectors that it exchanges with its neighbours.
 
 A message stays on disk until its receivers have the outcome of its round on disk, or have not taken it. So a peer that
 was killed finds, when it is back, all that its neighbours have sent it since its last checkpoint.
@@ -21,7 +21,7 @@ from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
-from fed.server.peer.outbox import Key, Letter, Outbox
+from fed.server.peer.outbox import ExchangeKey, Outbox, Outgoing
 from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, TensorSpec, read, written
@@ -52,9 +52,9 @@ class Outcome(NamedTuple):
 
 @dataclass
 class _Open:
-    """Exchange that goes on."""
+    """Exchange that has begun and not ended."""
 
-    key: Key
+    key: ExchangeKey
     view: str
     senders: frozenset[str]
     receivers: frozenset[str]
@@ -77,7 +77,7 @@ class _Arrival(NamedTuple):
 
 @dataclass(kw_only=True)
 class GossipService(MemberService):
-    """Peer that exchanges vectors with neighbours.
+    """Service of a peer that exchanges vectors with neighbours.
 
     Attributes:
         bytes_sent: of vectors.
@@ -94,39 +94,39 @@ class GossipService(MemberService):
     specs: Sequence[Sequence[TensorSpec]]
     copied: Sequence[TensorSpec]
     ahead: int
-    check: Callable[[Key, str, Sequence[Tensor]], None] | None = None
+    check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
-    _arrivals: dict[tuple[Key, str], _Arrival] = field(default_factory=dict)
-    _coming: set[tuple[Key, str]] = field(default_factory=set)
-    _refused: set[tuple[Key, str]] = field(default_factory=set)
-    _verdicts: dict[tuple[Key, str], bool] = field(default_factory=dict)
+    _arrivals: dict[tuple[ExchangeKey, str], _Arrival] = field(default_factory=dict)
+    _coming: set[tuple[ExchangeKey, str]] = field(default_factory=set)
+    _refused: set[tuple[ExchangeKey, str]] = field(default_factory=set)
+    _verdicts: dict[tuple[ExchangeKey, str], bool] = field(default_factory=dict)
     _open: _Open | None = None
-    included: dict[Key, frozenset[str]] = field(default_factory=dict)
+    included: dict[ExchangeKey, frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._next, self._outbox = Key(0, 0), Outbox(self.folder)
+        self._next, self._outbox = ExchangeKey(0, 0), Outbox(self.folder)
         self._copy: tuple[int, list[Tensor]] | None = None
 
     # The run's side.
 
     def begin(self, number: int, durable: int) -> Standing:
         """Begin a round, and forget the exchanges of earlier ones."""
-        self._next = Key(number, 0)
+        self._next = ExchangeKey(number, 0)
         self._arrivals = {key: one for key, one in self._arrivals.items() if key[0] >= self._next}
         self._refused = {key for key in self._refused if key[0] >= self._next}
         self._verdicts = {key: one for key, one in self._verdicts.items() if key[0] >= self._next}
         self.included = {key: one for key, one in self.included.items() if key.round >= number - self.ahead - 2}
         return super().begin(number, durable)
 
-    def has_letter(self, number: int, name: str) -> bool:
+    def has_message(self, number: int, name: str) -> bool:
         """Tell whether a message of this round is here, from one peer."""
-        return (Key(number, 0), name) in self._arrivals
+        return (ExchangeKey(number, 0), name) in self._arrivals
 
     async def exchange(
         self,
-        key: Key,
+        key: ExchangeKey,
         tensors: Sequence[Tensor],
         view: str,
         senders: frozenset[str],
@@ -146,21 +146,21 @@ class GossipService(MemberService):
             differences: that the message consists of; None: it stands by itself.
         """
         self._open = _Open(key, view, senders, receivers, differences)
-        letters = self._letters(key, view, tensors, receivers, differences)
+        messages = self._write_messages(key, view, tensors, receivers, differences)
         for its_key, name in [one for one in self._arrivals if one[0] == key]:
             self._hold_to_exchange(its_key, name)
-        for letter in letters:
-            for name in sorted(letter.owed):
-                self._send(letter, name)
+        for message in messages:
+            for name in sorted(message.owed):
+                self._send(message, name)
         self.reach(senders | receivers)
         until_s = time.monotonic() + limit_s
         while not self._is_settled() and (left_s := until_s - time.monotonic()) > 0:
             await self.next_change(min(left_s, _LOOKS_EVERY_S))
             self.reach(senders | receivers)
-        return self._close(letters)
+        return self._close(messages)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
-        """A member's state, and the round after which it is; None if nobody gives one."""
+        """Another member's state and the round after which it is, for a peer that joins; None if none gives one in time."""
         until_s = time.monotonic() + limit_s
         asked: set[str] = set()
         while self._copy is None and time.monotonic() < until_s:
@@ -179,9 +179,9 @@ class GossipService(MemberService):
         present = {member.name for member in self.members.present(time.monotonic())}
         return self._outbox.owes(present)
 
-    def restore(self, number: int, included: Mapping[Key, frozenset[str]]) -> None:
+    def restore(self, number: int, included: Mapping[ExchangeKey, frozenset[str]]) -> None:
         """Resume after a round, with the messages that are on disk."""
-        self.round, self.durable, self._next = number, number, Key(number + 1, 0)
+        self.round, self.durable, self._next = number, number, ExchangeKey(number + 1, 0)
         self.included = dict(included)
         self._outbox.restore(number)
 
@@ -194,7 +194,7 @@ class GossipService(MemberService):
             self._check_round(header.copy.round)
             return Incoming(self.new_file(), header.copy.payload, self.copied)
         vectors = header.vectors
-        key, name = Key(vectors.round, vectors.exchange), link.name
+        key, name = ExchangeKey(vectors.round, vectors.exchange), link.name
         if key < self._next:
             self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
             return None
@@ -233,7 +233,7 @@ class GossipService(MemberService):
             self._changed.set()
             return
         vectors, name = header.vectors, link.name
-        key = Key(vectors.round, vectors.exchange)
+        key = ExchangeKey(vectors.round, vectors.exchange)
         self._coming.discard((key, name))
         if not is_finite:
             self._refuse(key, name, "its vectors must be finite")
@@ -269,33 +269,33 @@ class GossipService(MemberService):
             raise Refused("it says nothing that is known here")
 
     def _resend(self, link: Link) -> None:
-        for letter in self._outbox.owed_to(link.name):
-            self._send_over(link, letter)
+        for message in self._outbox.owed_to(link.name):
+            self._send_over(link, message)
 
     def _take_progress(self, name: str, progress: pb.Progress) -> None:
-        for letter in self._outbox.owed_to(name):
-            if letter.key.round <= progress.durable:
-                self._release(letter.key, name)
+        for message in self._outbox.owed_to(name):
+            if message.key.round <= progress.durable:
+                self._release(message.key, name)
 
     def _take_verdict(self, name: str, verdict: pb.Verdict) -> None:
-        key = Key(verdict.round, verdict.exchange)
+        key = ExchangeKey(verdict.round, verdict.exchange)
         if not verdict.taken:
             _log.debug("peer %r has not taken the vectors of round %d: %s", name, key.round, one_line(verdict.reason))
             self._release(key, name)
         if key >= self._next and key.round <= self.round + 1:
             self._verdicts[key, name] = verdict.taken
 
-    def _release(self, key: Key, name: str) -> None:
+    def _release(self, key: ExchangeKey, name: str) -> None:
         self._outbox.release(key, name, is_open=self._open is not None and self._open.key == key)
 
-    def _letters(
+    def _write_messages(
         self,
-        key: Key,
+        key: ExchangeKey,
         view: str,
         tensors: Sequence[Tensor],
         receivers: frozenset[str],
         differences: Differences | None,
-    ) -> list[Letter]:
+    ) -> list[Outgoing]:
         """Messages of an exchange, on disk: one for all, or of differences one more with the vector before them."""
         if differences is None:
             return [self._outbox.keep(key, view, tensors, receivers)]
@@ -308,7 +308,7 @@ class GossipService(MemberService):
             if names
         ]
 
-    def _hold_to_exchange(self, key: Key, name: str) -> None:
+    def _hold_to_exchange(self, key: ExchangeKey, name: str) -> None:
         """Tell a neighbour that its vectors of the open exchange are taken; drop what is not of it, and say why."""
         assert self._open is not None
         differences, flaw = self._open.differences, None
@@ -326,13 +326,13 @@ class GossipService(MemberService):
             del self._arrivals[key, name]
             self._refuse(key, name, flaw)
 
-    def _send(self, letter: Letter, name: str) -> None:
+    def _send(self, message: Outgoing, name: str) -> None:
         if (link := self.links.link(name)) is not None:
-            self._send_over(link, letter)
+            self._send_over(link, message)
 
-    def _send_over(self, link: Link, letter: Letter) -> None:
-        link.send(letter.header(), letter.path)
-        self.bytes_sent += letter.payload.size_bytes
+    def _send_over(self, link: Link, message: Outgoing) -> None:
+        link.send(message.header(), message.path)
+        self.bytes_sent += message.payload.size_bytes
 
     def _is_settled(self) -> bool:
         assert self._open is not None
@@ -360,7 +360,7 @@ class GossipService(MemberService):
         assert self._open is not None
         return self._verdicts.get((self._open.key, name)) if name in self._open.receivers else True
 
-    def _close(self, letters: Sequence[Letter]) -> Outcome:
+    def _close(self, messages: Sequence[Outgoing]) -> Outcome:
         assert self._open is not None
         key, senders, receivers = self._open.key, self._open.senders, self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does
@@ -369,18 +369,18 @@ class GossipService(MemberService):
         }
         reached = frozenset(name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors))
         self.included[key] = frozenset(vectors)
-        for letter in letters:
-            letter.owed &= reached
+        for message in messages:
+            message.owed &= reached
         for name in sorted(senders - vectors.keys()):  # one that has not had this peer's vectors would wait for them
             self._tell_verdict(name, key, "this peer has left it out")
-        self._open, self._next = None, Key(key.round, key.exchange + 1)
+        self._open, self._next = None, ExchangeKey(key.round, key.exchange + 1)
         for its_key in [one for one in self._arrivals if one[0] == key]:
             del self._arrivals[its_key]
-        for letter in letters:
-            self._outbox.close(letter)
+        for message in messages:
+            self._outbox.close(message)
         return Outcome(vectors, reached)
 
-    def _reason_against(self, key: Key, name: str) -> str | None:
+    def _reason_against(self, key: ExchangeKey, name: str) -> str | None:
         if key.exchange >= len(self.specs):
             return f"a round has {len(self.specs)} exchanges, got exchange {key.exchange}"
         if key.round > self.round + self.ahead:
@@ -392,13 +392,13 @@ class GossipService(MemberService):
             return _NO_NEIGHBOUR
         return None
 
-    def _refuse(self, key: Key, name: str, reason: str) -> None:
+    def _refuse(self, key: ExchangeKey, name: str, reason: str) -> None:
         if key.round <= self.round + 1:
             self._refused.add((key, name))
         self._tell_verdict(name, key, reason)
         self._changed.set()
 
-    def _tell_verdict(self, name: str, key: Key, reason: str | None) -> None:
+    def _tell_verdict(self, name: str, key: ExchangeKey, reason: str | None) -> None:
         if (link := self.links.link(name)) is not None:
             verdict = pb.Verdict(round=key.round, exchange=key.exchange, taken=reason is None, reason=reason or "")
             link.tell(pb.PeerMessage(verdict=verdict))

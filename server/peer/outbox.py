@@ -1,4 +1,4 @@
-"""Outbox of a peer: messages to neighbours on disk, until nobody may need them again."""
+"""Outbox of a peer: messages to neighbours on disk, until no receiver may need them again."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -13,19 +13,19 @@ from fed.errors import RunFailed, os_errors_as
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import written
 
-__all__ = ["Key", "Letter", "Outbox"]
+__all__ = ["ExchangeKey", "Outbox", "Outgoing"]
 
 
-class Key(NamedTuple):
-    """Key of an exchange: the round, from 1, and its place in the round, from 0."""
+class ExchangeKey(NamedTuple):
+    """Round, from 1, and place of an exchange in it, from 0."""
 
     round: int
     exchange: int
 
 
 @dataclass
-class Letter:
-    """Message to neighbours.
+class Outgoing:
+    """Message to neighbours, which is on disk.
 
     Args:
         key: of its exchange.
@@ -36,7 +36,7 @@ class Letter:
         before: hash of what its differences are added to; empty where it has none.
     """
 
-    key: Key
+    key: ExchangeKey
     view: str
     payload: pb.Payload
     path: Path
@@ -59,18 +59,18 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._letters: dict[Path, Letter] = {}
+        self._messages: dict[Path, Outgoing] = {}
 
     def keep(
         self,
-        key: Key,
+        key: ExchangeKey,
         view: str,
         tensors: Sequence[Tensor],
         receivers: Collection[str],
         *,
         before: str = "",
         is_whole: bool = False,
-    ) -> Letter:
+    ) -> Outgoing:
         """Write a message down.
 
         Args:
@@ -90,18 +90,18 @@ class Outbox:
             said: dict[str, Any] = {"key": key, "view": view, "owed": sorted(receivers), "before": before}
             said |= {"payload": MessageToDict(payload)}
             path.with_suffix(".json").write_text(json.dumps(said))
-        letter = self._letters[path] = Letter(key, view, payload, path, set(receivers), before)
-        return letter
+        message = self._messages[path] = Outgoing(key, view, payload, path, set(receivers), before)
+        return message
 
-    def owed_to(self, name: str) -> list[Letter]:
+    def owed_to(self, name: str) -> list[Outgoing]:
         """Messages that a receiver may need."""
-        return [letter for letter in self._letters.values() if name in letter.owed]
+        return [message for message in self._messages.values() if name in message.owed]
 
     def owes(self, names: Collection[str]) -> bool:
         """Tell whether one of these may need a message."""
-        return any(not letter.owed.isdisjoint(names) for letter in self._letters.values())
+        return any(not message.owed.isdisjoint(names) for message in self._messages.values())
 
-    def release(self, key: Key, name: str, *, is_open: bool = False) -> None:
+    def release(self, key: ExchangeKey, name: str, *, is_open: bool = False) -> None:
         """Keep a message for this receiver no longer.
 
         Args:
@@ -109,16 +109,16 @@ class Outbox:
             name: of the receiver.
             is_open: the exchange goes on, and the file stays.
         """
-        for letter in self.owed_to(name):
-            if letter.key == key:
-                letter.owed.discard(name)
+        for message in self.owed_to(name):
+            if message.key == key:
+                message.owed.discard(name)
                 if not is_open:
-                    self.close(letter)
+                    self.close(message)
 
-    def close(self, letter: Letter) -> None:
-        """Remove a message that nobody may need."""
-        if not letter.owed and self._letters.pop(letter.path, None) is not None:
-            for path in (letter.path.with_suffix(".json"), letter.path):
+    def close(self, message: Outgoing) -> None:
+        """Remove a message that no receiver may need."""
+        if not message.owed and self._messages.pop(message.path, None) is not None:
+            for path in (message.path.with_suffix(".json"), message.path):
                 path.unlink(missing_ok=True)
 
     def restore(self, number: int) -> None:
@@ -126,16 +126,16 @@ class Outbox:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 said = json.loads(path.read_text())
-                key = Key(*said["key"])
+                key = ExchangeKey(*said["key"])
                 payload = ParseDict(said["payload"], pb.Payload())
                 file = path.with_suffix(".out")
-                letter = Letter(key, said["view"], payload, file, set(said["owed"]), said["before"])
-                is_whole = letter.path.stat().st_size == payload.size_bytes
+                message = Outgoing(key, said["view"], payload, file, set(said["owed"]), said["before"])
+                is_whole = message.path.stat().st_size == payload.size_bytes
             except (OSError, ValueError, KeyError, TypeError):
                 is_whole = False
             if is_whole and key.round <= number:
-                self._letters[letter.path] = letter
-        wanted = {letter.path for letter in self._letters.values()}
+                self._messages[message.path] = message
+        wanted = {message.path for message in self._messages.values()}
         for path in self._folder.iterdir():
             if path.with_suffix(".out") not in wanted:
                 path.unlink()

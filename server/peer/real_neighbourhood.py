@@ -23,7 +23,7 @@ from fed.server.peer.gossip_service import GossipService, Outcome
 from fed.server.peer.member_service import Standing
 from fed.server.peer.membership import Member
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
-from fed.server.peer.outbox import Key
+from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.service_thread import ServiceThread
 from fed.storage.checkpoints import Tree
 from fed.topology import Topology
@@ -37,7 +37,7 @@ __all__ = ["RealNeighbourhood", "round_of_most"]
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.05
 _FOUND_WITHIN_S = 1.0  # others, if there are some
-_LETTERS_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
+_MESSAGES_WITHIN_S = 2.0  # after a resumption, of rounds that the others have left behind
 
 
 class RealNeighbourhood:
@@ -141,7 +141,7 @@ class RealNeighbourhood:
         differences = None
         if encoded is not None and encoded.before_NM is not None:
             differences = self._copies.begin(self.service.round, encoded.before_NM[0], self._to, self._from)
-        key = Key(self.service.round, self._exchange)
+        key = ExchangeKey(self.service.round, self._exchange)
         self._exchange += 1
         outcome: Outcome = self.thread.wait_for(
             self.service.exchange(
@@ -232,7 +232,7 @@ class RealNeighbourhood:
         # messages of these rounds may have been here before this peer was killed
         self._may_lack = number + self.service.ahead if number else 0
         said = [] if state is None else state["included"]
-        included = {Key(one, exchange): frozenset(names) for one, exchange, *names in said}
+        included = {ExchangeKey(one, exchange): frozenset(names) for one, exchange, *names in said}
         self.thread.call(self.service.restore, number, included)
         if state is not None:
             self.restore(state)
@@ -258,9 +258,9 @@ class RealNeighbourhood:
         may be on the other side of a partition that has healed, are no reason to skip.
         """
         ahead = [name for name, its in standing.rounds.items() if name in self._from and its > number + 1]
-        until_s = time.monotonic() + (_LETTERS_WITHIN_S if number <= self._may_lack else 0.0)
+        until_s = time.monotonic() + (_MESSAGES_WITHIN_S if number <= self._may_lack else 0.0)
         while ahead:
-            ahead = [name for name in ahead if not self.thread.call(self.service.has_letter, number, name)]
+            ahead = [name for name in ahead if not self.thread.call(self.service.has_message, number, name)]
             if time.monotonic() >= until_s:
                 break
             time.sleep(_LOOKS_EVERY_S)

@@ -26,7 +26,7 @@ from fed.wire.protocol import NODE_NAME
 
 __all__ = ["Contribution", "Ring", "RoundSum", "most_ring_bytes", "sum_specs"]
 
-_MOST_LETTERS = 1000  # of a contribution: a name of 64, and numbers
+_MOST_CONTRIBUTION_BYTES = 1000  # of a contribution: a name of 64, and numbers
 _MOST_MEMBERS = 10_000
 _TOO_HEAVY = Fraction(10**60)
 _WEIGHT = re.compile(r"[0-9]{1,400}(/[1-9][0-9]{0,400})?")
@@ -141,7 +141,7 @@ def sum_specs(message: Format, members: int) -> tuple[TensorSpec, ...]:
     return (
         TensorSpec(torch.int32, MOST_LANES * numbers, True),
         integers,
-        TensorSpec(torch.uint8, _MOST_LETTERS * min(members, _MOST_MEMBERS), True),
+        TensorSpec(torch.uint8, _MOST_CONTRIBUTION_BYTES * min(members, _MOST_MEMBERS), True),
     )
 
 
@@ -152,8 +152,8 @@ def most_ring_bytes(message: Format, members: int) -> int:
         message: the format of clients' messages.
         members: the number of them at most.
     """
-    lanes, integers, letters = (spec.numbers * spec.dtype.itemsize for spec in sum_specs(message, members))
-    return 2 * lanes + 2 * members * (integers + letters)
+    lanes, integers, contributions = (spec.numbers * spec.dtype.itemsize for spec in sum_specs(message, members))
+    return 2 * lanes + 2 * members * (integers + contributions)
 
 
 class Ring:

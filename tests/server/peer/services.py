@@ -15,7 +15,7 @@ from torch import Tensor
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.link import StreamPatience
 from fed.server.peer.membership import Member, Timing
-from fed.server.peer.outbox import Key
+from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.gossip_service import GossipService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
@@ -37,7 +37,7 @@ def made(
     gone_after_s: float = 3.0,
     is_ready: bool = True,
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
-    check: Callable[[Key, str, Sequence[Tensor]], None] | None = None,
+    check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None,
 ) -> GossipService:
     return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
@@ -84,7 +84,6 @@ class Stranger:
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         self.call: Any = self._channel.stream_stream("/fed.v1.Neighbours/Meet")()
         self.greeting = greeting or pb.PeerMessage(greeting=hello())
-        self.heard: list[pb.PeerMessage] = []
 
     async def __aenter__(self) -> Self:
         await self.call.write(self.greeting.SerializeToString())

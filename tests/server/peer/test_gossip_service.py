@@ -16,7 +16,7 @@ import torch
 from fed.errors import InvalidPayload
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.link import Link
-from fed.server.peer.outbox import Key
+from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.gossip_service import Outcome, GossipService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
@@ -93,22 +93,22 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
         for service in (one, other):
             service.begin(1, 0)
         first, second = await asyncio.gather(
-            one.exchange(Key(1, 0), [X], view, OTHER, OTHER, 5.0), other.exchange(Key(1, 0), [Y], view, ONE, ONE, 5.0)
+            one.exchange(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0), other.exchange(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0)
         )
         assert torch.equal(first.vectors["1"][0], Y)
         assert torch.equal(second.vectors["0"][0], X)
         assert (first.reached, second.reached) == (OTHER, ONE)
         # of two views, neither counts the other
         first, second = await asyncio.gather(
-            one.exchange(Key(1, 1), [X], view, OTHER, OTHER, 5.0),
-            other.exchange(Key(1, 1), [Y], "other", ONE, ONE, 5.0),
+            one.exchange(ExchangeKey(1, 1), [X], view, OTHER, OTHER, 5.0),
+            other.exchange(ExchangeKey(1, 1), [Y], "other", ONE, ONE, 5.0),
         )
         assert first == second == Outcome({}, frozenset())
         # a late one is told, and counts nobody
         for service in (one, other):
             service.begin(2, 1)
-        alone = await one.exchange(Key(2, 0), [X], view, OTHER, OTHER, 0.3)
-        late = await other.exchange(Key(2, 0), [Y], view, ONE, ONE, 5.0)
+        alone = await one.exchange(ExchangeKey(2, 0), [X], view, OTHER, OTHER, 0.3)
+        late = await other.exchange(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
         assert alone == late == Outcome({}, frozenset())
         await stop(one, other)
 
@@ -128,7 +128,7 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
         async def exchanged(number: int, before: str, known_by: frozenset[str], held: str) -> list[Outcome]:
             for service in (one, other):
                 service.begin(number, 0)
-            key = Key(number, 0)
+            key = ExchangeKey(number, 0)
             first, second = (
                 Differences(before, whole_P, known_by, {"1": right}),
                 Differences(right, whole_P, ONE, {"0": held}),
@@ -160,11 +160,11 @@ def test_a_neighbour_that_is_left_out_waits_no_longer(tmp_path: Path) -> None:
         one, other = await pair(tmp_path)
         for service in (one, other):
             service.begin(1, 0)
-        one._send = lambda letter, name: None  # type: ignore[method-assign]  # it closes before its message has gone
+        one._send = lambda message, name: None  # type: ignore[method-assign]  # it closes before its message has gone
         async with asyncio.timeout(20.0):
             alone, late = await asyncio.gather(
-                one.exchange(Key(1, 0), [X], "its own", OTHER, OTHER, 60.0),
-                other.exchange(Key(1, 0), [Y], "another", ONE, ONE, 60.0),
+                one.exchange(ExchangeKey(1, 0), [X], "its own", OTHER, OTHER, 60.0),
+                other.exchange(ExchangeKey(1, 0), [Y], "another", ONE, ONE, 60.0),
             )
         assert alone == late == Outcome({}, frozenset())
         await stop(one, other)
@@ -180,17 +180,17 @@ def test_messages_are_kept_until_their_round_is_durable(tmp_path: Path) -> None:
             for service in (one, other):
                 service.begin(number, 0)
             await asyncio.gather(
-                one.exchange(Key(number, 0), [X * number], view, OTHER, OTHER, 5.0),
-                other.exchange(Key(number, 0), [Y], view, ONE, ONE, 5.0),
+                one.exchange(ExchangeKey(number, 0), [X * number], view, OTHER, OTHER, 5.0),
+                other.exchange(ExchangeKey(number, 0), [Y], view, ONE, ONE, 5.0),
             )
         await stop(other)  # as if it had been killed after round 1 was on disk
         await await_that(lambda: one.links.link("1") is None)
         again = made(tmp_path, "1", [one.members.own.address])
-        again.restore(1, {Key(1, 0): ONE})
+        again.restore(1, {ExchangeKey(1, 0): ONE})
         await again.start("127.0.0.1:0", None)
         await await_that(lambda: len(again.standing().present) == 2)
         again.begin(2, 1)
-        outcome = await again.exchange(Key(2, 0), [Y], view, ONE, ONE, 5.0)
+        outcome = await again.exchange(ExchangeKey(2, 0), [Y], view, ONE, ONE, 5.0)
         assert torch.equal(outcome.vectors["0"][0], 2 * X)
         assert outcome.reached == ONE
         assert one.owes()
@@ -253,7 +253,7 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
             service.begin(1, 0)
             senders = frozenset[str]() if "view" in sent else frozenset(["stranger"])
             # it waits for the stranger's verdict where it has no vectors of it to wait for
-            mixing = asyncio.create_task(service.exchange(Key(1, 0), [X], "same", senders, STRANGER, 1.0))
+            mixing = asyncio.create_task(service.exchange(ExchangeKey(1, 0), [X], "same", senders, STRANGER, 1.0))
             verdict = await stranger.send(**{"view": "same", **sent})
             assert not verdict.taken
             assert words in verdict.reason
@@ -262,7 +262,7 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
     asyncio.run(run())
 
 
-def no_y(key: Key, name: str, tensors: Sequence[torch.Tensor]) -> None:
+def no_y(key: ExchangeKey, name: str, tensors: Sequence[torch.Tensor]) -> None:
     if torch.equal(tensors[0], Y):
         raise InvalidPayload("this is no such vector")
 
@@ -284,7 +284,7 @@ def test_neighbours_are_taken_once_their_view_is_the_same(tmp_path: Path) -> Non
                 sent = asyncio.create_task(stranger.send(1, X, view, number))
                 await asyncio.sleep(0.3)
                 assert not sent.done()
-                mixing = service.exchange(Key(1, number), [X], "same", STRANGER, frozenset(), 1.0)
+                mixing = service.exchange(ExchangeKey(1, number), [X], "same", STRANGER, frozenset(), 1.0)
                 outcome, verdict = await asyncio.gather(mixing, sent)
                 assert verdict.taken == (view == "same") == bool(outcome.vectors)
 
