@@ -4,7 +4,7 @@ Each round is one decree of Paxos (Lamport, "Paxos made simple", 2001; the decre
 the round before agreed on. A value names the round's sum by its hash, the members whose updates are in it, and the
 members of the next round.
 
-1. A proposer picks a ballot above all that it has seen. Members promise to heed none below and tell their last vote.
+1. A proposer picks a ballot above all that it has seen. Members promise to refuse lower ones, and tell their last vote.
 2. If one of a majority has voted, the proposer takes over the value of the latest such vote. Else it has the members
    that are ready reduce their updates in a ring, which belongs to this ballot, and whose sum makes the value.
 3. It proposes that one value. A member votes for it only when it holds the sum; one that does not fetches it first.
@@ -59,7 +59,7 @@ class Agreement(Proposer):
     @property
     def is_waiting(self) -> bool:
         """True while half of the round's members or fewer are present, so that nothing can be decided."""
-        return bool(self.record.members) and len(self._here()) < self._quorum
+        return bool(self.record.members) and len(self._present_members()) < self._quorum
 
     @property
     def needed(self) -> frozenset[str]:
@@ -79,7 +79,7 @@ class Agreement(Proposer):
         return self._flush()
 
     def tick(
-        self, now_s: float, present: Iterable[str], candidates: Iterable[str] = (), hubs: Iterable[str] = ()
+        self, now_s: float, present: Iterable[str], candidates: Iterable[str] = (), listening: Iterable[str] = ()
     ) -> list[Output]:
         """Let time pass: send again, take over, ask.
 
@@ -88,9 +88,9 @@ class Agreement(Proposer):
             present: the names of the peers that are there.
             candidates: of those that may become members with the next round; until such a one has copied a state it
                 has no part in a majority.
-            hubs: members that all others can reach, who propose before the others.
+            listening: the names of members that listen; these propose before those that only dial.
         """
-        self._hubs = frozenset(hubs)
+        self._listening = frozenset(listening)
         self._now_s, self._present, self._candidates = now_s, frozenset(present) | {self.own}, tuple(candidates)
         if self._round.learned is not None:
             self._move_on()
@@ -198,11 +198,11 @@ class Agreement(Proposer):
                 self._send(sender, Message(Kind.DECIDED, record.round, vote=Vote(NO_BALLOT, self._round.learned)))
         elif self.own in record.members and sender in record.members:
             if message.kind in (Kind.PREPARE, Kind.RING, Kind.PROPOSE):
-                self._heed(sender, message)
+                self._follow(sender, message)
             elif message.kind is Kind.REFUSE:
                 self._yield_to(message.ballot)
             elif self._round.proposal is not None and message.ballot == self._round.proposal.ballot:
-                self._count(self._round.proposal, sender, message)
+                self._count_answer(self._round.proposal, sender, message)
 
     def _learn(self, value: Value, holders: list[str]) -> None:
         self._round.learned, self._round.holders = value, (*holders, *self.record.members)

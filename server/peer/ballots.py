@@ -75,7 +75,7 @@ class Record(NamedTuple):
     Args:
         round: which is being decided.
         members: that decide it; empty at a peer that has yet to join.
-        promised: ballots below it are not heeded.
+        promised: ballots below it are refused.
         vote: the latest one in this round.
         decided: (round, value) of the last rounds, ascending.
     """

@@ -66,7 +66,7 @@ class Founding:
         self._begun_s: dict[str, float] = {}
 
     def tick(
-        self, now_s: float, present: Collection[str], rounds: Mapping[str, int], hubs: Collection[str] = ()
+        self, now_s: float, present: Collection[str], rounds: Mapping[str, int], listening: Collection[str] = ()
     ) -> list[tuple[str, pb.Founding]]:
         """Let time pass; returns whom to send what.
 
@@ -74,7 +74,7 @@ class Founding:
             now_s: of a monotonic clock.
             present: the names of the peers that are there and ready, this one among them.
             rounds: the rounds that others are in, by name.
-            hubs: those that all others can reach, who propose before the others.
+            listening: the names of peers that listen; these propose before those that only dial.
         """
         names = tuple(sorted(present, key=client_order))
         if names != self._present:
@@ -86,7 +86,7 @@ class Founding:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
         is_stable = now_s - self._since_s >= self._timing.stable_s
-        if not is_stable or len(names) < self._least or min(names, key=lambda name: name not in hubs) != self.own:
+        if not is_stable or len(names) < self._least or min(names, key=lambda name: name not in listening) != self.own:
             return []
         self._sent_s = now_s
         self._found_if_agreed()

@@ -160,7 +160,7 @@ class GossipService(MemberService):
         return self._close(messages)
 
     async def copy(self, limit_s: float) -> tuple[int, list[Tensor]] | None:
-        """Another member's state and the round after which it is, for a peer that joins; None if none gives one in time."""
+        """A copy of another's state, and the round after which it is; None if no member gives one in time."""
         until_s = time.monotonic() + limit_s
         asked: set[str] = set()
         while self._copy is None and time.monotonic() < until_s:

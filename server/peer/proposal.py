@@ -1,16 +1,16 @@
-"""Proposal: one attempt of a member to decide a round, from its first message to a majority's votes."""
+"""Attempt of a proposer to decide a round, from its first message to a majority's votes."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from fed.server.peer.ballots import Ballot, Kind, Message, Value, Vote
 
-__all__ = ["Proposal", "in_a_ring"]
+__all__ = ["Proposal", "ring_order"]
 
 
 @dataclass
 class Proposal:
-    """Attempt to decide a round; it ends with the process, and its ballot is never used again.
+    """Attempt of a member to decide a round; it ends with the process, and its ballot is never used again.
 
     Args:
         ballot: of its own.
@@ -33,12 +33,12 @@ class Proposal:
     holders: dict[str, None] = field(default_factory=dict)
 
     @property
-    def gathers(self) -> bool:
+    def awaits_promises(self) -> bool:
         """True while it waits for promises."""
         return not self.ring and self.value is None
 
     def message(self, round_number: int) -> Message:
-        """Message of its present stage, for all members: those who have answered hear that the proposer is alive."""
+        """Message of its present stage, for all members: it shows those that have answered that the proposer is alive."""
         if self.value is not None:
             vote = Vote(self.ballot, self.value)
             return Message(Kind.PROPOSE, round_number, self.ballot, vote, tuple(self.holders))
@@ -46,8 +46,8 @@ class Proposal:
             return Message(Kind.RING, round_number, self.ballot, names=self.ring)
         return Message(Kind.PREPARE, round_number, self.ballot)
 
-    def taken_over(self) -> tuple[Value, list[str]] | None:
-        """Value of the latest vote among the promises, which must be proposed again, and who holds its sum."""
+    def voted_value(self) -> tuple[Value, list[str]] | None:
+        """Value of the latest vote among the promises, which must be proposed again, and the holders of its sum."""
         votes = {name: message.vote for name, message in self.promises.items() if message.vote is not None}
         if not votes:
             return None
@@ -59,17 +59,17 @@ class Proposal:
         return tuple([name for name in names if name in self.promises and self.promises[name].is_ready])
 
 
-def in_a_ring(names: Sequence[str], hubs: Collection[str]) -> tuple[str, ...]:
-    """Members in an order in which two that only dial are no neighbours, where there is one.
+def ring_order(names: Sequence[str], listening: Collection[str]) -> tuple[str, ...]:
+    """Members in an order in which two that only dial are not next to each other, where there is such an order.
 
     Args:
-        names: of the ring.
-        hubs: those that all others can reach.
+        names: of the ring's members.
+        listening: those of them that others can dial.
     """
-    listen, dialers = [one for one in names if one in hubs], [one for one in names if one not in hubs]
+    listeners, diallers = [one for one in names if one in listening], [one for one in names if one not in listening]
     ordered: list[str] = []
-    for place, hub in enumerate(listen):
-        ordered.append(hub)
-        begin, end = (len(dialers) * each // len(listen) for each in (place, place + 1))
-        ordered += dialers[begin:end]
-    return tuple(ordered or dialers)
+    for place, listener in enumerate(listeners):
+        ordered.append(listener)
+        begin, end = (len(diallers) * each // len(listeners) for each in (place, place + 1))
+        ordered += diallers[begin:end]
+    return tuple(ordered or diallers)

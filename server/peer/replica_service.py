@@ -314,9 +314,9 @@ class ReplicaService(MemberService):
         there = self.members.present(now_s)
         names, ready = [member.name for member in there], [member.name for member in there if member.is_ready]
         candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
-        hubs = [member.name for member in there if member.address]
+        listening = [member.name for member in there if member.address]
         if self._agreement is None:
-            self._found(self._founding.tick(now_s, ready, self.reached, hubs))
+            self._found(self._founding.tick(now_s, ready, self.reached, listening))
             if now_s - self._said_s > _SAYS_EVERY_S and now_s - self._began_s > 1.0:
                 self._said_s = now_s
                 _log.info("%d of %d peers are there", len(ready), self.min_peers)
@@ -325,7 +325,7 @@ class ReplicaService(MemberService):
             # after a restart the others are given the time to come
             members = self._agreement.record.members
             names += [name for name in members if name != self.own.name and self.members.is_unheard(name)]
-        self._do(self._agreement.tick(now_s, names, candidates, hubs))
+        self._do(self._agreement.tick(now_s, names, candidates, listening))
         if self._lacks_sums:
             self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
         if not self._agreement.is_waiting:

@@ -1,4 +1,4 @@
-"""Voter: the part of an agreement's member that promises, joins rings and votes."""
+"""Voter: the part of a member that promises, joins rings and votes."""
 
 import math
 import random
@@ -99,7 +99,7 @@ class Voter:
         self._now_s = now_s
         self._present = frozenset([own])
         self._candidates: tuple[str, ...] = ()
-        self._hubs: frozenset[str] = frozenset()
+        self._listening: frozenset[str] = frozenset()
         # a ring that ran when the process was killed has lost this member
         self._round = RoundMemory(now_s, now_s, lost_ring=record.promised)
 
@@ -107,7 +107,7 @@ class Voter:
     def _quorum(self) -> int:
         return len(self.record.members) // 2 + 1
 
-    def _here(self) -> list[str]:
+    def _present_members(self) -> list[str]:
         return [name for name in self.record.members if name in self._present]
 
     def _persist(self, record: Record) -> None:
@@ -120,8 +120,8 @@ class Voter:
         else:
             self._outputs.append(Send(receiver, message))
 
-    def _heed(self, proposer: str, message: Message) -> None:
-        """Take what a proposer says, unless a later ballot has been promised."""
+    def _follow(self, proposer: str, message: Message) -> None:
+        """Do what a proposer asks, unless a later ballot has been promised."""
         ballot, promised = message.ballot, self.record.promised
         if ballot.proposer != proposer or not 0 < ballot.attempt <= _MOST_ATTEMPTS:
             return

@@ -23,6 +23,7 @@ from fed.server.peer.ballots import (
     Vote,
     refusal_of_message,
 )
+from fed.server.peer.proposal import ring_order
 from tests.server.peer.replicas import TIMING, Replicas
 
 EIGHT = tuple([str(number) for number in range(8)])
@@ -227,13 +228,13 @@ def test_members_that_cannot_reach_each_other_agree_through_others() -> None:
 # Machines that break one rule of the protocol each: the checker must find them out.
 
 
-class HeedsOldBallots(Agreement):
-    def _heed(self, proposer: str, message: Message) -> None:
+class FollowsOldBallots(Agreement):
+    def _follow(self, proposer: str, message: Message) -> None:
         if message.kind is Kind.PROPOSE:
             self._round.proposed = message
             self._vote(message)
         else:
-            super()._heed(proposer, message)
+            super()._follow(proposer, message)
 
     def _vote(self, proposed: Message) -> None:
         assert proposed.vote is not None
@@ -247,9 +248,9 @@ class HeedsOldBallots(Agreement):
 
 
 class IgnoresVotes(Agreement):
-    def _count(self, proposal: object, sender: str, message: Message) -> None:
+    def _count_answer(self, proposal: object, sender: str, message: Message) -> None:
         told = message._replace(vote=None) if message.kind is Kind.PROMISE else message
-        super()._count(proposal, sender, told)  # type: ignore[arg-type]
+        super()._count_answer(proposal, sender, told)  # type: ignore[arg-type]
 
 
 class VotesWithoutTheSum(Agreement):
@@ -276,7 +277,7 @@ class SendsBeforePersisting(Agreement):
 
 
 @pytest.mark.parametrize(
-    "machine", [HeedsOldBallots, IgnoresVotes, VotesWithoutTheSum, CountsHalf, ForgetsPromises, SendsBeforePersisting]
+    "machine", [FollowsOldBallots, IgnoresVotes, VotesWithoutTheSum, CountsHalf, ForgetsPromises, SendsBeforePersisting]
 )
 def test_a_machine_that_breaks_a_rule_is_found_out(machine: type[Agreement]) -> None:
     def run_them_all() -> None:
@@ -341,22 +342,34 @@ def test_a_ring_is_joined_once_and_lost_by_a_restart() -> None:
     assert machine("3", record).receive("2", run, 0.0) == []
 
 
-def leading(names: str, hubs: str = "", candidates: str = "") -> tuple[Agreement, Ballot, Message]:
+def leading(names: str, listening: str = "", candidates: str = "") -> tuple[Agreement, Ballot, Message]:
     """A member whose ring has been told to run, all of whose members are ready."""
     one = machine("1", Record(1, tuple(names)))
     one.ready(0.0)
-    one.tick(9.0, names, (), hubs)
+    one.tick(9.0, names, (), listening)
     ballot = one.record.promised
     for name in names[1:]:
         one.receive(name, Message(Kind.PROMISE, 1, ballot, is_ready=True), 9.0)
-    sent = one.tick(9.5, names, candidates, hubs)
+    sent = one.tick(9.5, names, candidates, listening)
     return one, ballot, next(output.message for output in sent if isinstance(output, Send))
 
 
 def test_the_proposer_gives_the_order_of_the_ring() -> None:
-    _, _, message = leading("12345", hubs="125")
+    _, _, message = leading("12345", listening="125")
     assert message.kind is Kind.RING
     assert message.names == ("1", "2", "3", "5", "4")
+
+
+@pytest.mark.parametrize(
+    ("listening", "dialling"), [("abc", ""), ("abc", "de"), ("abc", "def"), ("a", "b"), ("", "ab")]
+)
+def test_two_that_only_dial_are_apart_ring_order(listening: Sequence[str], dialling: Sequence[str]) -> None:
+    names = sorted([*listening, *dialling], key=lambda name: random.Random(name).random())
+    order = ring_order(names, listening)
+    assert sorted(order) == sorted(names)
+    if len(dialling) <= len(listening):
+        for one, after in zip(order, [*order[1:], order[0]], strict=True):
+            assert one in listening or after in listening
 
 
 def test_two_sums_of_one_ring_end_the_attempt() -> None:
@@ -376,7 +389,7 @@ def test_new_members_stay_fewer_than_the_others() -> None:
     assert {vote.value.members for vote in votes} == {("1", "2", "3", "4", "5")}
 
 
-def test_what_a_stranger_says_of_a_ballot_is_not_heeded() -> None:
+def test_what_a_stranger_says_of_a_ballot_is_ignored() -> None:
     for kind in (Kind.PREPARE, Kind.PROPOSE, Kind.RING, Kind.PROMISE, Kind.REFUSE, Kind.SUMMED):
         ballot = Ballot(1, "stranger")
         assert machine().receive("stranger", Message(kind, 1, ballot, Vote(ballot, VALUE), ("1",)), 0.0) == []
