@@ -1,8 +1,8 @@
 """Founding of a group of replicas: those that begin a run agree on the members of its first round.
 
-The first of the present peers proposes all of them, once they are enough, and each agrees that sees the same ones. When
+The first of the present peers proposes all of them once they are enough. A peer that sees the same ones agrees. When
 all have agreed the group is founded. A peer agrees to one proposal at a time, so that two groups of more than half of
-all peers cannot both be founded; the least number of founders must therefore be more than half of all that may come.
+all peers cannot both be founded: the smallest number of founders must be more than half of all that may come.
 """
 
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ class FoundingTiming(NamedTuple):
     Args:
         stable_s: seconds for which the present peers must have been the same.
         resend_s: seconds after which a message is sent again.
-        believed_s: seconds for which another is believed to have begun that does not say with whom.
+        believed_s: seconds for which a peer that says that it is in a round, and not with which group, is believed.
     """
 
     stable_s: float = 0.5
@@ -30,15 +30,15 @@ class FoundingTiming(NamedTuple):
 
 
 class Founding:
-    """One peer's part; it makes no calls and reads no clock.
+    """One peer's part in a founding; it makes no calls and reads no clock.
 
     Attributes:
         members: of the first round, in the order of clients; None until the group is founded.
-        is_late: the others have gone on without this peer, which joins them.
+        is_late: the others have begun without this peer, which joins them.
 
     Args:
         own: this peer's name.
-        least: the number of founders at least.
+        min_peers: the smallest number of founders.
         timing: of messages.
 
     Example:
@@ -54,11 +54,11 @@ class Founding:
         (('ann', 'bob'), ('ann', 'bob'))
     """
 
-    def __init__(self, own: str, least: int, timing: FoundingTiming = FoundingTiming()) -> None:  # noqa: B008
+    def __init__(self, own: str, min_peers: int, timing: FoundingTiming = FoundingTiming()) -> None:  # noqa: B008
         self.own = own
         self.members: tuple[str, ...] | None = None
         self.is_late = False
-        self._least, self._timing = least, timing
+        self._min_peers, self._timing = min_peers, timing
         self._present: tuple[str, ...] = ()
         self._since_s = self._sent_s = 0.0
         self._agreed: set[str] = set()
@@ -68,7 +68,7 @@ class Founding:
     def tick(
         self, now_s: float, present: Collection[str], rounds: Mapping[str, int], listening: Collection[str] = ()
     ) -> list[tuple[str, pb.Founding]]:
-        """Let time pass; returns whom to send what.
+        """Let time pass; returns messages and their receivers.
 
         Args:
             now_s: of a monotonic clock.
@@ -86,14 +86,14 @@ class Founding:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
         is_stable = now_s - self._since_s >= self._timing.stable_s
-        if not is_stable or len(names) < self._least or min(names, key=lambda name: name not in listening) != self.own:
+        if not is_stable or len(names) < self._min_peers or min(names, key=lambda name: name not in listening) != self.own:
             return []
         self._sent_s = now_s
         self._found_if_agreed()
         return self._to_others(pb.Founding(members=names, is_founded=self.members is not None))
 
     def receive(self, sender: str, message: pb.Founding, own_round: int) -> list[tuple[str, pb.Founding]]:
-        """Take a message; returns whom to send what.
+        """Take a message; returns messages and their receivers.
 
         Args:
             sender: the name in its certificate.
@@ -118,7 +118,7 @@ class Founding:
                 self._agreed.add(sender)
                 if self._found_if_agreed():
                     return self._to_others(self._founded(1))
-        elif len(names) >= self._least and names == self._present:
+        elif len(names) >= self._min_peers and names == self._present:
             self._agreed_to = names
             return [(sender, pb.Founding(members=names, is_agreed=True))]
         return []
@@ -136,6 +136,6 @@ class Founding:
 
 
 def _is_group(names: tuple[str, ...], sender: str) -> bool:
-    """Tell whether these may be founders, of whom the sender is one."""
+    """Tell whether these names may be those of founders, the sender among them."""
     in_order = tuple(sorted({*names}, key=client_order))
     return sender in names and names == in_order and all(NODE_NAME.fullmatch(name) for name in names)

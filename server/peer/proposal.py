@@ -38,7 +38,7 @@ class Proposal:
         return not self.ring and self.value is None
 
     def message(self, round_number: int) -> Message:
-        """Message of its present stage, for all members: it shows those that have answered that the proposer is alive."""
+        """Message of its present stage, to all members; those that have answered see that the proposer is alive."""
         if self.value is not None:
             vote = Vote(self.ballot, self.value)
             return Message(Kind.PROPOSE, round_number, self.ballot, vote, tuple(self.holders))

@@ -114,7 +114,7 @@ class RealNeighbourhood:
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began, without those in which it was not running."""
+        """Seconds since the run began, those between a stop and its resumption left out."""
         return self._earlier_s + time.monotonic() - self._began_s
 
     def begin(self, number: int) -> Attendance:

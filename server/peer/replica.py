@@ -33,7 +33,7 @@ _NOTHING = RoundStats(0, 0, 0, 0, 0, 0, None)
 
 
 class Overtaken(Exception):
-    """The others have gone on; ``snapshot`` is what one of them has given."""
+    """Round that the others have decided without this replica; ``snapshot`` is a copy of a later state."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ReplicatedFleet:
     _unsettled: tuple[int, ClientState, ClientState] | None = None
 
     def __post_init__(self) -> None:
-        """Begin before there is a group."""
+        """Begin without members."""
         self._own = self.thread.service.own.client
         self._began_s = time.monotonic()
         self._members: tuple[int | str, ...] = ()
@@ -73,11 +73,11 @@ class ReplicatedFleet:
 
     @property
     def clock(self) -> float:
-        """Seconds since the run began, without those in which it was not running."""
+        """Seconds since the run began, those between a stop and its resumption left out."""
         return time.monotonic() - self._began_s
 
-    def found(self, members: Sequence[str]) -> None:
-        """Begin with the members of the next round."""
+    def set_members(self, members: Sequence[str]) -> None:
+        """Take these as the members of the next round."""
         self._members = tuple(client_id_of(name) for name in sorted(members, key=client_order))
         self._known |= {*self._members}
 
@@ -118,7 +118,7 @@ class ReplicatedFleet:
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """The sum of the updates that count, as one answer, and a failure for each of the other tasks.
 
-        The deadline of a round is the agreement's.
+        Both limits are ignored: the agreement has the deadline of the round.
         """
         if not self._open:
             return
@@ -151,17 +151,17 @@ class ReplicatedFleet:
         """Do nothing: all tasks of a round have been answered with its sum."""
 
     def settle(self, counted: Mapping[int, float]) -> None:
-        """Commit this peer's state, if its update counted, and go on with the next round's members."""
+        """Commit this peer's state if its update counted, and take the next round's members."""
         if self._unsettled is not None:
             task, before, after = self._unsettled
             if discount := counted.get(task, 0.0):
                 self.states.commit(self._own, at_discount(before, after, discount))
             self._unsettled = None
         assert self.value is not None
-        self.found(self.value.members)
+        self.set_members(self.value.members)
 
     def wait(self, until: float = math.inf) -> bool:
-        """Members are there in every round, or the agreement waits for them."""
+        """Return False at once: the agreement itself waits for members."""
         return False
 
     def state(self) -> Tree:
@@ -180,7 +180,7 @@ class ReplicatedFleet:
         return {"members": [*self._members], "known": [*self._known], "value": value}
 
     def adopt(self, common: Tree) -> None:
-        """Go on from another replica's :meth:`common`."""
+        """Take over another replica's :meth:`common`."""
         self._members, self._known, value = tuple(common["members"]), {*common["known"]}, common["value"]
         self.value = None if value is None else Value(value[0], tuple(value[1]), tuple(value[2]))
 
@@ -205,14 +205,13 @@ class ReplicatedFleet:
         train = Train(
             (task.client,),
             task.round,
-            "updates",
-            task.lr,
-            (task.steps,),
-            len(task.model.broadcast),
-            len(self._members),
-            (),
-            ((task.round, *filter(None, [task.repeats])),),
-            names,
+            wants="updates",
+            lr=task.lr,
+            steps=(task.steps,),
+            broadcast_count=len(task.model.broadcast),
+            population=len(self._members),
+            keys=((task.round, *filter(None, [task.repeats])),),
+            state_names=names,
         )
         given = (*model, *task.model.broadcast, *self.states.stacked([task.client], [model]))
         ticket = self.executor.submit(Item(train, given, label_of(train), cost=self.size))
@@ -240,25 +239,25 @@ class Replicated(Coordinated):
         self._fleet: ReplicatedFleet = self.coordinator.fleet  # type: ignore[assignment]
         self._service = self._fleet.thread.service
         self._moved = (0, 0)
-        self._begun = self._after = 0
+        self._begun = self._applied = 0
         self.snapshot: Snapshot | None = None
 
     @property
     def is_behind(self) -> bool:
         """True while rounds pass whose outcome this replica has got as a part of a later state."""
-        return self._begun < self._after
+        return self._begun < self._applied
 
-    def found(self, members: Sequence[str]) -> None:
-        """Begin with the members of the first round, unless this replica goes on, or joins others."""
+    def begin_with(self, members: Sequence[str]) -> None:
+        """Begin with the members of the first round, unless this replica resumes, or joins others."""
         if members and not self._fleet.registered():
-            self._fleet.found(members)
+            self._fleet.set_members(members)
 
     def round(self, number: int) -> RoundStats:
-        """One round, or nothing where its outcome is part of a state that was copied."""
+        """One round; none of a round whose outcome is part of a state that was copied."""
         self._begun = number
-        if self.is_behind or number == self._after:
+        if self.is_behind or number == self._applied:
             return _NOTHING
-        self._fleet.thread.call(self._service.begin, number, self._after)
+        self._fleet.thread.call(self._service.begin, number, self._applied)
         try:
             self._fleet.await_members(number)
             stats = super().round(number)
@@ -270,7 +269,7 @@ class Replicated(Coordinated):
 
     def state(self) -> Tree:
         """State for a checkpoint."""
-        return {**super().state(), "round": self._after}
+        return {**super().state(), "round": self._applied}
 
     def restore(self, state: Tree) -> None:
         """Resume from a state that :meth:`state` gave."""
@@ -279,12 +278,12 @@ class Replicated(Coordinated):
         self._end(state["round"])
 
     def take_over_if_later(self, snapshot: Snapshot | None) -> None:
-        """Go on from a copy, unless this replica's own state is a later one."""
-        if snapshot is not None and snapshot.round > self._after:
+        """Take over a copy, unless this replica's own state is a later one."""
+        if snapshot is not None and snapshot.round > self._applied:
             self.take_over(snapshot)
 
     def take_over(self, snapshot: Snapshot) -> None:
-        """Go on from the state of another replica, which is on disk.
+        """Take over the state of another replica, which is on disk.
 
         Raises:
             InvalidCheckpoint: if it is of another experiment.
@@ -302,6 +301,6 @@ class Replicated(Coordinated):
 
     def _end(self, number: int) -> None:
         """Have a round's state ready for others."""
-        self._after = number
+        self._applied = number
         self.snapshot = Snapshot(number, {"coordinator": self.coordinator.state(), "fleet": self._fleet.common()})
         self._fleet.thread.call(self._service.apply, number)

@@ -88,6 +88,6 @@ class ReplicaPeer(RealPeer[ReplicaService]):
 
     def meet(self) -> int:
         """Wait until there is a group, which this peer founds with others or joins."""
-        self._replicated.found(self.thread.wait_for(self.service.founded()))
+        self._replicated.begin_with(self.thread.wait_for(self.service.founded()))
         self._replicated.take_over_if_later(self.thread.call(self.service.kept_copy))
         return len(self.thread.call(self.service.standing).present)

@@ -48,7 +48,7 @@ __all__ = ["Decision", "ReplicaService", "Snapshot"]
 _log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _REACHED_WITHIN_S = 5.0  # the next member of a ring, over a stream, where deadlines are short
-_SAYS_EVERY_S = 30.0
+_LOGS_EVERY_S = 30.0
 _MOST_COPY_BYTES_PER_NUMBER = 1024
 _COPY_AGAIN_S = 3.0
 _COPY_BYTES = 1 << 28  # beside its numbers
@@ -85,7 +85,7 @@ class ReplicaService(MemberService):
     Args:
         message: the format of clients' messages.
         ballots: time limits of the agreement.
-        min_peers: the number of founders at least.
+        min_peers: the smallest number of founders.
     """
 
     message: Format
@@ -109,7 +109,7 @@ class ReplicaService(MemberService):
         self._received_bytes = 0
         self._wants_copy = self._lacks_sums = False
         self._applied = self._sums_sent = self._sums_received = 0
-        self._said_s = self._asked_s = -math.inf
+        self._logged_s = self._asked_s = -math.inf
         self._began_s = time.monotonic()
         self._failure: FedError | None = None
 
@@ -129,7 +129,7 @@ class ReplicaService(MemberService):
         self._applied = applied
         if record != Record():
             self._founding.members, self._founding.is_late = founders or None, not founders
-            self._agree(record)
+            self._begin_agreement(record)
 
     @property
     def moved_bytes(self) -> tuple[int, int]:
@@ -272,7 +272,7 @@ class ReplicaService(MemberService):
                     self._do(self._agreement.receive(link.name, from_wire(message.decree), time.monotonic()))
             case "founding":
                 number = 0 if self._agreement is None else self._agreement.record.round
-                self._found(self._founding.receive(link.name, message.founding, number))
+                self._go_on_founding(self._founding.receive(link.name, message.founding, number))
             case "sum_wanted":
                 if (found := self._disk.file(message.sum_wanted.sha256)) is not None:
                     path, payload = found
@@ -316,9 +316,9 @@ class ReplicaService(MemberService):
         candidates = [name for name in ready if self.links.link(name) is not None]  # which have shown a certificate
         listening = [member.name for member in there if member.address]
         if self._agreement is None:
-            self._found(self._founding.tick(now_s, ready, self.reached, listening))
-            if now_s - self._said_s > _SAYS_EVERY_S and now_s - self._began_s > 1.0:
-                self._said_s = now_s
+            self._go_on_founding(self._founding.tick(now_s, ready, self.reached, listening))
+            if now_s - self._logged_s > _LOGS_EVERY_S and now_s - self._began_s > 1.0:
+                self._logged_s = now_s
                 _log.info("%d of %d peers are there", len(ready), self.min_peers)
             return
         if now_s - self._began_s < (self.ballots.deadline_s or math.inf):
@@ -329,9 +329,9 @@ class ReplicaService(MemberService):
         if self._lacks_sums:
             self._ask_for_copy([name for name, number in self.reached.items() if number > self._least_copy()])
         if not self._agreement.is_waiting:
-            self._said_s = -math.inf
-        elif now_s - self._said_s > _SAYS_EVERY_S:
-            self._said_s = now_s
+            self._logged_s = -math.inf
+        elif now_s - self._logged_s > _LOGS_EVERY_S:
+            self._logged_s = now_s
             members = self._agreement.record.members
             here = [name for name in members if name in names]
             _log.warning(
@@ -351,18 +351,19 @@ class ReplicaService(MemberService):
             self._tell(random.choice(holders), pb.PeerMessage(copy_wanted=pb.CopyWanted()))
         self._received_bytes = received_bytes
 
-    def _found(self, messages: Sequence[tuple[str, pb.Founding]]) -> None:
+    def _go_on_founding(self, messages: Sequence[tuple[str, pb.Founding]]) -> None:
+        """Send messages of the founding, and begin to agree once there is a group."""
         for name, message in messages:
             self._tell(name, pb.PeerMessage(founding=message))
         if self._agreement is None and self._founding.members is not None:
             record = Record(1, self._founding.members)
             self._disk.persist(record, self._founding.members)
-            self._agree(record)
+            self._begin_agreement(record)
         elif self._agreement is None and self._founding.is_late:
-            self._agree(Record())
+            self._begin_agreement(Record())
 
-    def _agree(self, record: Record) -> None:
-        """Begin to agree, from what is on disk."""
+    def _begin_agreement(self, record: Record) -> None:
+        """Begin the agreement, from what is on disk."""
         self._agreement = Agreement(
             self.own.name, record, self.ballots, random.Random(), now_s=time.monotonic(), held={*self._disk.held}
         )
