@@ -1,19 +1,21 @@
-"""Membership of peers: heartbeats, passed on by gossip, say who is there, who is suspected and who is gone.
+"""Membership of peers: heartbeats, passed on by gossip, say which members are present, suspected or gone.
 
-Each member counts its own heartbeat up and exchanges its whole table with a few others (van Renesse, Minsky & Hayden,
-"A gossip-style failure detection service", Middleware 1998). A larger count is a sign of life, whoever passes it on.
-As in SWIM (Das, Gupta & Motivala 2002) a silent member is suspected first, and a living one refutes what is said of it.
+Each member counts its own heartbeats and exchanges its whole table with a few others (van Renesse, Minsky & Hayden, "A
+gossip-style failure detection service", Middleware 1998). A larger count is a sign of life, whichever member passes it
+on. As in SWIM (Das, Gupta & Motivala 2002) a silent member is suspected first, and a living one refutes what others say
+of it.
 
-- First sight of a name in another member's table is no sign of life: its count may be old. The next, larger one is, and
-  so is the member's own table. What is gone is not passed on. Old tables therefore bring nobody back.
-- Time is this process's own while it is awake: a process that was frozen has heard nothing, and blames nobody for it
+- The first sight of a name in another member's table is no sign of life: its count may be old. The next, larger count
+  is one, and so is the member's own table. Members that are gone are not passed on. Old tables therefore bring no
+  member back.
+- Time counts only while this process is awake: one that was frozen has heard nothing, and suspects no other for it
   (Lifeguard, Dadgar, Phillips & Currey 2018).
-- Members that are gone are tried again now and then, and so are introducers, so that sides of a partition merge.
+- Members that are gone are tried again now and then, and so are introducers, so that the sides of a partition merge.
 
-Trust: names and addresses that are none, and counts beyond bounds, are refused. A hostile member, which has a
-certificate of the run, can keep a dead member's count rising, or say goodbye for a living one, which refutes it within
-some beats, or invent members, up to the bound. That costs others deadlines in a round, and changes no sum of theirs:
-replicas take as members those alone that have shown a certificate over a stream.
+Trust: malformed names and addresses, and counts beyond bounds, are refused. A hostile member, which has a certificate
+of the run, can keep a dead member's count rising, or say that a living one has left, which that one refutes within some
+beats, or invent members, up to the bound. That costs others deadlines in a round, and changes none of their sums:
+replicas take as members only those that have shown a certificate over a stream.
 """
 
 import math
@@ -46,10 +48,10 @@ class Member(NamedTuple):
 
     Args:
         name: of its certificate.
-        address: HOST:PORT where it listens; empty if it dials out only.
-        start: of its process, in nanoseconds; a larger one replaces an earlier life of that name.
-        beat: its count of heartbeats in this life.
-        left: it has said goodbye.
+        address: HOST:PORT where it listens; empty if it only dials.
+        start: when its process began, in nanoseconds; a process with a later start replaces an earlier one.
+        beat: its count of heartbeats since then.
+        left: it has left, and says so.
         samples: that it trains on.
         is_ready: it takes part in rounds; one that joins copies another's state first.
     """
@@ -69,7 +71,7 @@ class Member(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int, bool]:
-        """Order of what is said of one name: the largest counts."""
+        """Key that orders the records of one name: the largest is the latest."""
         return self.start, self.beat, self.left
 
 
@@ -78,7 +80,7 @@ class Target(NamedTuple):
 
     Args:
         address: HOST:PORT to dial.
-        name: of the member; empty: whoever listens there.
+        name: of the member; empty: any that listens there.
     """
 
     address: str
@@ -124,7 +126,7 @@ class _Record:
 
     Args:
         member: the latest record.
-        since_s: when its life or its goodbye became known.
+        since_s: when its start or its leaving became known.
         alive_s: its last sign of life; minus infinity: none yet.
     """
 
@@ -136,14 +138,14 @@ class _Record:
 class MembershipList:
     """Members that one peer knows of; it makes no calls and reads no clock.
 
-    The transport calls :meth:`beat` every ``beat_s``, sends :meth:`table` to the targets, and merges what it receives;
-    whoever receives a table answers with its own. A member that dials out only is no target: it comes by itself and is
-    answered. All times are of one monotonic clock.
+    The transport calls :meth:`beat` every ``beat_s``, sends :meth:`table` to the targets, and merges what it receives; a
+    receiver of a table answers with its own. A member that only dials is no target: it dials in, and is answered. All
+    times are of one monotonic clock.
 
     Attributes:
         own: this peer's record.
-        contested: how often another spoke for this peer with a later record than its own. Once is a clock that was set
-            back between two starts; more are a second process under this name, or a hostile member.
+        contested: how often another member sent a later record of this peer than its own. Once: a clock that was set
+            back between two starts. More: a second process under this name, or a hostile member.
 
     Args:
         own: this peer's first record.
@@ -163,7 +165,7 @@ class MembershipList:
         self._last_beat_s = math.inf
 
     def beat(self, now_s: float) -> tuple[Target, ...]:
-        """Count the own heartbeat up; returns whom to send the table to now."""
+        """Count the own heartbeat up; returns the members to send the table to."""
         self._awake_s, self._last_beat_s = self._time_s(now_s), now_s
         if not self.own.left:
             self.own = self.own._replace(beat=self.own.beat + 1)
@@ -214,11 +216,11 @@ class MembershipList:
             self._take(life, self._time_s(now_s), is_direct=True)
 
     def make_ready(self) -> None:
-        """Say that this peer takes part in rounds from now on."""
+        """Take part in rounds: from now on the table says so."""
         self.own = self.own._replace(beat=self.own.beat + 1, is_ready=True)
 
     def leave(self) -> None:
-        """Say goodbye: from now on the table says that this peer has left."""
+        """Leave: from now on the table says so."""
         self.own = self.own._replace(beat=self.own.beat + 1, left=True)
 
     def present(self, now_s: float) -> tuple[Member, ...]:
@@ -240,7 +242,7 @@ class MembershipList:
         return _sorted([one.member for one in away if one.alive_s > -math.inf])
 
     def is_unheard(self, name: str) -> bool:
-        """True if this process has had no sign of life of that name, and no goodbye."""
+        """True if this process has had no sign of life of that name, and has not heard that it left."""
         known = self._records.get(name)
         return known is None or (known.alive_s == -math.inf and not known.member.left)
 
@@ -280,7 +282,7 @@ class MembershipList:
         return was_present != self._is_present(known, time_s) or (was_present and not is_same)
 
     def _refute(self, said: Member) -> bool:
-        """Go beyond what is said of this peer, if that is later than what it says itself."""
+        """Make the own record later than another's record of this peer, if that is not so already."""
         if said.age <= self.own.age or self.own.left:
             return False
         self.contested += 1

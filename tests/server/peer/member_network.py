@@ -1,4 +1,4 @@
-"""A simulated network of peers that gossip: delays, losses, cuts, crashes, restarts and freezes, by one random seed."""
+"""A simulated network of members that exchange tables: delays, losses, cuts, crashes and freezes, by one seed."""
 
 import heapq
 import random
@@ -89,7 +89,7 @@ class Network:
         return {member.name for member in members.present(self.now_s)}
 
     def agrees(self, *names: str) -> bool:
-        """Whether every one of these sees exactly these."""
+        """True if each of these sees exactly these."""
         return all(self.view(name) == set(names) for name in names)
 
     def is_one_group(self) -> bool:

@@ -1,4 +1,4 @@
-"""Membership over a simulated network: one group whatever happens, nobody gone without a cause, all by seeds."""
+"""Membership over a simulated network: one group after any faults, no member gone without a cause, all by seeds."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tests.server.peer.member_network import TIMING, Network
 EIGHT = [str(number) for number in range(8)]
 STARTS = ("all know all", "one introduces", "the last introduces", "chain", "tree")
 LOST = 0.3
-# A beat of a living member is at most this late, and word goes round in as many beats.
+# A beat of a living member is at most this late, and records reach all members in as many beats.
 SPREAD_S = 10 * TIMING.beat_s
 
 
@@ -115,7 +115,7 @@ def test_half_killed_at_once_leaves_the_others() -> None:
     assert network.agrees(*EIGHT[4:])
 
 
-def test_a_goodbye_counts_at_once_and_is_forgotten() -> None:
+def test_a_member_that_leaves_is_gone_at_once_and_forgotten() -> None:
     network = group(2)
     members = network.peers["3"].list
     assert members is not None
@@ -143,7 +143,7 @@ def test_sides_of_a_cut_go_on_and_merge_once_healed(sides: tuple[list[str], ...]
     assert network.agrees(*EIGHT)
 
 
-def test_a_frozen_member_is_gone_and_blames_nobody() -> None:
+def test_a_frozen_member_is_gone_and_suspects_no_other() -> None:
     network = group(6)
     network.freeze("3")
     network.run(network.now_s + TIMING.gone_after_s + SPREAD_S)
@@ -356,7 +356,7 @@ def test_what_others_say_of_this_peer_is_refuted(start: int, beat: int, left: bo
     assert not members.merge([said], 0.0, "9")
 
 
-def test_a_false_goodbye_is_refuted_within_some_beats() -> None:
+def test_a_false_leaving_is_refuted_within_some_beats() -> None:
     network = group(3)
     for peer in network.running:
         if peer.name != "3" and peer.list is not None:
