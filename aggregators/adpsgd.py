@@ -34,7 +34,7 @@ class ADPSGD(PeerRule):
     .. math:: x_i, x_j ← \frac{x_i + x_j}{2}, \qquad x_i ← x_i - η g_i(\hat x_i)
 
     Gradients are stale: x̂ is the model before the average, at which a peer began its local steps while another averaged
-    with it. A peer waits for its partner and for nobody else, so that pairs of one round may run long after those of
+    with it. A peer waits for its partner and for no other peer, so that pairs of one round may run long after those of
     another. Each peer takes as many rounds as the others; in the paper a fast one takes more, and gradients are then
     older than one average.
     """

@@ -29,8 +29,8 @@ class Moshpit(DPSGD):
 
     Peers are on a grid of d axes with M places each. In round t those that differ in axis t mod d alone are a group.
     With M^d peers, d averages are the mean of all; else some places are empty, and the mean is approached. Between two
-    averages are local steps. The paper forms groups by a distributed hash table, which finds the same ones where nobody
-    is away.
+    averages are local steps. The paper forms groups by a distributed hash table, which finds the same ones where no
+    peer is away.
 
     Args:
         axes: d ≥ 1. M is the smallest number with M^d ≥ peers: groups of √N with 2 axes, one group of all with 1.

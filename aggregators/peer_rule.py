@@ -25,7 +25,7 @@ __all__ = ["Descend", "Mix", "PeerRule", "Received"]
 
 
 class Descend(Protocol):
-    """A peer's local steps, of all peers at once in simulation."""
+    """Local steps of one real peer, or of all simulated peers at once."""
 
     @property
     def lr(self) -> float | Tensor:
@@ -33,7 +33,7 @@ class Descend(Protocol):
         ...
 
     def __call__(self, x_NP: Tensor) -> Tensor:
-        """The models after local steps from ``x_NP``.
+        """The models after local steps from ``x_NP``, [N, P].
 
         (x − descend(x)) / lr is the mean gradient over the local steps of plain SGD: for one step the gradient itself.
         """
@@ -41,12 +41,12 @@ class Descend(Protocol):
 
 
 class Received(NamedTuple):
-    """Vectors of one neighbour of each row that has so many.
+    """Vector of one neighbour of each of K rows.
 
     Args:
-        rows_K: the places of these rows.
+        rows_K: the rows' places.
         weights_K1: W_ij, of row i and its neighbour j.
-        vectors_KM: what these neighbours sent.
+        vectors_KM: x_j, as the neighbour sent it.
     """
 
     rows_K: Tensor
@@ -74,8 +74,8 @@ class Mix(Protocol):
         .. math:: (W x)_i = x_i + \sum_{j \ne i} W_{ij} (x_j - x_i)
 
         Yields:
-            First every row's first neighbour, then the second of those rows that have one, and so on, so that a rule
-            adds ``weights_K1 * (vectors_KM - x_NM[rows_K])``, changed as it likes, to the rows.
+            The first neighbour of every row, then the second of those rows that have one, and so on. A rule adds
+            ``weights_K1 * (vectors_KM - x_NM[rows_K])``, changed as it needs, to the rows.
         """
         ...
 
@@ -122,12 +122,12 @@ class PeerRule(Algorithm):
     """Whether a peer's neighbours must stay the same, both ways: it calls ``mix.differences``."""
 
     def needs(self) -> Sequence[Term]:
-        """The same peers always."""
+        """Peers that stay the same from the first round to the last."""
         why = "because the mean counts every peer's model from the first round to the last"
         return (Term(Feature.FIXED_MEMBERS, "choose an algorithm over mean such as fedavg", why),)
 
     def lacks(self) -> Sequence[Term]:
-        """Whatever takes a coordinator; neighbours, too, where it has no primitive."""
+        """Features of a coordinator; without a primitive those of neighbours and messages too."""
         why = "whose clients exchange models with neighbours" if self.primitive else "whose clients learn alone"
         way_out = "choose an algorithm over mean such as fedavg"
         terms = [Term(feature, way_out, why) for feature in (Feature.COORDINATOR, Feature.REPORTS)]
@@ -143,9 +143,9 @@ class PeerRule(Algorithm):
         return [*super().lacks(), *terms]
 
     def partners(self) -> "Callable[..., nx.Graph[int]] | None":
-        """A function of (peers, number, streams) that gives each round's graph, as a changing topology's does.
+        """The function of (peers, number, streams) that gives each round's graph, where a rule chooses partners itself.
 
-        None, unless a rule chooses the peers' partners itself: then it takes no ``topology``.
+        Such a rule takes no ``topology``. None: the experiment's topology gives the graph.
         """
         return None
 
@@ -164,7 +164,7 @@ class PeerRule(Algorithm):
         """
 
     def joined(self, state: Any) -> Any:
-        """The state of a peer that joins a run that goes on: a copy of another's, as it is unless a rule says more.
+        """The state of a peer that joins a running experiment: a copy of another's, unless a rule says otherwise.
 
         Args:
             state: of the other peer after its last round.
@@ -172,7 +172,7 @@ class PeerRule(Algorithm):
         return state
 
     def check_topology(self, topology: "Topology") -> None:
-        """Any topology whose weights keep the peers' mean, but where neighbours keep copies a fixed, undirected one.
+        """Refuse a topology that changes with the round or is directed, where neighbours must stay the same.
 
         Raises:
             InvalidExperiment: for others, with the reason and the way out.

@@ -1,4 +1,4 @@
-"""Algorithms over ``mean`` without a coordinator, of which every peer is a replica."""
+"""Algorithms over ``mean`` without a coordinator: every peer is a replica of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ __all__ = ["allreduce"]
 
 
 class _Replicated(Aggregator):
-    """Rule that peers compute, each for itself."""
+    """Rule that each peer computes for itself."""
 
     is_replicated: ClassVar[bool] = True
 
@@ -23,7 +23,7 @@ class _Replicated(Aggregator):
         return _replicated, (_as(type(self).__bases__[1], self),)
 
     def lacks(self) -> Sequence[Term]:
-        """Features of a coordinator, and of single or encoded updates."""
+        """Features of a coordinator, of single updates, and of encoded ones."""
         way_out = "choose the rule itself as the algorithm"
         why = "whose peers find the sum of their updates in a ring"
         features = Feature.COORDINATOR, Feature.REPORTS, Feature.SINGLE_ANSWERS

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["peer"]
 
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # names them, and binds to none
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # are compared with, and nothing listens there
 
 
 def peer(
@@ -33,7 +33,7 @@ def peer(
         str | None, typer.Option(metavar="HOST:PORT", help="Where others reach it, if that is not where it listens.")
     ] = None,
     join: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT", help="Another peer, which knows more. Repeatable.")
+        list[str] | None, typer.Option(metavar="HOST:PORT", help="Another peer, which introduces the others. Repeatable.")
     ] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,
@@ -55,7 +55,7 @@ def peer(
         file: of the experiment, the same at all peers; None: that of the run to resume.
         listen: HOST:PORT to listen at; None: only dial.
         advertise: HOST:PORT at which others reach it; as it listens unless given.
-        join: addresses of other peers; one that is there will do.
+        join: addresses of other peers; one that answers is enough.
         credentials: the peer's folder of keys; None only with ``insecure``.
         insecure: go without certificates, on this machine alone.
         name: the peer's name where there is no certificate to give it.

@@ -55,13 +55,13 @@ def random_matching(peers: int, number: int, streams: Streams) -> "nx.Graph[int]
 
 
 def grid_groups(peers: int, number: int, streams: Streams, axes: int) -> "nx.Graph[int]":
-    """Cliques of peers along one axis of a grid, another in each round, for rules that choose partners by it.
+    """Cliques of peers along one axis of a grid, another in each round, for rules that choose their partners so.
 
     Args:
         peers: n ≥ 1.
         number: the round, from 1.
         streams: the run's; not used.
-        axes: d ≥ 1, each with as few places as hold all peers.
+        axes: d ≥ 1; all axes have the smallest length M with M^d ≥ n.
     """
     places = 1
     while places**axes < peers:
@@ -216,13 +216,13 @@ def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]"
         slope = np.array([(mean[i, i] + mean[j, j] - 2 * mean[i, j]).sum() for i, j in ends])
         return values[0], values[0] - width * np.log(shares.sum()), slope
 
-    def found(start: np.ndarray, width: float) -> np.ndarray:
-        def lost(probabilities: np.ndarray) -> tuple[float, np.ndarray]:
+    def maximised(start: np.ndarray, width: float) -> np.ndarray:
+        def negative(probabilities: np.ndarray) -> tuple[float, np.ndarray]:
             _, value, slope = smoothed(probabilities, width)
             return -value, -slope
 
         within = LinearConstraint(np.ones((1, count)), -np.inf, total)
-        solved = minimize(lost, start, jac=True, method="SLSQP", bounds=Bounds(0, 1), constraints=within)
+        solved = minimize(negative, start, jac=True, method="SLSQP", bounds=Bounds(0, 1), constraints=within)
         probabilities: np.ndarray = np.clip(solved.x, 0, 1)
         probabilities *= min(1, total / probabilities.sum())
         return probabilities
@@ -231,7 +231,7 @@ def _most_connected(peers: int, matchings: "Sequence[Sequence[tuple[int, int]]]"
     scale, most, bound = smoothed(candidate, 1.0)[0], 0.0, math.inf
     for width in scale * np.array(_WIDTHS):
         if most:
-            candidate = found(candidate, width)
+            candidate = maximised(candidate, width)
         value, _, slope = smoothed(candidate, width)
         best, most = (candidate, value) if value > most else (best, most)
         # gᵀ q is largest where the largest slopes count in full, up to the budget

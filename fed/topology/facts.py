@@ -16,7 +16,7 @@ __all__ = ["ROUNDS_MEASURED", "Facts", "facts", "separate_parts"]
 ROUNDS_MEASURED = 64
 """Rounds over which the contraction of a changing graph is measured."""
 _EXACT = 1e-12
-_SHARE = 1e-3  # of the disagreement at first, at which peers are said to agree
+_SHARE = 1e-3  # of the first disagreement, at which peers count as agreed
 
 
 class Facts(NamedTuple):
@@ -66,7 +66,7 @@ def facts(graph_in: Callable[[int], "nx.Graph[int]"], matrix_in: Callable[[int],
 
 
 def separate_parts(graph: "nx.Graph[int]") -> int:
-    """The number of parts between which nothing travels, or not both ways."""
+    """The number of connected parts, strongly connected ones where the graph is directed."""
     if isinstance(graph, nx.DiGraph):
         return int(nx.number_strongly_connected_components(graph))
     return int(nx.number_connected_components(graph))

@@ -24,8 +24,8 @@ class Topology:
 
     Attributes:
         changes: graphs differ between rounds.
-        is_directed: messages go one way.
-        keeps_mean: W is doubly stochastic, as that of the first round.
+        is_directed: edges have a direction, from sender to receiver.
+        keeps_mean: W of the first round is doubly stochastic.
 
     Args:
         make: gives a graph from ``peers``, ``number`` and ``streams``.
@@ -68,7 +68,7 @@ class Topology:
         return self._of(number)[1]
 
     def weights(self, number: int) -> Weights:
-        """W of a round, as rows."""
+        """W of a round, as each row's neighbours and weights."""
         return self._of(number)[2]
 
     def _of(self, number: int) -> tuple["nx.Graph[int]", Tensor, Weights]:

@@ -115,7 +115,7 @@ def test_half_killed_at_once_leaves_the_others() -> None:
     assert network.agrees(*EIGHT[4:])
 
 
-def test_a_member_that_leaves_is_gone_at_once_and_forgotten() -> None:
+def test_a_member_that_leaves_counts_no_more_and_is_forgotten() -> None:
     network = group(2)
     members = network.peers["3"].list
     assert members is not None
