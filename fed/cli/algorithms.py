@@ -18,7 +18,9 @@ __all__ = ["algorithms"]
 _PARAMETERS, _POPULATION = 1009, 13  # two primes: the sizes of what is sent show what they are made of
 
 
-def algorithms(name: Annotated[str | None, typer.Argument(help="Of which all is told.")] = None) -> None:
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="The one to describe; without it all are listed.")] = None,
+) -> None:
     """List the built-in algorithms, or tell all about one: equation, hyper-parameters, state, what it sends."""
     from fed.config.registry import ALGORITHMS
 

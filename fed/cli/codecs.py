@@ -25,7 +25,9 @@ _MEASURED = "measured on a layer of 1,000 × 1,000 Gaussian values in float32, s
 _LATE = 1 << 20  # a round after any warm-up
 
 
-def codecs(name: Annotated[str | None, typer.Argument(help="Of which all is told.")] = None) -> None:
+def codecs(
+    name: Annotated[str | None, typer.Argument(help="The one to describe; without it all are listed.")] = None,
+) -> None:
     """List the built-in codecs, or tell all about one: equation, hyper-parameters, bits, bound, place in a chain."""
     from fed.config.registry import CODECS
 

@@ -33,7 +33,8 @@ def peer(
         str | None, typer.Option(metavar="HOST:PORT", help="Where others reach it, if that is not where it listens.")
     ] = None,
     join: Annotated[
-        list[str] | None, typer.Option(metavar="HOST:PORT", help="Another peer, which introduces the others. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="Another peer, which introduces the others. Repeatable."),
     ] = None,
     credentials: Credentials = None,
     insecure: Insecure = False,

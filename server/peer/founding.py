@@ -86,7 +86,11 @@ class Founding:
             self._sent_s = now_s
             return [(name, pb.Founding()) for name in begun]
         is_stable = now_s - self._since_s >= self._timing.stable_s
-        if not is_stable or len(names) < self._min_peers or min(names, key=lambda name: name not in listening) != self.own:
+        if (
+            not is_stable
+            or len(names) < self._min_peers
+            or min(names, key=lambda name: name not in listening) != self.own
+        ):
             return []
         self._sent_s = now_s
         self._found_if_agreed()

@@ -26,7 +26,7 @@ from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, TensorSpec, read, written
 
-__all__ = ["Outcome", "GossipService"]
+__all__ = ["GossipService", "Outcome"]
 
 _log = logging.getLogger(__name__)
 _LOOKS_EVERY_S = 0.1
@@ -365,9 +365,13 @@ class GossipService(MemberService):
         key, senders, receivers = self._open.key, self._open.senders, self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does
         vectors = {
-            name: self._arrivals[key, name].tensors for name in sorted(senders) if self._received_from(name) and self._taken_by(name)
+            name: self._arrivals[key, name].tensors
+            for name in sorted(senders)
+            if self._received_from(name) and self._taken_by(name)
         }
-        reached = frozenset(name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors))
+        reached = frozenset(
+            name for name in receivers if self._taken_by(name) and (name not in senders or name in vectors)
+        )
         self.included[key] = frozenset(vectors)
         for message in messages:
             message.owed &= reached

@@ -138,8 +138,8 @@ class _Record:
 class MembershipList:
     """Members that one peer knows of; it makes no calls and reads no clock.
 
-    The transport calls :meth:`beat` every ``beat_s``, sends :meth:`table` to the targets, and merges what it receives; a
-    receiver of a table answers with its own. A member that only dials is no target: it dials in, and is answered. All
+    The transport calls :meth:`beat` every ``beat_s``, sends :meth:`table` to the targets, and merges what it receives.
+    A receiver of a table answers with its own. A member that only dials is no target: it dials in, and is answered. All
     times are of one monotonic clock.
 
     Attributes:

@@ -56,7 +56,12 @@ class RealNeighbourhood:
     """
 
     def __init__(
-        self, service: GossipService, topology: Callable[[Sequence[Member]], Topology], *, pushes: bool, deadline_s: float
+        self,
+        service: GossipService,
+        topology: Callable[[Sequence[Member]], Topology],
+        *,
+        pushes: bool,
+        deadline_s: float,
     ) -> None:
         self.service = service
         self.bytes_sent = self.bytes_received = 0

@@ -46,23 +46,6 @@ def test_an_exponential_graph_contracts_by_the_references_figures(peers: int, ex
 
 
 @pytest.mark.parametrize(
-    ("graph", "expected"),
-    [
-        (nx.path_graph(7), (1 + 2 * math.cos(math.pi / 7)) / 3),
-        (nx.star_graph(6), 1 - 1 / 7),
-        (
-            nx.convert_node_labels_to_integers(nx.grid_2d_graph(5, 5, periodic=True)),
-            (3 + 2 * math.cos(0.4 * math.pi)) / 5,
-        ),
-        (nx.convert_node_labels_to_integers(nx.hypercube_graph(4)), 3 / 5),
-    ],
-    ids=["path", "star", "torus", "hypercube"],
-)
-def test_graphs_of_unequal_degrees_contract_by_their_closed_forms(graph: "nx.Graph[int]", expected: float) -> None:
-    assert rho(graph) == pytest.approx(expected, abs=ROUNDING)
-
-
-@pytest.mark.parametrize(
     ("peers", "expected"),
     [(4, {1, 2}), (5, {1, 2}), (8, {1, 2, 4}), (9, {1, 2, 4}), (11, {1, 2, 3, 4}), (17, {1, 2, 4, 8})],
 )

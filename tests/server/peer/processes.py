@@ -9,10 +9,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
@@ -20,7 +23,7 @@ from fed.identity.credentials import PeerCredentials
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.storage.run_reader import metrics_lines
 
-__all__ = ["Home", "Processes", "processes"]
+__all__ = ["Home", "Processes", "free_port", "processes"]
 
 _FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
 _FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", __name__])
@@ -41,7 +44,7 @@ class Processes:
     def __init__(self, folder: Path, keys: Mapping[str, Any], homes: Sequence[Home], min_peers: int | None) -> None:
         self.folder, self.keys, self.min_peers = folder, dict(keys), min_peers or len(homes)
         self.homes = homes
-        self.addresses = [f"{home.host}:{_free_port()}" for home in homes]
+        self.addresses = [f"{home.host}:{free_port()}" for home in homes]
         self.running: dict[int, Any] = {}
 
     def start(self, *peers: int, resume: bool = False, listens: bool = True) -> None:
@@ -84,8 +87,23 @@ class Processes:
             self.said()
         )
 
+    def log(self, peer: int) -> str:
+        return (self.folder / f"log-{peer}").read_text()
+
     def said(self) -> str:
         return "\n".join(f"{path.name}: {path.read_text()}" for path in sorted(self.folder.glob("log-*")))
+
+    def models(self) -> dict[int, dict[str, Tensor]]:
+        return {peer: load_file(self.output(peer) / "model.safetensors") for peer in self.running}
+
+    def assert_equal_models(self) -> None:
+        first, *others = self.models().values()
+        for other in others:
+            assert all(torch.equal(first[name], other[name]) for name in first), self.said()
+
+    def longest_round_s(self, peer: int) -> float:
+        ends_s = [line["wall_s"] for line in self.lines(peer)]
+        return float(max(later - earlier for earlier, later in pairwise(ends_s)))
 
     def output(self, peer: int) -> Path:
         return self.folder / f"peer-{peer}"
@@ -121,7 +139,7 @@ def _take_part(
     take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

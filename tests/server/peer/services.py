@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fed.identity.credentials import PeerCredentials
+from fed.server.peer.gossip_service import GossipService
 from fed.server.peer.link import StreamPatience
 from fed.server.peer.membership import Member, Timing
 from fed.server.peer.outbox import ExchangeKey
-from fed.server.peer.gossip_service import GossipService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
 from fed.wire.protocol import PROTOCOL

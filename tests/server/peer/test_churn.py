@@ -105,7 +105,7 @@ def test_eight_processes_form_one_group_soon(start: int, tmp_path: Path) -> None
     with processes(tmp_path, keys(1, 60.0), 8) as peers:
         peers.start(*random.Random(start).sample(range(8), 8))
         peers.await_end()
-        logs = [(tmp_path / f"log-{peer}").read_text() for peer in range(8)]
+        logs = [peers.log(peer) for peer in range(8)]
     listens_s = [float(found) for log in logs for found in re.findall(r"([\d.]+) listening", log)]
     formed_s = [float(found) for log in logs for found in re.findall(r"([\d.]+) 8 peers are there", log)]
     assert len(listens_s) == len(formed_s) == 8

@@ -2,10 +2,8 @@
 
 import asyncio
 import random
-import socket
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,12 @@ import torch
 
 from fed.errors import InvalidPayload
 from fed.server.peer.copies import Differences, hash_of
+from fed.server.peer.gossip_service import GossipService, Outcome
 from fed.server.peer.link import Link
 from fed.server.peer.outbox import ExchangeKey
-from fed.server.peer.gossip_service import Outcome, GossipService
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
+from tests.server.peer.processes import free_port
 from tests.server.peer.services import SPEC, Stranger, await_that, hello, listening, made, port_of
 
 WITHIN_S = 2.0  # after the last peer listens
@@ -28,10 +27,7 @@ WITHIN_S = 2.0  # after the last peer listens
 async def form(folder: Path, seed: int) -> float:
     """Start eight peers in random order; returns the seconds from the last start until all see all."""
     draws = random.Random(seed)
-    with closing(socket.socket()) as one, closing(socket.socket()) as other:
-        for found in (one, other):
-            found.bind(("127.0.0.1", 0))
-        ports = [one.getsockname()[1], other.getsockname()[1], *[0] * 6]
+    ports = [free_port(), free_port(), *[0] * 6]
     # all know the first two, or each knows one of them alone
     introducers = [f"127.0.0.1:{port}" for port in ports[:2]]
     services = [
@@ -71,9 +67,7 @@ X, Y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
 
 async def pair(folder: Path) -> tuple[GossipService, GossipService]:
     """Two peers that are to know each other."""
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     services = made(folder, "0", [address]), made(folder, "1", [address])
     for service, port in zip(services, (int(address.rpartition(":")[2]), 0), strict=True):
         await service.start(f"127.0.0.1:{port}", None)
@@ -93,7 +87,8 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
         for service in (one, other):
             service.begin(1, 0)
         first, second = await asyncio.gather(
-            one.exchange(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0), other.exchange(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0)
+            one.exchange(ExchangeKey(1, 0), [X], view, OTHER, OTHER, 5.0),
+            other.exchange(ExchangeKey(1, 0), [Y], view, ONE, ONE, 5.0),
         )
         assert torch.equal(first.vectors["1"][0], Y)
         assert torch.equal(second.vectors["0"][0], X)
@@ -104,7 +99,7 @@ def test_two_peers_count_each_other_or_neither_does(tmp_path: Path) -> None:
             other.exchange(ExchangeKey(1, 1), [Y], "other", ONE, ONE, 5.0),
         )
         assert first == second == Outcome({}, frozenset())
-        # a late one is told, and counts nobody
+        # a late one is told, and counts no neighbour
         for service in (one, other):
             service.begin(2, 1)
         alone = await one.exchange(ExchangeKey(2, 0), [X], view, OTHER, OTHER, 0.3)
@@ -139,17 +134,17 @@ def test_differences_count_where_their_copy_is_held(tmp_path: Path) -> None:
             )
             return [*both]
 
-        nobody = Outcome({}, frozenset())
+        neither = Outcome({}, frozenset())
         first, second = await exchanged(1, right, OTHER, right)
         assert torch.equal(second.vectors["0"][0], X)
         assert not second.vectors["0"][1].numel()
         assert first.reached == OTHER
-        assert await exchanged(2, right, OTHER, wrong) == [nobody, nobody]
+        assert await exchanged(2, right, OTHER, wrong) == [neither, neither]
         _, second = await exchanged(3, right, frozenset(), wrong)
         assert torch.equal(second.vectors["0"][1], whole_P)
         # hostile ones: a vector of another hash, and differences to nothing
-        assert await exchanged(4, wrong, frozenset(), right) == [nobody, nobody]
-        assert await exchanged(5, "", OTHER, right) == [nobody, nobody]
+        assert await exchanged(4, wrong, frozenset(), right) == [neither, neither]
+        assert await exchanged(5, "", OTHER, right) == [neither, neither]
         await stop(one, other)
 
     asyncio.run(run())
@@ -228,6 +223,11 @@ def test_a_stranger_is_turned_away(greeting: pb.PeerMessage, words: str, tmp_pat
     asyncio.run(run())
 
 
+def own_record(beat: int = 1, **said: Any) -> pb.PeerMessage:
+    """A table with the stranger alone."""
+    return pb.PeerMessage(members=pb.Members(members=[pb.Member(name="stranger", start=1, beat=beat, **said)]))
+
+
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
@@ -247,8 +247,7 @@ def test_vectors_that_are_not_in_order_are_refused(sent: dict[str, Any], words: 
     async def run() -> None:
         service = made(tmp_path, "0", check=no_y)
         async with listening(service), Stranger(port_of(service)) as stranger:
-            itself = pb.Members(members=[pb.Member(name="stranger", start=1, beat=1, is_ready=True)])
-            await stranger.say(pb.PeerMessage(members=itself))
+            await stranger.say(own_record(is_ready=True))
             await await_that(lambda: len(service.standing().present) == 2)
             service.begin(1, 0)
             senders = frozenset[str]() if "view" in sent else frozenset(["stranger"])
@@ -267,17 +266,13 @@ def no_y(key: ExchangeKey, name: str, tensors: Sequence[torch.Tensor]) -> None:
         raise InvalidPayload("this is no such vector")
 
 
-def itself(**said: Any) -> pb.PeerMessage:
-    return pb.PeerMessage(members=pb.Members(members=[pb.Member(name="stranger", start=1, beat=1, **said)]))
-
-
 def test_neighbours_are_taken_once_their_view_is_the_same(tmp_path: Path) -> None:
     """One that only sends would lose what it gives, if it were told sooner."""
 
     async def run() -> None:
         service = made(tmp_path, "0")
         async with listening(service), Stranger(port_of(service)) as stranger:
-            await stranger.say(itself(is_ready=True))
+            await stranger.say(own_record(is_ready=True))
             await await_that(lambda: len(service.standing().present) == 2)
             service.begin(1, 0)
             for number, view in enumerate(("same", "another")):
@@ -298,8 +293,7 @@ def test_view_has_all_that_neighbours_are_found_from(tmp_path: Path) -> None:
             views = set[str]()
             for said in ({}, {"is_ready": True}, {"is_ready": True, "address": "127.0.0.1:9"}):
                 before = service.members.table()[1:]
-                table = pb.Member(name="stranger", start=1, beat=len(views) + 1, **said)
-                await stranger.say(pb.PeerMessage(members=pb.Members(members=[table])))
+                await stranger.say(own_record(len(views) + 1, **said))
                 while service.members.table()[1:] == before:
                     await service.next_change(1.0)
                 views.add(service.standing().view)
@@ -313,7 +307,7 @@ def test_progress_counts_over_any_stream(tmp_path: Path) -> None:
         service = made(tmp_path, "0")
         async with listening(service), Stranger(port_of(service)) as first, Stranger(port_of(service)) as newest:
             await newest.hear("progress")
-            await newest.say(itself(), pb.PeerMessage(progress=pb.Progress(round=4)))
+            await newest.say(own_record(), pb.PeerMessage(progress=pb.Progress(round=4)))
             await await_that(lambda: service.standing().rounds == {"stranger": 4})
             await first.say(pb.PeerMessage(progress=pb.Progress(round=6)))
             await await_that(lambda: service.standing().rounds == {"stranger": 6})

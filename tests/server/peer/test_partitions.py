@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from fed.identity.authority import Authority
 from tests.server.peer.processes import Home, processes
@@ -70,19 +69,14 @@ def test_sides_of_a_cut_go_on_and_merge(tmp_path: Path) -> None:
         peers.await_round(10)
         cut(is_cut=True)
         gone = [(0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (3, 0), (3, 1)]
-        peers.await_that(lambda: all(f"peer '{other}' is gone" in said(tmp_path, peer) for peer, other in gone))
+        peers.await_that(lambda: all(f"peer '{other}' is gone" in peers.log(peer) for peer, other in gone))
         rounds = [len(peers.lines(peer)) for peer in range(4)]
         peers.await_that(lambda: all(len(peers.lines(peer)) > before + 5 for peer, before in enumerate(rounds)))
         cut(is_cut=False)
-        peers.await_that(lambda: all(f"peer '{other}' is back" in said(tmp_path, peer) for peer, other in gone))
+        peers.await_that(lambda: all(f"peer '{other}' is back" in peers.log(peer) for peer, other in gone))
         peers.await_end()
-        models = [load_file(peers.output(peer) / "model.safetensors") for peer in range(4)]
-    flat = [torch.cat([part.flatten() for part in model.values()]) for model in models]
+        flat = [torch.cat([part.flatten() for part in model.values()]) for model in peers.models().values()]
     assert max(float((one - other).norm()) for one, other in combinations(flat, 2)) < 0.01 * float(flat[0].norm())
-
-
-def said(folder: Path, peer: int) -> str:
-    return (folder / f"log-{peer}").read_text()
 
 
 @pytest.mark.long
@@ -105,13 +99,11 @@ def test_replicas_go_on_where_more_than_half_of_them_are(tmp_path: Path) -> None
         peers.start(*range(5))
         peers.await_round(5)
         cut(is_cut=True)
-        peers.await_that(lambda: all("waits: 2 of its 5 members are there" in said(tmp_path, peer) for peer in (3, 4)))
+        peers.await_that(lambda: all("waits: 2 of its 5 members are there" in peers.log(peer) for peer in (3, 4)))
         before = len(peers.lines(0)), len(peers.lines(3))
         peers.await_that(lambda: len(peers.lines(0)) > before[0] + 15)
         assert len(peers.lines(3)) == before[1]
         cut(is_cut=False)
         peers.await_end()
         assert peers.lines(0)[-1]["replied"] == 5
-        first, *others = [load_file(peers.output(peer) / "model.safetensors") for peer in range(5)]
-    for other in others:
-        assert all(torch.equal(first[name], other[name]) for name in first)
+        peers.assert_equal_models()

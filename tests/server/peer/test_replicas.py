@@ -2,14 +2,11 @@
 
 import signal
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from fed.config.experiment import Experiment
 from fed.simulations.simulate import simulate
@@ -33,10 +30,6 @@ def keys(rounds: int, deadline_s: float, peers: int, rule: str = "fedavg", **oth
     }
 
 
-def models(peers: Processes) -> dict[int, dict[str, Tensor]]:
-    return {peer: load_file(peers.output(peer) / "model.safetensors") for peer in peers.running}
-
-
 def assert_coordinated(peers: Processes) -> None:
     """Each peer has the bits of the rule under a coordinator."""
     given = {
@@ -45,7 +38,7 @@ def assert_coordinated(peers: Processes) -> None:
         "rounds": {"count": peers.keys["rounds"]["count"]},
     }
     coordinated = simulate(Experiment(**given)).model.state_dict()
-    for peer, found in models(peers).items():
+    for peer, found in peers.models().items():
         for name, tensor in coordinated.items():
             assert torch.equal(tensor, found[name]), (peer, name, peers.said())
 
@@ -95,11 +88,8 @@ def test_a_majority_goes_on_and_the_others_catch_up(is_frozen: bool, tmp_path: P
             peers.start(1, 3, resume=True)
         peers.await_end()
         for peer in (0, 2, 4):
-            waits_s = [line["wall_s"] for line in peers.lines(peer)]
-            assert max(later - earlier for earlier, later in pairwise(waits_s)) < 2.0 + 1.0, peers.said()
-        first, *others = models(peers).values()
-        for other in others:
-            assert all(torch.equal(first[name], other[name]) for name in first), peers.said()
+            assert peers.longest_round_s(peer) < 2.0 + 1.0, peers.said()
+        peers.assert_equal_models()
 
 
 def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
@@ -107,14 +97,12 @@ def test_half_of_the_replicas_wait_and_say_so(tmp_path: Path) -> None:
         peers.start(*range(4))
         peers.await_round(3)
         peers.kill(1, 2)
-        peers.await_that(lambda: "waits: 2 of its 4 members are there" in (tmp_path / "log-0").read_text())
+        peers.await_that(lambda: "waits: 2 of its 4 members are there" in peers.log(0))
         reached = len(peers.lines(0))
         peers.start(1, resume=True)
         peers.await_end()
         assert reached < 30
-        first, *others = models(peers).values()
-        for other in others:
-            assert all(torch.equal(first[name], other[name]) for name in first), peers.said()
+        peers.assert_equal_models()
 
 
 def test_a_replica_joins_with_a_copy_and_contributes(tmp_path: Path) -> None:
@@ -128,9 +116,7 @@ def test_a_replica_joins_with_a_copy_and_contributes(tmp_path: Path) -> None:
         first = next(place for place, replied in enumerate(of_joined) if replied)
         assert first > 3
         assert set(of_joined[first + 1 :]) == {5}
-        first_model, *others = models(peers).values()
-        for other in others:
-            assert all(torch.equal(first_model[name], other[name]) for name in first_model)
+        peers.assert_equal_models()
 
 
 def test_replicas_that_only_dial_are_no_neighbours_in_the_ring(tmp_path: Path) -> None:
