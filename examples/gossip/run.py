@@ -1,8 +1,8 @@
 """Compare eight peers without a coordinator on this machine with a simulation of the same experiment, bit by bit.
 
 The program makes keys, simulates, starts eight ``fed peer`` as processes that use gRPC with mutual TLS over loopback,
-and compares each peer's model with the simulation's model of that peer. All files are in ``runs/gossip``. All processes
-are ended in any case.
+and compares each peer's model with the simulation's model of that peer. All files are in ``runs/gossip``. Every process
+is ended, whatever happens.
 
     python -m examples.gossip.run --output runs/gossip
 """
@@ -43,7 +43,7 @@ def describe_data(experiment: fed.Experiment, output: Path) -> None:
 
 
 def deploy(path: Path, output: Path) -> list[Model]:
-    """Keys and eight peers, until the run is over; returns the peers' models.
+    """Make keys, and run eight peers to their end; returns the peers' models.
 
     Raises:
         SystemExit: if it fails.

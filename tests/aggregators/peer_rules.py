@@ -1,4 +1,4 @@
-"""Local steps and neighbourhoods for rules over ``mix``, without training and without a network."""
+"""Local steps and neighbourhoods for rules over ``mix``, in place of training and of a network."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,9 +14,6 @@ class Model(NamedTuple):
     """A model."""
 
     model_NP: Tensor
-
-
-# What takes the place of local training and of the network.
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def test_a_peer_alone_computes_its_row_to_the_bit(rule: PeerRule, topology: Grap
 
 @pytest.mark.parametrize("rule", ENCODED, ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("codecs", [(TopK(fraction=0.4),), (QSGD(),), (RandomK(fraction=0.4), QSGD())])
-def test_so_it_does_where_vectors_are_encoded(rule: PeerRule, codecs: Sequence[Codec]) -> None:
+def test_a_peer_alone_computes_encoded_rows_to_the_bit(rule: PeerRule, codecs: Sequence[Codec]) -> None:
     hold_rows_alone(rule, ring, codecs)
 
 
@@ -181,7 +181,7 @@ def test_rules_that_use_the_gradient_reach_the_true_optimum(rule: PeerRule) -> N
 
 
 @pytest.mark.parametrize("rule", [D2(), GradientTracking()], ids=lambda rule: type(rule).__name__)
-def test_rules_that_use_the_gradient_bear_a_schedule(rule: PeerRule) -> None:
+def test_rules_that_use_the_gradient_follow_a_schedule(rule: PeerRule) -> None:
     """The step size falls long before the optimum is reached."""
     descend = Quadratics.random(PEERS, PARAMETERS, 0.1)
     early = after(rule, first_state(rule, start(1)), 5, descend, weights_of(ring))
@@ -242,10 +242,13 @@ def test_push_sum_averages_on_directed_graphs_that_change(dtype: torch.dtype) ->
     assert away < (1e-12 if dtype == torch.float64 else 200 * 2**-24)
 
 
-def test_clipping_nothing_is_gossip_and_an_outlier_moves_nobody_far() -> None:
+def test_clipping_nothing_is_dpsgd() -> None:
     plain_NP = after(DPSGD(), Model(start(1)), 1, STILL, weights_of(star)).model_NP
     wide_NP = after(ClippedGossip(radius=1e9), Model(start(1)), 1, STILL, weights_of(star)).model_NP
     assert torch.allclose(wide_NP, plain_NP, rtol=0, atol=1e-14)
+
+
+def test_an_outlier_moves_no_peer_further_than_the_radius() -> None:
     x_NP = start(1)
     x_NP[3] += 1e6
     moved_NP = after(ClippedGossip(radius=0.5), Model(x_NP), 1, STILL, weights_of(complete)).model_NP
