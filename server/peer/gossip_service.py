@@ -21,7 +21,7 @@ from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
-from fed.server.peer.outbox import ExchangeKey, Outbox, Outgoing
+from fed.server.peer.outbox import ExchangeKey, Outbox, OutboxMessage
 from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, TensorSpec, read, written
@@ -295,7 +295,7 @@ class GossipService(MemberService):
         tensors: Sequence[Tensor],
         receivers: frozenset[str],
         differences: Differences | None,
-    ) -> list[Outgoing]:
+    ) -> list[OutboxMessage]:
         """Messages of an exchange, on disk: one for all, or of differences one more with the vector before them."""
         if differences is None:
             return [self._outbox.keep(key, view, tensors, receivers)]
@@ -326,11 +326,11 @@ class GossipService(MemberService):
             del self._arrivals[key, name]
             self._refuse(key, name, flaw)
 
-    def _send(self, message: Outgoing, name: str) -> None:
+    def _send(self, message: OutboxMessage, name: str) -> None:
         if (link := self.links.link(name)) is not None:
             self._send_over(link, message)
 
-    def _send_over(self, link: Link, message: Outgoing) -> None:
+    def _send_over(self, link: Link, message: OutboxMessage) -> None:
         link.send(message.header(), message.path)
         self.bytes_sent += message.payload.size_bytes
 
@@ -360,7 +360,7 @@ class GossipService(MemberService):
         assert self._open is not None
         return self._verdicts.get((self._open.key, name)) if name in self._open.receivers else True
 
-    def _close(self, messages: Sequence[Outgoing]) -> Outcome:
+    def _close(self, messages: Sequence[OutboxMessage]) -> Outcome:
         assert self._open is not None
         key, senders, receivers = self._open.key, self._open.senders, self._open.receivers
         # where vectors go both ways, both sides count each other's or neither does

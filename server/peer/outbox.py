@@ -13,7 +13,7 @@ from fed.errors import RunFailed, os_errors_as
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import written
 
-__all__ = ["ExchangeKey", "Outbox", "Outgoing"]
+__all__ = ["ExchangeKey", "Outbox", "OutboxMessage"]
 
 
 class ExchangeKey(NamedTuple):
@@ -24,7 +24,7 @@ class ExchangeKey(NamedTuple):
 
 
 @dataclass
-class Outgoing:
+class OutboxMessage:
     """Message to neighbours, which is on disk.
 
     Args:
@@ -59,7 +59,7 @@ class Outbox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._messages: dict[Path, Outgoing] = {}
+        self._messages: dict[Path, OutboxMessage] = {}
 
     def keep(
         self,
@@ -70,7 +70,7 @@ class Outbox:
         *,
         before: str = "",
         is_whole: bool = False,
-    ) -> Outgoing:
+    ) -> OutboxMessage:
         """Write a message down.
 
         Args:
@@ -90,10 +90,10 @@ class Outbox:
             said: dict[str, Any] = {"key": key, "view": view, "owed": sorted(receivers), "before": before}
             said |= {"payload": MessageToDict(payload)}
             path.with_suffix(".json").write_text(json.dumps(said))
-        message = self._messages[path] = Outgoing(key, view, payload, path, set(receivers), before)
+        message = self._messages[path] = OutboxMessage(key, view, payload, path, set(receivers), before)
         return message
 
-    def owed_to(self, name: str) -> list[Outgoing]:
+    def owed_to(self, name: str) -> list[OutboxMessage]:
         """Messages that a receiver may need."""
         return [message for message in self._messages.values() if name in message.owed]
 
@@ -115,7 +115,7 @@ class Outbox:
                 if not is_open:
                     self.close(message)
 
-    def close(self, message: Outgoing) -> None:
+    def close(self, message: OutboxMessage) -> None:
         """Remove a message that no receiver may need."""
         if not message.owed and self._messages.pop(message.path, None) is not None:
             for path in (message.path.with_suffix(".json"), message.path):
@@ -129,7 +129,7 @@ class Outbox:
                 key = ExchangeKey(*said["key"])
                 payload = ParseDict(said["payload"], pb.Payload())
                 file = path.with_suffix(".out")
-                message = Outgoing(key, said["view"], payload, file, set(said["owed"]), said["before"])
+                message = OutboxMessage(key, said["view"], payload, file, set(said["owed"]), said["before"])
                 is_whole = message.path.stat().st_size == payload.size_bytes
             except (OSError, ValueError, KeyError, TypeError):
                 is_whole = False

@@ -90,7 +90,7 @@ class Proposer(Voter, ABC):
                 self._learn(proposal.value, list(proposal.holders))
 
     def _choose(self, proposal: Proposal) -> None:
-        """Once a majority has promised, propose its latest vote again; without a vote let a ring run."""
+        """Propose the latest vote of a majority that has promised; without a vote let a ring run."""
         if len(proposal.promises) < self._quorum:
             return
         if (voted := proposal.voted_value()) is not None:
