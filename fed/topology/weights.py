@@ -66,17 +66,7 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, la
     own = nx.get_edge_attributes(graph, "weight")
     if kind is None and not own:
         kind = "metropolis" if not directed else "uniform" if is_regular else "column_stochastic"
-    if kind in ("metropolis", "laplacian") and directed:
-        raise InvalidExperiment(
-            f"topology.weights {kind} needs an undirected graph, got {graph}: write column_stochastic, with algorithm "
-            "sgp"
-        )
-    if kind == "uniform" and not is_regular:
-        raise InvalidExperiment(
-            "topology.weights uniform needs equally many neighbours of all peers, or else converges to a mean weighted "
-            f"by degrees, got {min(degrees.values())} to {max(degrees.values())}: write metropolis, or "
-            "column_stochastic with algorithm sgp"
-        )
+    _check_kind(kind, graph, degrees, is_regular=is_regular)
     most = max(degrees.values(), default=0)
     weight: dict[WeightsKind | None, Callable[[int, int], float]] = {
         None: lambda i, j: own[(i, j) if (i, j) in own else (j, i)],
@@ -95,6 +85,31 @@ def mixing_matrix(graph: "nx.Graph[int]", kind: WeightsKind | None = None, *, la
     values = torch.tensor(list(entries.values()), dtype=torch.float64)
     shape = len(graph), len(graph)
     return torch.sparse_coo_tensor(torch.tensor([rows, columns]), values, shape, check_invariants=True).coalesce()
+
+
+def _check_kind(kind: WeightsKind | None, graph: "nx.Graph[int]", degrees: dict[int, int], *, is_regular: bool) -> None:
+    """Refuse weights that do not suit a graph.
+
+    Args:
+        kind: of the weights.
+        graph: of the peers.
+        degrees: the number of neighbours that send to each peer.
+        is_regular: all peers send to, and receive from, equally many.
+
+    Raises:
+        InvalidExperiment: with the reason and the way out.
+    """
+    if kind in ("metropolis", "laplacian") and graph.is_directed():
+        raise InvalidExperiment(
+            f"topology.weights {kind} needs an undirected graph, got {graph}: write column_stochastic, with algorithm "
+            "sgp"
+        )
+    if kind == "uniform" and not is_regular:
+        raise InvalidExperiment(
+            "topology.weights uniform needs equally many neighbours of all peers, or else converges to a mean weighted "
+            f"by degrees, got {min(degrees.values())} to {max(degrees.values())}: write metropolis, or "
+            "column_stochastic with algorithm sgp"
+        )
 
 
 def is_doubly_stochastic(matrix_NN: Tensor) -> bool:
