@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ADPSGD(PeerRule):
-    r"""Random pairs average their models, then add steps from the models before (Lian et al. 2018, 1710.06952).
+    r"""Random pairs average their models, then add the steps from before the average (Lian et al. 2018, 1710.06952).
 
     .. math:: x_i, x_j ← \frac{x_i + x_j}{2}, \qquad x_i ← x_i - η g_i(\hat x_i)
 

@@ -26,7 +26,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CHOCO(PeerRule):
-    r"""Peers exchange encoded differences to copies of their models (Koloskova et al. 2019, 1902.00340).
+    r"""Peers exchange encoded differences from the copies that neighbours have (Koloskova et al. 2019, 1902.00340).
 
     .. math::
         x_i ← x_i - η g_i, \qquad \hat x_i ← \hat x_i + C(x_i - \hat x_i), \qquad

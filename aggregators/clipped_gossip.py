@@ -24,12 +24,12 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedGossip(PeerRule):
-    r"""Local steps, and differences from neighbours cut to a radius (He et al. 2022, 2202.01545).
+    r"""D-PSGD whose differences between neighbours are clipped to a radius (He et al. 2022, 2202.01545).
 
     .. math:: x_i ← x_i + \sum_j W_{ij} \operatorname{clip}(x_j - x_i, τ), \qquad
         \operatorname{clip}(v, τ) = v \min(1, τ / ‖v‖)
 
-    Where nothing is cut this is D-PSGD, adapt then combine.
+    Where nothing is clipped this is D-PSGD, adapt then combine.
 
     Args:
         radius: τ > 0, about the distance between honest peers' models.

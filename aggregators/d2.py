@@ -24,7 +24,7 @@ _ROUNDING = 1e-9  # of an eigenvalue
 
 
 class State(NamedTuple):
-    """Every peer's model, and what it and its step η G were one round before."""
+    """Every peer's model, the model one round before, and the last round's step η G."""
 
     model_NP: Tensor
     last_NP: Tensor
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class D2(PeerRule):
-    r"""D-PSGD without the bias of unequal data, by the last round's gradient (Tang et al. 2018, 1803.07068).
+    r"""D-PSGD, corrected by the last round's step for the bias of unequal data (Tang et al. 2018, 1803.07068).
 
     .. math:: X_{t+1} = W (2 X_t - X_{t-1} - η_t G_t + η_{t-1} G_{t-1}), \qquad X_1 = W (X_0 - η_0 G_0)
 

@@ -13,7 +13,7 @@ __all__ = ["MATCHA"]
 
 @dataclass(frozen=True, kw_only=True)
 class MATCHA(DPSGD):
-    r"""D-PSGD over a part of a graph's edges a round, those that connect it more often (Wang et al. 2019, 1905.09435).
+    r"""D-PSGD over random matchings of a graph, most often those that connect it best (Wang et al. 2019, 1905.09435).
 
     .. math:: X ← (I - α \sum_j B_j L_j) (X - η G(X))
 

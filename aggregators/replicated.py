@@ -32,7 +32,7 @@ class _Replicated(Aggregator):
 
 
 def allreduce(rule: Annotated[Component, RULES] = RULES.make()) -> Aggregator:  # noqa: B008  # it is frozen
-    r"""The rule without a coordinator: each peer applies it to the exact sum, found in a ring (Patarasuk & Yuan 2009).
+    r"""A rule without a coordinator: each peer applies it to the exact sum, found in a ring (Patarasuk & Yuan 2009).
 
     .. math:: Δ = \frac{\sum_i w_i (y_i - x)}{\sum_i w_i}, \qquad x ← \mathrm{apply}(x, Δ) \quad \text{at every peer}
 

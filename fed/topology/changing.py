@@ -40,7 +40,7 @@ def one_peer_exponential(peers: int, number: int) -> "nx.Graph[int]":
 
 
 def random_matching(peers: int, number: int, streams: Streams) -> "nx.Graph[int]":
-    """Random pairs, anew in each round; of an odd number of peers one is alone.
+    """Random pairs, drawn anew in each round; of an odd number of peers one is alone.
 
     Args:
         peers: n ≥ 1.
@@ -84,7 +84,7 @@ def matcha(
     budget: Annotated[float, Field(gt=0, le=1)] = 0.5,
     base: Literal["ring", "torus", "complete", "exponential", "erdos_renyi", "random_regular"] = "erdos_renyi",
 ) -> "nx.Graph[int]":
-    r"""Random matchings of a base graph, those that connect it more often (Wang et al. 2019, 1905.09435).
+    r"""Random matchings of a base graph, most often those that connect it best (Wang et al. 2019, 1905.09435).
 
     .. math:: W = I - α \sum_j B_j L_j, \qquad P(B_j = 1) = p_j, \qquad \sum_j p_j ≤ c \cdot \#\text{matchings}
 

@@ -41,7 +41,7 @@ _TRIES = 100  # draws of a random graph, of which one must be connected
 
 
 def ring(peers: int) -> "nx.Graph[int]":
-    """Each peer has two neighbours: ρ = (1 + 2 cos(2π/n))/3, so that news needs about n² rounds.
+    """Each peer has two neighbours: ρ = (1 + 2 cos(2π/n))/3, so that consensus needs about n² rounds.
 
     Args:
         peers: n ≥ 1.
@@ -78,7 +78,7 @@ def torus(peers: int, rows: PositiveInt | None = None) -> "nx.Graph[int]":
 
 
 def hypercube(peers: int) -> "nx.Graph[int]":
-    """Each of 2^d peers has the d whose numbers differ in one bit: ρ = (d − 1)/(d + 1).
+    """Each of 2^d peers has d neighbours, whose numbers differ from its own in one bit: ρ = (d − 1)/(d + 1).
 
     Args:
         peers: n, a power of two.
@@ -109,7 +109,7 @@ def complete(peers: int) -> "nx.Graph[int]":
 
 
 def star(peers: int) -> "nx.Graph[int]":
-    """Peer 0 has all others as neighbours, and they have none but it: ρ = 1 − 1/n.
+    """Peer 0 is the only neighbour of every other peer: ρ = 1 − 1/n.
 
     Args:
         peers: n ≥ 1.
@@ -119,7 +119,7 @@ def star(peers: int) -> "nx.Graph[int]":
 
 
 def tree(peers: int, branching: PositiveInt = 2) -> "nx.Graph[int]":
-    """Full tree from peer 0 on.
+    """Full tree whose root is peer 0.
 
     Args:
         peers: n ≥ 1.
@@ -146,7 +146,7 @@ def exponential(peers: int) -> "nx.Graph[int]":
 def erdos_renyi(
     peers: int, streams: Streams, probability: Annotated[float, Field(gt=0, le=1)] = 0.3
 ) -> "nx.Graph[int]":
-    """Each pair is joined with one probability; drawn again until all are connected.
+    """Each pair of peers is joined with the same probability; drawn again until all are connected.
 
     Args:
         peers: n ≥ 1.
@@ -185,13 +185,13 @@ def small_world(
     degree: PositiveInt = 4,
     rewired: Annotated[float, Field(ge=0, le=1)] = 0.1,
 ) -> "nx.Graph[int]":
-    """Ring of near neighbours, of whose edges some lead far away (Watts & Strogatz 1998).
+    """Ring of near neighbours in which some edges lead to random peers instead (Watts & Strogatz 1998).
 
     Args:
         peers: n > degree.
         streams: the run's.
         degree: near neighbours of a peer, an even number.
-        rewired: the probability that an edge leads elsewhere.
+        rewired: the probability that an edge leads to a random peer instead.
 
     Raises:
         InvalidExperiment: if there are too few peers.
@@ -214,8 +214,8 @@ def clusters(peers: int, count: PositiveInt = 2, bridges: PositiveInt = 1) -> "n
 
     Args:
         peers: n ≥ count.
-        count: how many clusters; the first ones have a peer more where n is no multiple.
-        bridges: edges between two neighbouring clusters, each of other peers.
+        count: the number of clusters; the first ones have a peer more where n is no multiple.
+        bridges: edges between two neighbouring clusters, no two of which share a peer.
 
     Raises:
         InvalidExperiment: if a cluster has fewer peers than bridges.
@@ -243,7 +243,7 @@ def edges(
     file: str | None = None,
     directed: bool = False,
 ) -> "nx.Graph[int]":
-    """Edges that are given, as pairs or in a file with two numbers a line.
+    """Edges that the experiment gives, as pairs or in a file with two numbers a line.
 
     Args:
         peers: n; nodes are 0 … n − 1.
@@ -287,7 +287,7 @@ def directed_exponential(peers: int) -> "nx.Graph[int]":
 
 
 def random_directed(peers: int, streams: Streams, degree: PositiveInt = 2) -> "nx.Graph[int]":
-    """Each peer sends to the next and to others at random: of unequal in-degrees, so that mixing needs push-sum.
+    """Each peer sends to the next and to random others: in-degrees differ, so that mixing needs push-sum.
 
     Args:
         peers: n > degree.
