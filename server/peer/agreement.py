@@ -14,8 +14,8 @@ members of the next round.
 - Half of the members or fewer decide nothing. They wait, and :attr:`Agreement.is_waiting` says so.
 - A member that is behind asks, and learns the decisions that it missed; from far behind it copies another's state.
 
-Members may be killed, frozen, cut off and restarted, and messages lost, doubled and reordered. Members that lie are
-beyond this protocol, and so are those that lose what they have persisted and come back under the same name.
+Members may be killed, frozen, cut off and restarted, and messages lost, doubled and reordered. The protocol does not
+bear members that lie, nor members that lose what they have persisted and come back under the same name.
 """
 
 from collections.abc import Iterable
@@ -85,9 +85,9 @@ class Agreement(Proposer):
 
         Args:
             now_s: of the monotonic clock.
-            present: the names of the peers that are there.
-            candidates: of those that may become members with the next round; until such a one has copied a state it
-                has no part in a majority.
+            present: the names of present peers.
+            candidates: the names of those that may become members with the next round; a new member votes for nothing
+                before it has copied a state.
             listening: the names of members that listen; these propose before those that only dial.
         """
         self._listening = frozenset(listening)
@@ -225,7 +225,7 @@ class Agreement(Proposer):
             self._round.asked_s = self._now_s
             others = [name for name in dict.fromkeys(self._round.holders) if name != self.own]
             self._outputs.append(Fetch(self._round.learned.sum_sha256, tuple(others)))
-            # they may hold it no longer, and then have a copy to give
+            # holders may have removed it since, and then give a copy of their state
             if others:
                 self._send(self._draws.choice(others), Message(Kind.ASK, self.record.round))
 
@@ -236,7 +236,7 @@ class Agreement(Proposer):
         self._round = RoundMemory(self._now_s, self._now_s)
 
     def _tell(self, receiver: str, number: int) -> None:
-        """Tell one that is behind what was decided, or that it must copy a state."""
+        """Tell a member that is behind what was decided, or that it must copy a state."""
         decided = dict(self.record.decided)
         if not decided:
             return

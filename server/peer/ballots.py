@@ -32,7 +32,7 @@ class Ballot(NamedTuple):
     """Number of an attempt to decide a round; no two proposers share one.
 
     Args:
-        attempt: from 1; 0: before any.
+        attempt: from 1; 0: before the first.
         proposer: the name of the member whose attempt it is.
     """
 
@@ -45,7 +45,7 @@ _MOST_NAMES = 10_000
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 NO_BALLOT = Ballot()
-"""Before any."""
+"""Ballot before the first attempt."""
 
 
 class Value(NamedTuple):

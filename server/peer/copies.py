@@ -1,7 +1,7 @@
-"""Copies of neighbours' vectors, for rules that send the differences to them alone.
+"""Copies of neighbours' vectors, for rules that send only the differences from them.
 
-A peer says with each difference, by a hash, what it is added to. Who has another copy, as one that missed a message,
-does not take it; to who has none, or another, the sender gives its whole vector with the next message.
+A message names the vector that its difference is added to, by a hash. A receiver with another copy, which has missed a
+message, does not take it. A receiver with another copy or none gets the whole vector with the next message.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -40,7 +40,7 @@ class Copies:
 
     def __init__(self) -> None:
         self._first_P: Tensor | None = None
-        self._of: dict[str, Tensor] = {}
+        self._vectors: dict[str, Tensor] = {}
         self._hashes: dict[str, str] = {}
         self._known_by: frozenset[str] | None = None
 
@@ -50,8 +50,8 @@ class Copies:
         Args:
             number: of the round, from 1; in the first all peers' vectors are the same.
             before_P: this peer's own vector, which its message is added to.
-            receivers: who gets it.
-            senders: whose messages come.
+            receivers: the neighbours that get it.
+            senders: the neighbours whose messages come.
         """
         if self._first_P is None and self._known_by is None and number == 1:
             self._first_P = before_P
@@ -69,7 +69,7 @@ class Copies:
             name: of the neighbour.
             whole_P: that came with the message; empty where the copy is here.
         """
-        found = whole_P if whole_P.numel() else self._of.get(name, self._first_P)
+        found = whole_P if whole_P.numel() else self._vectors.get(name, self._first_P)
         assert found is not None
         return found
 
@@ -79,23 +79,23 @@ class Copies:
         Args:
             vectors: of the neighbours whose messages counted, after them.
             reached: the neighbours that count this peer's own.
-            members: all there are; copies of others are dropped.
+            members: all members; copies of other peers' vectors are dropped.
         """
-        self._of |= vectors
+        self._vectors |= vectors
         self._hashes |= {name: hash_of(vector_P) for name, vector_P in vectors.items()}
-        for name in [name for name in self._of if name not in members]:
-            del self._of[name], self._hashes[name]
+        for name in [name for name in self._vectors if name not in members]:
+            del self._vectors[name], self._hashes[name]
         self._known_by = frozenset(reached)
 
     def state(self) -> Tree:
         """State for a checkpoint."""
         known_by = None if self._known_by is None else sorted(self._known_by)
-        return {"first": self._first_P, "of": dict(self._of), "known_by": known_by}
+        return {"first": self._first_P, "of": dict(self._vectors), "known_by": known_by}
 
     def restore(self, state: Tree) -> None:
         """Resume from what :meth:`state` wrote down."""
-        self._first_P, self._of = state["first"], dict(state["of"])
-        self._hashes = {name: hash_of(vector_P) for name, vector_P in self._of.items()}
+        self._first_P, self._vectors = state["first"], dict(state["of"])
+        self._hashes = {name: hash_of(vector_P) for name, vector_P in self._vectors.items()}
         self._known_by = None if state["known_by"] is None else frozenset(state["known_by"])
 
 

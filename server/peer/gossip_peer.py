@@ -76,7 +76,7 @@ class GossipPeer(RealPeer[GossipService]):
         first, lr_in = layout.pack(prepared.module), step_sizes(experiment, self.policy)
         self._peers = Peers(rule, self._neighbourhood, [self.size], groups, self.executor, layout, first, lr_in, codec)
         service.copied = tuple(TensorSpec(part.dtype, part.numel()) for part in self._peers.copy())
-        self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # what cannot be made is said at once
+        self._topology((Member(setup.name, "-", 0),) * setup.min_peers)  # fails at once where it cannot be made
 
     @property
     def federation(self) -> Peers:
@@ -106,7 +106,7 @@ class GossipPeer(RealPeer[GossipService]):
         return self._neighbourhood.graph()
 
     def _join(self) -> None:
-        """Begin from a copy of another peer's state, where one gives it."""
+        """Begin from a copy of another peer's state, or from the first model where none gives one."""
         found = self.thread.wait_for(self.service.copy(_COPY_WITHIN_S))
         if found is None:
             _log.warning("no peer gave a copy of its model: this one begins with the first model")
@@ -117,7 +117,7 @@ class GossipPeer(RealPeer[GossipService]):
         _log.info("joined after round %d, with a copy of another peer's model", number)
 
     def _topology_or_ring(self, members: Sequence[Member]) -> Topology:
-        """The topology of these members; a ring of them where it cannot be made of so many."""
+        """The topology of these members; a lazy ring where it cannot be made of their number."""
         try:
             return self._topology(members)
         except InvalidExperiment as error:

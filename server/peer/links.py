@@ -60,7 +60,7 @@ class Links:
         listener: hears the others.
         credentials: of this peer; None: no encryption, and names are believed, on loopback alone.
         patience: how long to wait.
-        refusals: takes down what is refused.
+        refusals: counts and logs what is refused.
     """
 
     def __init__(

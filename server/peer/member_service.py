@@ -1,4 +1,4 @@
-"""Service of a peer among others, whatever they do together: its streams, its table of members, and its progress.
+"""Service that every peer has: its streams, its table of members, its progress, and copies of its state.
 
 All of it runs in one event loop.
 """
@@ -33,10 +33,10 @@ _PROGRESS_EVERY_S = 1.0
 
 
 class Standing(NamedTuple):
-    """Members and their rounds, as one peer sees them.
+    """View that one peer has of the members and their rounds.
 
     Args:
-        present: the members that are there and ready, in their order.
+        present: the present members that take part in rounds, in the order of their clients.
         view: hash of all that neighbours are found from.
         rounds: the round that each of the others is in, as far as it is known.
     """
@@ -53,7 +53,7 @@ class Standing(NamedTuple):
 
 @dataclass(kw_only=True)
 class MemberService(ABC):
-    """Peer that meets others, as a :class:`fed.server.peer.link.Listener`.
+    """Service of a peer, whatever its rounds are made of, as a :class:`fed.server.peer.link.Listener`.
 
     Attributes:
         round: that this peer is in.
@@ -68,7 +68,7 @@ class MemberService(ABC):
         credentials: of this peer; None: no encryption, on loopback alone.
         timing: of heartbeats.
         patience: of streams.
-        refusals: takes down what is refused.
+        refusals: counts and logs what is refused.
         rounds: of the run.
         snapshot: gives the round of the last state, and the state, for those that join; None before the first.
     """
@@ -113,7 +113,7 @@ class MemberService(ABC):
         return port
 
     async def stop(self, reason: str) -> None:
-        """Say farewell, and end all streams."""
+        """Leave, and end all streams."""
         self.members.leave()
         for link in self.links.all():
             link.tell(self._table(link.name))
@@ -133,7 +133,7 @@ class MemberService(ABC):
         return self.standing()
 
     def standing(self) -> Standing:
-        """See who is there, and how far they are."""
+        """Present members, and the round that each is in."""
         now_s = time.monotonic()
         there = self.members.present(now_s)
         present = tuple(member for member in there if member.is_ready)
@@ -222,7 +222,7 @@ class MemberService(ABC):
 
     @abstractmethod
     def _take(self, link: Link, message: pb.PeerMessage) -> None:
-        """Take a message of what peers do together.
+        """Take a message of this kind of service.
 
         Raises:
             Refused: if it is not in order.

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Attendance(NamedTuple):
-    """The peers of a round, of those that are here.
+    """Peers that take part in a round, of those whose rows are here.
 
     Args:
         rows_S: the places of those that take part, ascending.
@@ -56,7 +56,7 @@ class EncodedRows(NamedTuple):
             with the next one, or ``before_NM`` itself where that is shorter.
         decode: (messages of one round, who sent each, the round) → vectors; for receivers that are not here.
         size_bytes: of a message, or the most of them before lossless compression.
-        most_bytes: that nobody exceeds.
+        most_bytes: the largest size that a message may have.
     """
 
     messages: Sequence[Tensor]
@@ -212,7 +212,7 @@ class Exchanges:
         return self._encoded(x_NP - hat_NP, hat_NP)
 
     def _encoded(self, v_NP: Tensor, sum_NP: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Own row as neighbours decode it, alone or added to the sum of those before, and the average of theirs."""
+        """Own rows as neighbours decode them, added to ``sum_NP`` if there is one, and W times all such rows."""
         codec = self._codec
         if codec is None:
             raise InvalidExperiment(

@@ -80,7 +80,7 @@ class Peers:
 
     @property
     def clock(self) -> float:
-        """Simulated seconds until the slowest peer of a round has finished it."""
+        """Seconds since the run began; simulated ones until the slowest peer of a round has finished it."""
         return self.neighbourhood.clock
 
     def model(self) -> tuple[Tensor, Tensor]:

@@ -71,8 +71,8 @@ class RealNeighbourhood:
         self.skips_to = 0
         self._moved = (0, 0)
         self._seen = 1  # members at the beginning of the round, with this peer
-        self._from: dict[str, float] = {}
-        self._to: dict[str, float] = {}
+        self._weights_from: dict[str, float] = {}  # W_ij by sender
+        self._weights_to: dict[str, float] = {}  # W_ji by receiver
         self._topology = lru_cache(2)(topology)
         self._pushes, self._deadline_s = pushes, deadline_s
         self._began_s = time.monotonic()
@@ -83,10 +83,10 @@ class RealNeighbourhood:
         self.thread = ServiceThread(service)
 
     def await_members(self, count: int) -> Standing:
-        """Wait until so many members are ready; after a resumption, for those of before, until the deadline.
+        """Wait until enough members are ready; after a resumption for the members of before, until the deadline.
 
         Args:
-            count: with this peer.
+            count: the smallest number of members, this peer among them.
         """
         until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
         while True:
@@ -104,7 +104,7 @@ class RealNeighbourhood:
             time.sleep(_LOOKS_EVERY_S)
 
     def is_late(self) -> bool:
-        """Tell whether the run of the others has begun, as soon as one of them says so or there are none."""
+        """Tell whether others have begun the run, once one of them has said its round, or none has for a second."""
         until_s = time.monotonic() + _FOUND_WITHIN_S
         while True:
             standing = self.thread.call(self.service.standing)
@@ -123,7 +123,7 @@ class RealNeighbourhood:
         return self._earlier_s + time.monotonic() - self._began_s
 
     def begin(self, number: int) -> Attendance:
-        """Find a round's neighbours; a peer that others have left behind takes no part until it is with them."""
+        """Find a round's neighbours; a peer that most others have left behind skips to their round."""
         self.bytes_sent = self.bytes_received = 0
         self.left_out, self.neighbours = set(), frozenset()
         durable = self._written if self._keeps_checkpoints else number - 1
@@ -145,7 +145,9 @@ class RealNeighbourhood:
         tensors = [part_NM[0] for part_NM in parts_NM] + ([encoded.messages[0]] if encoded is not None else [])
         differences = None
         if encoded is not None and encoded.before_NM is not None:
-            differences = self._copies.begin(self.service.round, encoded.before_NM[0], self._to, self._from)
+            differences = self._copies.begin(
+                self.service.round, encoded.before_NM[0], self._weights_to, self._weights_from
+            )
         key = ExchangeKey(self.service.round, self._exchange)
         self._exchange += 1
         outcome: Outcome = self.thread.wait_for(
@@ -153,24 +155,24 @@ class RealNeighbourhood:
                 key,
                 tensors,
                 self._standing.view,
-                frozenset(self._from),
-                frozenset(self._to),
+                frozenset(self._weights_from),
+                frozenset(self._weights_to),
                 self._deadline_s,
                 differences,
             )
         )
         own = self._own
-        if missing := self._from.keys() - outcome.vectors.keys():
+        if missing := self._weights_from.keys() - outcome.vectors.keys():
             self.left_out |= missing
-            own += sum(self._from[name] for name in sorted(missing)) if not self._pushes else 0.0
+            own += sum(self._weights_from[name] for name in sorted(missing)) if not self._pushes else 0.0
         if self._pushes:  # what does not arrive stays here
-            own += sum(weight for name, weight in self._to.items() if name not in outcome.reached)
-        here = [name for name in self._from if name in outcome.vectors]  # in the order of the members
+            own += sum(weight for name, weight in self._weights_to.items() if name not in outcome.reached)
+        here = [name for name in self._weights_from if name in outcome.vectors]  # in the order of the members
         weights = Weights(
             torch.full((1, 1), own, dtype=torch.float64),
             torch.tensor([len(here)]),
             torch.arange(len(here)),
-            torch.tensor([self._from[name] for name in here], dtype=torch.float64),
+            torch.tensor([self._weights_from[name] for name in here], dtype=torch.float64),
         )
         received = [
             torch.stack([outcome.vectors[name][place] for name in here]) if here else part_NM[:0]
@@ -209,7 +211,7 @@ class RealNeighbourhood:
         own = self.service.members.own.name
         graph: nx.Graph[str] = nx.DiGraph() if self._pushes else nx.Graph()
         graph.add_nodes_from(self._last_names or [own])
-        graph.add_edges_from([(name, own) for name in self._from] + [(own, name) for name in self._to])
+        graph.add_edges_from([(name, own) for name in self._weights_from] + [(own, name) for name in self._weights_to])
         return graph
 
     def state(self) -> Tree:
@@ -246,14 +248,15 @@ class RealNeighbourhood:
         self._exchange, self._standing = 0, standing
         self._last_names = [member.name for member in standing.present]
         place = self._last_names.index(self.service.members.own.name)
+        # without counts, which grow with each heartbeat: equal members have a topology that is cached
         alike = tuple(Member(member.name, member.address, 0) for member in standing.present)
         matrix_NN = self._topology(alike).matrix(number).coalesce()
         (rows_X, senders_X), weights_X = matrix_NN.indices(), matrix_NN.values()
         row, column = rows_X == place, senders_X == place
         self._own = float(weights_X[row & column].sum())
-        self._from = _by_name(self._last_names, senders_X[row & ~column], weights_X[row & ~column])
-        self._to = _by_name(self._last_names, rows_X[column & ~row], weights_X[column & ~row])
-        self.neighbours = frozenset(self._from) | frozenset(self._to)
+        self._weights_from = _by_name(self._last_names, senders_X[row & ~column], weights_X[row & ~column])
+        self._weights_to = _by_name(self._last_names, rows_X[column & ~row], weights_X[column & ~row])
+        self.neighbours = frozenset(self._weights_from) | frozenset(self._weights_to)
 
     def _catch_up(self, number: int, standing: Standing) -> None:
         """Skip rounds that neighbours have left behind without this peer, where most of the others are ahead.
@@ -262,7 +265,7 @@ class RealNeighbourhood:
         sent this peer's vectors, before this one was killed, has kept its own for it. Fewer than most others, which
         may be on the other side of a partition that has healed, are no reason to skip.
         """
-        ahead = [name for name, its in standing.rounds.items() if name in self._from and its > number + 1]
+        ahead = [name for name, its in standing.rounds.items() if name in self._weights_from and its > number + 1]
         until_s = time.monotonic() + (_MESSAGES_WITHIN_S if number <= self._may_lack else 0.0)
         while ahead:
             ahead = [name for name in ahead if not self.thread.call(self.service.has_message, number, name)]
@@ -275,11 +278,11 @@ class RealNeighbourhood:
 
 
 def round_of_most(number: int, rounds: Sequence[int]) -> int:
-    """The smallest round of those that have left a round behind, where they are most of all; else 0.
+    """The smallest round of the peers that are more than a round ahead, if these are more than half of all; else 0.
 
     Args:
         number: of the round.
-        rounds: that the others are in.
+        rounds: those that the others are in.
 
     Example:
         >>> round_of_most(3, [3, 9, 8]), round_of_most(3, [3, 9])

@@ -1,4 +1,4 @@
-"""Run of an experiment at a real peer, whatever it does together with others."""
+"""Run of an experiment at a real peer, of whichever kind."""
 
 import hashlib
 import json
@@ -39,6 +39,7 @@ __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
 _Service = TypeVar("_Service", bound=MemberService)
 _DEADLINE_S = 60.0  # where rounds have none
+# sections of the experiment that peers must have in common
 _AGREED = ("seed", "model", "local", "algorithm", "topology", "rounds", "uplink", "error_feedback", "checkpoints")
 
 

@@ -80,7 +80,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(kw_only=True)
 class ReplicaService(MemberService):
-    """Replica among others.
+    """Service of a replica among others.
 
     Args:
         message: the format of clients' messages.
@@ -192,7 +192,7 @@ class ReplicaService(MemberService):
         self._do(self._agreement.copied(number, value, time.monotonic()))
 
     def owes(self) -> bool:
-        """Tell whether a present member may still need this replica: it has not come to the end."""
+        """Tell whether a present member is in an earlier round, and may still need this replica."""
         return any(number < self.round for number in self.standing().rounds.values())
 
     async def start(self, listen: str | None, advertise: str | None) -> int | None:
@@ -202,7 +202,7 @@ class ReplicaService(MemberService):
         return port
 
     async def stop(self, reason: str) -> None:
-        """Say farewell, and end all streams."""
+        """Leave, and end all streams."""
         self._ticking.cancel()
         self._rings.end()
         await super().stop(reason)
@@ -413,7 +413,7 @@ class ReplicaService(MemberService):
             self.reach(frozenset([name]))
 
     def _drop(self) -> None:
-        """Remove sums that nobody may need."""
+        """Remove sums that no member may need."""
         if self._agreement is None:
             return
         needed = self._agreement.needed | {value.sum_sha256 for value in self._decided.values()}
@@ -421,7 +421,7 @@ class ReplicaService(MemberService):
             self._disk.drop(sha256)
 
     def _least_copy(self) -> int:
-        """The first round after which another's state is of use here."""
+        """The earliest round after which another's state brings this replica forward."""
         assert self._agreement is not None
         return max(self._applied + 1, self._agreement.record.round - 1)
 

@@ -84,7 +84,7 @@ class RoundSum(NamedTuple):
             numbers: of the vector, or of the chunk that it is.
 
         Raises:
-            InvalidPayload: if it is no sum of so many numbers.
+            InvalidPayload: if it is no sum of ``numbers`` numbers.
         """
         packed, integers_I, written = tensors
         if not numbers and packed.numel():
