@@ -8,9 +8,8 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
-
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.tensors import Tensor
 from fed.topology.changing import random_matching
 
 if TYPE_CHECKING:

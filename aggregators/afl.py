@@ -8,12 +8,10 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["AFL", "State", "onto_simplex"]
 
@@ -89,7 +87,7 @@ class AFL(Aggregator):
         assert work.places_K is not None
         assert work.start_loss_K1 is not None
         share_K1 = self._mixture(work.broadcast[0], work.population)[work.places_K].unsqueeze(1)
-        here_KN = one_hot(work.places_K, work.population).to(work.update_KP.dtype)
+        here_KN = nn.functional.one_hot(work.places_K, work.population).to(work.update_KP.dtype)
         # times N, since λ_i N is about 1: the part has the size of an update, however many clients there are
         message = (share_K1 * work.population) * work.update_KP, work.start_loss_K1 * here_KN, here_KN
         return Report(message, torch.ones_like(work.samples_K1))

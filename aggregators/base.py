@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pydantic import PositiveInt
-from torch import Tensor, nn
 
 from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment, Local
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, nn
 
 __all__ = [
     "Aggregator",
@@ -352,7 +352,7 @@ class Aggregator(Algorithm):
         """State of a client before its first task: a named tuple of tensors of one dimension; None: no state."""
         return None
 
-    def private(self, module: nn.Module) -> Collection[str]:
+    def private(self, module: "nn.Module") -> Collection[str]:
         """The names of a model's parameters and buffers that never leave a client.
 
         Raises:

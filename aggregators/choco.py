@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
-from torch import Tensor
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.tensors import Tensor
 
 __all__ = ["CHOCO", "State"]
 

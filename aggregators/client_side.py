@@ -7,12 +7,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format
 
 __all__ = [

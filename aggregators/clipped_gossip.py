@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.tensors import Tensor
 
 __all__ = ["ClippedGossip", "State"]
 

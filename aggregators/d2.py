@@ -8,11 +8,9 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.topology import Topology

@@ -8,11 +8,10 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.tensors import Tensor, torch
 
 __all__ = ["DeepSqueeze", "State"]
 

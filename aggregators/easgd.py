@@ -8,13 +8,12 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-import torch
 from pydantic import Field, PositiveInt
-from torch import Tensor
 
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.config.hyperparameters import DecayRate
+from fed.tensors import Tensor, torch
 
 __all__ = ["EAMSGD", "EASGD", "ClientState", "MovingState"]
 

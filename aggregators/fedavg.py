@@ -9,9 +9,8 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fed.aggregators.base import Aggregator, Reduced
+from fed.tensors import Tensor
 
 __all__ = ["FedAvg", "State"]
 

@@ -8,12 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
 from fed.aggregators.fedavg import FedAvg
 from fed.errors import InvalidModel
 from fed.layout import names_held_by
+from fed.tensors import nn
 
 __all__ = ["FedBN"]
 
@@ -31,14 +29,14 @@ class FedBN(FedAvg):
 
     personal: ClassVar[bool] = True
 
-    def private(self, module: nn.Module) -> Collection[str]:
+    def private(self, module: "nn.Module") -> Collection[str]:
         """The parameters and buffers of batch normalisation layers.
 
         Raises:
             InvalidModel: if there is none.
         """
         # the base of all kinds, SyncBatchNorm among them
-        layers = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+        layers = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         if not layers:
             raise InvalidModel(
                 "fedbn needs a model with batch normalisation, got none: choose mlp or cnn with batch_norm: true"

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.compatibility import Feature, Term
+from fed.tensors import Tensor, torch
 
 __all__ = ["ClientState", "FedDyn", "State"]
 

@@ -8,10 +8,9 @@ Shapes: see :mod:`fed.layout`.
 
 from dataclasses import dataclass
 
-import torch
-
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
+from fed.tensors import torch
 
 __all__ = ["FedNova"]
 

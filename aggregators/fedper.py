@@ -5,14 +5,16 @@ Arivazhagan et al., "Federated learning with personalization layers", 2019, arXi
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import PositiveInt
-from torch import nn
 
 from fed.aggregators.fedavg import FedAvg
 from fed.errors import InvalidModel
 from fed.layout import names_held_by
+
+if TYPE_CHECKING:
+    from fed.tensors import nn
 
 __all__ = ["FedPer"]
 
@@ -36,7 +38,7 @@ class FedPer(FedAvg):
 
     personal_layers: PositiveInt = 1
 
-    def private(self, module: nn.Module) -> Collection[str]:
+    def private(self, module: "nn.Module") -> Collection[str]:
         """The parameters and buffers of the last layers.
 
         Raises:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import NonNegativeFloat
-from torch import Tensor
 
 from fed.aggregators.base import Broadcast
 from fed.aggregators.fedavg import FedAvg
+from fed.tensors import Tensor
 
 __all__ = ["FedProx"]
 

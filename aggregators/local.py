@@ -6,9 +6,8 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from torch import Tensor
-
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.tensors import Tensor
 
 __all__ = ["LocalOnly", "State"]
 

@@ -8,13 +8,11 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.experiment import Local
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, torch
 
 __all__ = ["MimeLite", "State"]
 

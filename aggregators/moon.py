@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from pydantic import NonNegativeFloat, PositiveFloat
-from torch import Tensor
-from torch.nn.functional import cosine_similarity, softplus
 
 from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
+from fed.tensors import Tensor, nn
 
 __all__ = ["MOON", "ClientState"]
 
@@ -54,8 +53,10 @@ class MOON(FedAvg):
 
     def penalty(self, features_BF: Tensor, server_BF: Tensor, previous_BF: Tensor) -> Tensor:
         """Term added to a batch's loss: μ times the mean of −log of a softmax of two."""
-        nearer_B = cosine_similarity(features_BF, server_BF) - cosine_similarity(features_BF, previous_BF)
-        return self.mu * softplus(-nearer_B / self.temperature).mean()  # −log of a softmax of two, without overflow
+        similarity = nn.functional.cosine_similarity
+        nearer_B = similarity(features_BF, server_BF) - similarity(features_BF, previous_BF)
+        # −log of a softmax of two, without overflow
+        return self.mu * nn.functional.softplus(-nearer_B / self.temperature).mean()
 
     def report(self, work: ClientWork) -> Report:
         """The update, weighted by samples; the client keeps its model."""

@@ -8,12 +8,11 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
 from fed.config.hyperparameters import DecayRate
+from fed.tensors import Tensor, torch
 from fed.topology.changing import random_matching
 
 if TYPE_CHECKING:

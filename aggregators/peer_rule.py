@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, overload
 
-from torch import Tensor
-
 from fed.aggregators.base import Algorithm
 from fed.compression.feedback import error_unknown
 from fed.config.compatibility import Feature, Term
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -8,11 +8,10 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from pydantic import NonNegativeInt
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
+from fed.tensors import Tensor, torch
 
 __all__ = ["PostLocalSGD", "State"]
 

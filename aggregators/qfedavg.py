@@ -8,13 +8,13 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from fed.aggregators.base import ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
+from fed.tensors import torch
 
 __all__ = ["QFedAvg"]
 

@@ -9,13 +9,12 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Broadcast, ClientWork, Reduced, Report
 from fed.config.experiment import Local
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, torch
 
 __all__ = ["ClientState", "Scaffold", "State"]
 

@@ -8,10 +8,8 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.peer_rule import Descend, Mix, PeerRule
+from fed.tensors import Tensor, torch
 
 __all__ = ["SGP", "State"]
 

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment

@@ -9,12 +9,11 @@ Shapes: see :mod:`fed.layout`.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.hyperparameters import DecayRate
+from fed.tensors import Tensor, torch
 
 __all__ = ["SlowMo", "State"]
 

@@ -13,12 +13,11 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import Field, PositiveFloat, PositiveInt
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.config.hyperparameters import DecayRate, Hyperparameters
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "Adagrad",

@@ -4,14 +4,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from fed.clients.data import FederatedData
 from fed.clients.data.samples import check_classes
 from fed.clients.training.losses import Loss
 from fed.config.components import Component
 from fed.errors import InvalidData, InvalidExperiment, InvalidModel
+from fed.tensors import Tensor, nn, torch
 
 __all__ = [
     "check_batch_norm",
@@ -23,7 +21,7 @@ __all__ = [
 ]
 
 
-def own_copy(made: object) -> nn.Module:
+def own_copy(made: object) -> "nn.Module":
     """Copy a factory's module to the CPU: training changes it, and a factory may return one module every time.
 
     Raises:
@@ -47,7 +45,7 @@ def own_copy(made: object) -> nn.Module:
         ) from error
 
 
-def check_model(module: nn.Module, data: FederatedData, loss: Loss, labelled: bool) -> int:
+def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: bool) -> int:
     """Send two samples through a model and a loss.
 
     Args:
@@ -131,7 +129,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
     return data.labelled(classes)
 
 
-def check_state(module: nn.Module, precision: str) -> None:
+def check_state(module: "nn.Module", precision: str) -> None:
     """Check that a model's first state can be averaged, and that its type fits the precision of training.
 
     Raises:
@@ -175,7 +173,7 @@ def made_by(section: Component, key: str, *bases: type) -> Any:
     return made
 
 
-def check_batch_norm(module: nn.Module, data: FederatedData, batch_size: int) -> None:
+def check_batch_norm(module: "nn.Module", data: FederatedData, batch_size: int) -> None:
     """Check that clients (on demand: the first one) and batches have the two samples that BatchNorm needs.
 
     Args:

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
 from fed.clients.data import ClientId
 from fed.clients.data.on_demand import ByClient
 from fed.compression.codec import CodecState
 from fed.layout import Layout
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor, torch
 
 __all__ = ["ClientState", "ClientStates", "algorithm_state", "at_discount", "client_state", "codec_state"]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
@@ -18,6 +17,7 @@ from fed.clients.data import Pair
 from fed.clients.training.losses import Loss
 from fed.clients.training.op_graphs import record
 from fed.layout import Layout
+from fed.tensors import torch
 
 __all__ = ["BatchedEvaluator", "Metric", "Score", "accuracy", "evaluate", "is_mean_over_samples"]
 
@@ -56,7 +56,7 @@ def is_mean_over_samples(measure: Loss | Metric | None) -> bool:
     return measure is None or bool(getattr(measure, "mean_over_samples", False))
 
 
-def evaluate(module: nn.Module, loss: Loss, metric: Metric | None, samples: Pair, device: torch.device) -> Score:
+def evaluate(module: "nn.Module", loss: Loss, metric: Metric | None, samples: Pair, device: "torch.device") -> Score:
     """Score a module, in evaluation mode, over all samples; the forward passes are in batches of 128.
 
     Args:
@@ -89,10 +89,10 @@ class BatchedEvaluator:
         private: the names of the tensors that the model does not share.
     """
 
-    module: nn.Module
+    module: "nn.Module"
     loss: Loss
     metric: Metric | None
-    device: torch.device
+    device: "torch.device"
     private: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -135,7 +135,7 @@ class BatchedEvaluator:
 class _Tally:
     """The loss and the metric of one model while its outputs come batch by batch."""
 
-    def __init__(self, loss: Loss, metric: Metric | None, device: torch.device) -> None:
+    def __init__(self, loss: Loss, metric: Metric | None, device: "torch.device") -> None:
         self._measures = (loss, metric)
         self._device = device
         self._streams_all = all(map(is_mean_over_samples, self._measures))
@@ -166,7 +166,7 @@ class _Tally:
         return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self._device) for value in values])
 
 
-def _batches(samples: Pair, device: torch.device) -> Iterator[Pair]:
+def _batches(samples: Pair, device: "torch.device") -> Iterator[Pair]:
     inputs_E, targets_E = samples
     for begin in range(0, len(inputs_E), _BATCH):
         # Copies, for a model may change its inputs in place.

@@ -7,18 +7,17 @@ import math
 from itertools import pairwise
 from typing import Annotated
 
-import torch
 from pydantic import Field, PositiveInt
-from torch import Tensor, nn
 
 from fed.errors import InvalidModel
+from fed.tensors import nn
 
 __all__ = ["char_gru", "char_transformer", "cnn", "logistic", "mlp"]
 
 _Widths = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
 
 
-def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+def logistic(input_shape: tuple[int, ...], classes: int) -> "nn.Module":
     """Multinomial logistic regression: one linear layer on the flattened input.
 
     Args:
@@ -31,7 +30,7 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return mlp(input_shape, classes, hidden=())
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), batch_norm: bool = False) -> nn.Module:
+def mlp(input_shape: tuple[int, ...], classes: int, hidden: _Widths = (128,), batch_norm: bool = False) -> "nn.Module":
     """A perceptron with ReLU between its layers, on the flattened input.
 
     Args:
@@ -55,7 +54,7 @@ def cnn(
     channels: _Widths = (16, 32),
     hidden: PositiveInt = 128,
     batch_norm: bool = False,
-) -> nn.Module:
+) -> "nn.Module":
     """Blocks of 3×3 convolution, GroupNorm, ReLU and 2×2 pooling, then one hidden layer.
 
     GroupNorm keeps no statistics, so that clients with unequal data do not disagree about them. Its groups are of 8
@@ -92,22 +91,9 @@ def cnn(
     return nn.Sequential(*layers, nn.Linear(hidden, classes))
 
 
-class _CharGRU(nn.Module):
-    def __init__(self, classes: int, embedding: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(classes, embedding)
-        self.recurrent = nn.GRU(embedding, hidden, layers, batch_first=True)
-        self.read = nn.Linear(hidden, classes)
-
-    def forward(self, characters_BT: Tensor) -> Tensor:
-        states_BTD, _ = self.recurrent(self.embed(characters_BT))
-        scores_BCT: Tensor = self.read(states_BTD).transpose(1, 2)
-        return scores_BCT
-
-
 def char_gru(
     classes: int, embedding: PositiveInt = 16, hidden: PositiveInt = 128, layers: PositiveInt = 1
-) -> nn.Module:
+) -> "nn.Module":
     """Gated recurrent units over characters: at each position, the next character.
 
     Args:
@@ -119,32 +105,9 @@ def char_gru(
     Returns:
         A module [B, T] (int64) → [B, C, T].
     """
-    return _CharGRU(classes, embedding, hidden, layers)
+    from fed.clients.text_models import CharGRU
 
-
-class _CharTransformer(nn.Module):
-    def __init__(self, classes: int, longest: int, width: int, heads: int, layers: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(classes, width)
-        self.position = nn.Parameter(torch.randn(longest, width) * 0.02)
-        block = nn.TransformerEncoderLayer(
-            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-        )
-        # PyTorch warns of nested tensors, which norm_first does not allow
-        self.blocks = nn.TransformerEncoder(block, layers, norm=nn.LayerNorm(width), enable_nested_tensor=False)
-        self.read = nn.Linear(width, classes)
-        self.read.weight = self.embed.weight
-        # Read out by a width of numbers about 1, PyTorch's embedding would begin with scores of ± √width.
-        nn.init.normal_(self.embed.weight, std=width**-0.5)
-        # not persistent: a constant, which need not travel
-        self.register_buffer("later", torch.triu(torch.ones(longest, longest, dtype=torch.bool), 1), persistent=False)
-
-    def forward(self, characters_BT: Tensor) -> Tensor:
-        length = characters_BT.shape[1]
-        states_BTD = self.embed(characters_BT) + self.position[:length]
-        later_TT = self.get_buffer("later")[:length, :length]
-        scores_BCT: Tensor = self.read(self.blocks(states_BTD, mask=later_TT, is_causal=True)).transpose(1, 2)
-        return scores_BCT
+    return CharGRU(classes, embedding, hidden, layers)
 
 
 def char_transformer(
@@ -153,7 +116,7 @@ def char_transformer(
     width: PositiveInt = 64,
     heads: PositiveInt = 4,
     layers: PositiveInt = 2,
-) -> nn.Module:
+) -> "nn.Module":
     """A causal transformer over characters (pre-norm, no dropout, input and output weights tied).
 
     Args:
@@ -173,4 +136,6 @@ def char_transformer(
         raise InvalidModel(f"model char_transformer needs heads that divide width, got heads={heads} and width={width}")
     if len(input_shape) != 1:
         raise InvalidModel(f"model char_transformer needs sequences of characters, got inputs of shape {input_shape}")
-    return _CharTransformer(classes, input_shape[0], width, heads, layers)
+    from fed.clients.text_models import CharTransformer
+
+    return CharTransformer(classes, input_shape[0], width, heads, layers)

@@ -4,12 +4,8 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import copy
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.aggregators.client_side import first_client_state, format_of
@@ -36,7 +32,11 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import Streams, seeded_torch
+from fed.tensors import nn, torch
 from fed.wire.format import Format
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 __all__ = ["Preparation"]
 
@@ -72,7 +72,7 @@ class Preparation:
         self,
         experiment: Experiment,
         data: FederatedData,
-        model: Callable[[], nn.Module] | nn.Module | None = None,
+        model: "Callable[[], nn.Module] | nn.Module | None" = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
     ) -> None:
@@ -165,8 +165,8 @@ class Preparation:
         return ClientStates(self.data.clients, self.layout, first, state, keeps_models, codec)
 
     def _first_module(
-        self, experiment: Experiment, model: Callable[[], nn.Module] | nn.Module | None, loss: Loss | None
-    ) -> nn.Module:
+        self, experiment: Experiment, model: "Callable[[], nn.Module] | nn.Module | None", loss: Loss | None
+    ) -> "nn.Module":
         """Module initialised from its own stream, and checked against the data."""
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
             made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
@@ -178,7 +178,7 @@ class Preparation:
         check_state(module, experiment.local.precision)
         return module
 
-    def _built_in(self, experiment: Experiment) -> nn.Module:
+    def _built_in(self, experiment: Experiment) -> "nn.Module":
         section = experiment.model
         if section is None:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")

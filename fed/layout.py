@@ -36,10 +36,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
-import torch
-from torch import Tensor, nn
-
 from fed.errors import InvalidModel
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Layout", "Part", "names_held_by"]
 
@@ -49,9 +47,9 @@ class Part:
     """One tensor of a model and its place in the vector: ``vector[offset : offset + size]``."""
 
     name: str
-    shape: torch.Size
+    shape: "torch.Size"
     offset: int
-    dtype: torch.dtype
+    dtype: "torch.dtype"
 
     @property
     def size(self) -> int:
@@ -93,7 +91,7 @@ class Layout:
 
     parameters: int
     size: int
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     trained: tuple[Part, ...]
     averaged: tuple[Part, ...]
     integers: tuple[Part, ...]
@@ -105,7 +103,7 @@ class Layout:
         return sum(part.size for part in self.integers)
 
     @classmethod
-    def of(cls, module: nn.Module, private: Collection[str] = ()) -> "Layout":
+    def of(cls, module: "nn.Module", private: Collection[str] = ()) -> "Layout":
         """The layout of a module.
 
         Args:
@@ -180,7 +178,7 @@ class Layout:
         parts = vectors[..., :cut], own[..., :own_cut], vectors[..., cut:], own[..., own_cut:]
         return torch.cat(parts, -1), torch.cat([integers, own_integers], -1)
 
-    def pack(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+    def pack(self, module: "nn.Module") -> tuple[Tensor, Tensor]:
         """A module's state as (vector [V], integers [I]), on the device of its parameters."""
         state = _state(module)
         device = state[self.trained[0].name].device
@@ -190,7 +188,7 @@ class Layout:
             view.copy_(state[part.name])
         return vector_V, integers_I
 
-    def unpack(self, vector_V: Tensor, integers_I: Tensor, module: nn.Module) -> None:
+    def unpack(self, vector_V: Tensor, integers_I: Tensor, module: "nn.Module") -> None:
         """Write a state into a module, in place.
 
         Args:
@@ -219,7 +217,7 @@ class Layout:
         return [view.to(part.dtype) for part, view in self._views(vectors_KV, integers_KI)]
 
 
-def names_held_by(parts: Collection[nn.Module], module: nn.Module) -> list[str]:
+def names_held_by(parts: "Collection[nn.Module]", module: "nn.Module") -> list[str]:
     """The names of a module's parameters and saved buffers that some of its modules hold themselves.
 
     Example:
@@ -244,6 +242,6 @@ def _places(tensors: Mapping[str, Tensor], private: Collection[str], offset: int
     return tuple(parts), offset
 
 
-def _state(module: nn.Module) -> dict[str, Tensor]:
+def _state(module: "nn.Module") -> dict[str, Tensor]:
     # detached, since a leaf with a gradient refuses changes in place
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}

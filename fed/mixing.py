@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import embedding_bag
+
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Weights"]
 
@@ -101,7 +100,7 @@ class Weights:
         if not torch.equal(senders_Y, torch.arange(len(sent_SM))):  # as they are where each has one weight for all
             sent_SM = sent_SM.index_select(0, senders_Y)
         # Weights are float64: float32 vectors are widened before the product. The sum has no product to be fused with.
-        sums_NM = embedding_bag(products_X, sent_SM * weights_Y1, self._firsts_N, mode="sum")
+        sums_NM = nn.functional.embedding_bag(products_X, sent_SM * weights_Y1, self._firsts_N, mode="sum")
         return sums_NM.add_(own_NM * self.own_N1)
 
     def by_neighbour(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

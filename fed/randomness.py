@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.random.bit_generator import ISeedSequence
+
+from fed.tensors import torch
 
 __all__ = ["Streams", "seeded_torch"]
 
@@ -82,7 +83,7 @@ class _Key(ISeedSequence):
 
 
 @contextmanager
-def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+def seeded_torch(seed: int, device: "torch.device") -> Iterator[None]:
     """Run a user's code, which may draw from PyTorch's global generators, as if it had a stream of its own.
 
     Args:

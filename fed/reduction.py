@@ -12,10 +12,8 @@ import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 
-import torch
-from torch import Tensor
-
 from fed.errors import FedError
+from fed.tensors import Tensor, torch
 
 __all__ = ["MOST_LANES", "PACKED_BYTES", "WeightedMean"]
 
@@ -28,7 +26,6 @@ _MOST_ATOMS = 2 ** (52 - _LANE_BITS)
 _USUAL_LANES = 4  # of a packed sum, up to 2³¹; larger ones have more
 _PIECE = 1 << 14  # numbers of a piece, so that its lanes stay in a core's cache
 _LONGEST_PRODUCT = 1 << 21  # a longer one is cut at once, since a copy of it in float64 takes much memory
-_ZERO = torch.zeros((), dtype=torch.float64)
 
 MOST_LANES = 30
 """Lanes that a packed sum can have: up to 2⁸²⁰, of 2²⁰ of the largest products."""
@@ -58,7 +55,7 @@ class WeightedMean:
         tensor([1.], dtype=torch.float64)
     """
 
-    def __init__(self, size: int, device: torch.device | None = None) -> None:
+    def __init__(self, size: int, device: "torch.device | None" = None) -> None:
         self.size = size
         self.device = device
         self.atoms = 0
@@ -163,7 +160,9 @@ class WeightedMean:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
         if self.atoms == 1 and self._products:  # on the grid's last line, as lanes would leave it; 0 + makes −0 to 0
             units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
-            return torch.add(_ZERO, units_P, alpha=2.0**_LOWEST_EXPONENT).div_(float(self.weight))
+            return torch.add(torch.zeros((), dtype=torch.float64), units_P, alpha=2.0**_LOWEST_EXPONENT).div_(
+                float(self.weight)
+            )
         self._cut_products()
         # each of its pieces is read before the sum overwrites it
         lowest_P = self._lanes[min(self._lanes)] if is_last and self._lanes else None

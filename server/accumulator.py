@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.errors import Diverged
 from fed.reduction import WeightedMean
+from fed.tensors import Tensor, torch
 from fed.wire.messages import Answer, Task
 
 if TYPE_CHECKING:

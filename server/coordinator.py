@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator, Reduced
 from fed.errors import Diverged, InvalidExperiment
@@ -23,6 +21,7 @@ from fed.server.downlink import Downlink
 from fed.server.fleet import Fleet
 from fed.server.sent_sum import SentSum
 from fed.storage.checkpoints import Tree, plain, refilled
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format
 from fed.wire.messages import GlobalModel, Task, task_of
 

@@ -8,9 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
 from fed.clients.data import FederatedData, load
 from fed.clients.evaluation import Score
 from fed.clients.node.own_data import signature_of
@@ -38,6 +35,7 @@ from fed.server.secure_fleet import SecureFleet
 from fed.server.training_loop import Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
+from fed.tensors import Tensor, nn, torch
 from fed.wire.format import Format
 from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
 
@@ -50,7 +48,7 @@ __all__ = ["Deployment", "serve"]
 _log = logging.getLogger(__name__)
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
-_INPUTS: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _TYPES}
+_INPUTS: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
 
 
 def serve(
@@ -264,7 +262,7 @@ class Deployment:
         secure, fixed = self.experiment.secure_aggregation, federation.coordinator.message.fixed
         sessions = {"secure_aggregation": secure.facts(fixed)} if secure and fixed else {}
 
-        def load_module(state: State) -> nn.Module:
+        def load_module(state: State) -> "nn.Module":
             restore_memory()
             prepared.layout.unpack(*state, prepared.module)
             return prepared.module.eval()
@@ -306,7 +304,7 @@ def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequenc
     return lambda content, tensors: (None, ())
 
 
-def _free_memory(module: nn.Module) -> Callable[[], None]:
+def _free_memory(module: "nn.Module") -> Callable[[], None]:
     """Free the memory of a module's state; the function returned allocates it again."""
     saved = module.state_dict(keep_vars=True).keys()
     tensors = [tensor for name, tensor in (*module.named_parameters(), *module.named_buffers()) if name in saved]

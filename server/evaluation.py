@@ -5,15 +5,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.evaluation import Score
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.server.federation import Federation, State
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "CLIENTS_AT_ONCE",

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Protocol, TypeAlias
 
-from torch import Tensor
-
 from fed.aggregators.base import Aggregator
 from fed.clients.client_states import ClientStates
 from fed.clients.setup import Preparation
@@ -15,6 +13,7 @@ from fed.server.coordinator import Coordinator
 from fed.server.fleet import Fleet
 from fed.server.rounds.synchronous import Rounds
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor
 from fed.wire.format import Format
 
 __all__ = ["Coordinated", "Federation", "State", "step_sizes"]

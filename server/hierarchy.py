@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fed.config.compatibility import Feature, Term
@@ -15,6 +14,7 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.reduction import WeightedMean
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
+from fed.tensors import torch
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task
 

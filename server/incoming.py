@@ -5,12 +5,10 @@ Shapes: see :mod:`fed.layout`.
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from fed.compression.codec import Draw
 from fed.errors import InvalidPayload
 from fed.randomness import Streams
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format
 from fed.wire.messages import LARGEST, Answer, Task, one_line, refusal_of_numbers
 from fed.wire.payloads import check_tensors, type_name

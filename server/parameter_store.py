@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, KeysView
 from typing import Self, TypeAlias, TypedDict
 
-import torch
-from torch import Tensor
-
 from fed.errors import InvalidInput, RunFailed, ValueRange
+from fed.tensors import Tensor, torch
 
 __all__ = ["ParameterStore", "State", "Updater"]
 

@@ -9,14 +9,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
-
 from fed.clients.data.holdings import in_order
 from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.server.incoming import received
 from fed.server.registry import ClientStateVersions, CountedTask, Members, NodeCounts
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task, one_line

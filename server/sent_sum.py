@@ -3,13 +3,11 @@
 Shapes: see :mod:`fed.layout`.
 """
 
-import torch
-from torch import Tensor
-
 from fed.errors import RunFailed
 from fed.server.accumulator import UpdateAccumulator
 from fed.server.fleet import Fleet
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format
 
 __all__ = ["SentSum"]

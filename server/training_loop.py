@@ -6,9 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple, TypeAlias
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config.experiment import Experiment
 from fed.errors import RunFailed
@@ -17,6 +15,9 @@ from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
 from fed.storage.run_folder import Run, RunFolder
 from fed.storage.run_reader import totals
+
+if TYPE_CHECKING:
+    from fed.tensors import nn
 
 __all__ = ["Scoring", "TrainingLoop"]
 
@@ -60,7 +61,7 @@ class TrainingLoop:
     begin_scoring: Callable[[], Scoring]
     has_scores: bool
     scores_meanwhile: bool
-    load_module: Callable[[State], nn.Module]
+    load_module: "Callable[[State], nn.Module]"
     facts: Callable[[], Mapping[str, Any]]
     population: Callable[[], Mapping[str, Any]]
     fingerprint: Mapping[str, Any]

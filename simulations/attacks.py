@@ -10,9 +10,7 @@ from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
-import torch
 from pydantic import PositiveFloat
-from torch import Tensor
 
 from fed.clients.checks import made_by
 from fed.clients.data import ClientId, ClientsOnDemand, FederatedData, Pair
@@ -22,6 +20,7 @@ from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData
 from fed.randomness import Streams
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format
 from fed.wire.messages import Answer
 

@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -32,6 +30,7 @@ from fed.errors import InvalidExperiment
 from fed.layout import Layout
 from fed.randomness import seeded_torch
 from fed.simulations.side_effects import changed_by_forward
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Batching", "choose"]
 
@@ -218,7 +217,7 @@ _SGD |= {"lr": 0.1}  # a tiny one would leave rounding alone to compare, and a h
 _IGNORES = "labels may be below 0, and its loss may leave those out of its mean"
 
 
-def _is_no_mean(module: nn.Module, loss: Loss, samples: Pair) -> bool:
+def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     """True if a batch's loss differs from the mean over its samples, for outputs of any size.
 
     Labels take every class in turn, for a client with one class does not show whether they are weighed.

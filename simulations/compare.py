@@ -9,8 +9,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
@@ -31,6 +29,8 @@ from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json
 if TYPE_CHECKING:
     import networkx as nx
 
+    from fed.tensors import nn
+
 __all__ = ["ComparisonFolder", "compare", "slugs"]
 
 _PARTITIONS = 4
@@ -43,7 +43,7 @@ def compare(
     comparison: Comparison,
     *,
     data: FederatedData | None = None,
-    model: Callable[[], nn.Module] | None = None,
+    model: "Callable[[], nn.Module] | None" = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     output: str | Path | None = None,

@@ -9,9 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
 from fed.clients.client_states import ClientState, ClientStates, at_discount, client_state, codec_state
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Item
@@ -23,6 +20,7 @@ from fed.simulations.in_flight import Flight, Occupation, depart
 from fed.simulations.presence import Presence
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format, Outgoing
 from fed.wire.messages import Answer, Task
 

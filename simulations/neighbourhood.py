@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fed.errors import RunFailed
 from fed.server.peer.neighbourhood import Attendance, EncodedRows
@@ -17,6 +15,7 @@ from fed.simulations.attacks import Attackers
 from fed.simulations.availability import Spell
 from fed.simulations.simulated_clients import SimulatedClients
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.mixing import Weights

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import Message
-from torch import Tensor
 
 from fed.errors import InvalidExperiment, SessionFailed
 from fed.secure_aggregation.client import SessionClient
@@ -25,6 +24,7 @@ from fed.secure_aggregation.traffic import Traffic, sharing_traffic, unmasking_t
 from fed.server.secure_fleet import SessionResult
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulated_clients import SimulatedClients
+from fed.tensors import Tensor
 from fed.wire.messages import Answer, Task
 
 __all__ = ["EmulatedSessions", "RealSessions", "SimulatedSessions"]

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["changed_by_forward"]
 
 
-def changed_by_forward(module: nn.Module, inputs: Tensor) -> str | None:
+def changed_by_forward(module: "nn.Module", inputs: Tensor) -> str | None:
     """Name of what a forward pass in training changes; None where it changes nothing.
 
     It may be a parameter, a buffer, another attribute, or a random generator of Python's or NumPy's.
@@ -45,11 +45,11 @@ def changed_by_forward(module: nn.Module, inputs: Tensor) -> str | None:
     return None
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+def _tensors(module: "nn.Module") -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def _attributes(module: "nn.Module") -> dict[str, Any]:
     """Attributes of a module beside parameters, buffers and other modules, in a form that can be compared."""
     others = "_parameters", "_buffers", "_modules"
     return {key: _form(value) for key, value in vars(module).items() if key not in others}

@@ -5,9 +5,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from torch import nn
-
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
@@ -24,6 +21,7 @@ from fed.simulations.estimate import Expectation, expect
 from fed.simulations.executors.choice import hired, leave_rerun
 from fed.simulations.simulation import Simulation, begin_scoring
 from fed.storage.run_folder import Run, RunFolder
+from fed.tensors import nn, torch
 
 __all__ = ["Observer", "simulate"]
 
@@ -45,7 +43,7 @@ def simulate(
     experiment: Experiment,
     *,
     data: FederatedData | None = None,
-    model: Callable[[], nn.Module] | None = None,
+    model: "Callable[[], nn.Module] | None" = None,
     loss: Loss | None = None,
     metric: Metric | None = None,
     output: str | Path | None = None,

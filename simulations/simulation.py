@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
 from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, load
@@ -37,6 +35,7 @@ from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.neighbourhood import SimulatedNeighbourhood
 from fed.simulations.ring import RingFleet
 from fed.simulations.simulated_clients import SimulatedClients
+from fed.tensors import Tensor, nn
 from fed.wire.format import Format
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Simulation:
         self,
         experiment: Experiment,
         data: FederatedData | None = None,
-        model: Callable[[], nn.Module] | None = None,
+        model: "Callable[[], nn.Module] | None" = None,
         loss: Loss | None = None,
         metric: Metric | None = None,
     ) -> None:
@@ -202,7 +201,7 @@ class Simulation:
         parts = self.experiment, self.prepared, self.policy, fleet, self.message, states
         return Coordinated(*parts, moved_bytes=moved_bytes, occupation=simulated.occupation)
 
-    def load_module(self, state: tuple[Tensor, Tensor]) -> nn.Module:
+    def load_module(self, state: tuple[Tensor, Tensor]) -> "nn.Module":
         """A module of its own, on the CPU and in evaluation mode, in a given state."""
         module = copy.deepcopy(self.recipe.module).eval()
         self.layout.unpack(*state, module)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
-from torch import Tensor
 
 from fed.aggregators.transforms import Messages, Reducer, shortening
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "CenteredClipping",

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from pydantic import NonNegativeInt, PositiveInt
-from torch import Tensor
-from torch.nn.functional import pdist
 
 from fed.aggregators.robust.centres import Outvoting, by_columns
 from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Bucketing", "Bulyan", "Krum", "MultiKrum", "NearestNeighbourMixing", "distances"]
 
@@ -37,7 +35,10 @@ def distances(messages_SM: Tensor) -> Tensor:
         [[0.0, 5.0], [5.0, 0.0]]
     """
     pairs = torch.triu_indices(len(messages_SM), len(messages_SM), offset=1).unbind()
-    squares = [pdist(part_SJ.contiguous()).square() for part_SJ in torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)]
+    squares = [
+        nn.functional.pdist(part_SJ.contiguous()).square()
+        for part_SJ in torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
+    ]
     distances_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
     distances_SS[pairs] = torch.stack(squares).sum(0).sqrt()
     return distances_SS + distances_SS.T

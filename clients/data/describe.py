@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fed.clients.data.federated import FederatedData
 from fed.clients.data.samples import ClientId, is_real
 from fed.reports.population import Partition
+from fed.tensors import Tensor
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fed.clients.data.on_demand import ByClient, ClientsOnDemand
 from fed.clients.data.samples import ClientId, Names, Pair, check_alike, check_classes, check_pair, is_real
 from fed.errors import InvalidData
+from fed.tensors import torch
 
 __all__ = ["FederatedData"]
 

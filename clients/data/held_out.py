@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fed.clients.data.federated import FederatedData
@@ -16,6 +15,7 @@ from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.samples import ClientId, Pair
 from fed.errors import InvalidData
 from fed.randomness import Streams
+from fed.tensors import torch
 
 __all__ = ["for_each", "no_held_out_samples", "of_each", "of_each_on_demand", "parted", "share"]
 

@@ -6,7 +6,6 @@ Shapes: see :mod:`fed.layout`.
 import inspect
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fed.clients.data import held_out
@@ -16,6 +15,7 @@ from fed.clients.data.samples import Pair, Samples
 from fed.config.registry import PARTITIONS, DataSection, PartitionSection
 from fed.errors import InvalidData
 from fed.randomness import Streams, seeded_torch
+from fed.tensors import torch
 
 __all__ = ["load"]
 

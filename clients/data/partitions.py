@@ -10,13 +10,13 @@ Shapes: see :mod:`fed.layout`.
 import hashlib
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import PositiveFloat, PositiveInt
 
 from fed.clients.data.samples import Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
+from fed.tensors import torch
 
 __all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards"]
 
@@ -300,6 +300,6 @@ def _values(samples: Samples, by: str, partition: str) -> NDArray[np.generic]:
     raise InvalidData(f"data.partition.by must name a column of the source, got {by!r}{nearest(by, known)}")
 
 
-def _rows(tensor: torch.Tensor) -> list[bytes]:
+def _rows(tensor: "torch.Tensor") -> list[bytes]:
     rows = tensor.contiguous().reshape(len(tensor), -1).view(torch.uint8).numpy()
     return [row.tobytes() for row in rows]

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fed.errors import InvalidData
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "ClientId",

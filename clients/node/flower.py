@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fed.clients.data import ClientId, Names, Pair, load
 from fed.clients.node.own_data import described, samples_of
 from fed.clients.node.training import STATE_LOST, NodeTraining
@@ -26,6 +24,7 @@ from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, InvalidData, InvalidInput
 from fed.randomness import Streams
+from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.messages import client_id_of

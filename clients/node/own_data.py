@@ -3,13 +3,12 @@
 import hashlib
 from itertools import accumulate
 
-from torch import Tensor
-
 from fed import __version__
 from fed.clients.data import Names, Pair, load
 from fed.config.node_data import NodeData
 from fed.errors import InvalidData
 from fed.randomness import Streams
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.protocol import PROTOCOL
 

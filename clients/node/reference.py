@@ -6,11 +6,10 @@ Shapes: see :mod:`fed.layout`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from fed.errors import InvalidCheckpoint, InvalidPayload
 from fed.randomness import Streams
 from fed.storage.checkpoints import Checkpoints
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.messages import Difference

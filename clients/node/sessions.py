@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from fed.config.experiment import Experiment
 from fed.errors import FedError, InvalidCredentials, RunFailed, SessionFailed, os_errors_as
 from fed.identity.certificates import private_key_of
@@ -21,6 +19,7 @@ from fed.secure_aggregation.key_agreement import digest
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.secure_aggregation.terms import Terms
 from fed.storage.atomic_files import write_atomically
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.protocol import name_of
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
-
 from fed.clients.client_states import ClientState, ClientStates, at_discount
 from fed.clients.data import ClientId, FederatedData, Pair
 from fed.clients.node.reference import KeptReference
@@ -24,6 +22,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed
 from fed.secure_aggregation.fixed_point import FixedPoint
 from fed.storage.checkpoints import Checkpoints, Tree
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import MOST_CLIENTS, Format, TaskSpec
 from fed.wire.payloads import TensorSpec, read, written

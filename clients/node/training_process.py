@@ -7,8 +7,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fed.child_processes import end_with_parent, spawned, stop
 from fed.clients.data import ClientId
 from fed.clients.node.own_data import described, samples_of
@@ -16,6 +14,7 @@ from fed.clients.node.training import NodeTraining
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
 from fed.errors import FedError, RunFailed
+from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import TaskSpec
 

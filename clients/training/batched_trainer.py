@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-import torch
 from torch import Tensor, fx
 from torch.func import functional_call, vmap
 
@@ -23,6 +22,7 @@ from fed.clients.training.losses import of_each_sample
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import optimizer_for
 from fed.errors import InvalidModel
+from fed.tensors import torch
 
 __all__ = ["BatchedTrainer", "TrainedGroup"]
 

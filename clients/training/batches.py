@@ -9,12 +9,11 @@ from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fed.config.experiment import Local
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
 
@@ -70,7 +69,7 @@ class Batches:
         return _cut(step, self._size, self._never_single)
 
 
-def normalises_batches(module: nn.Module) -> bool:
+def normalises_batches(module: "nn.Module") -> bool:
     """True if a model has batch normalisation, for which a single sample has no variance.
 
     Example:
@@ -141,7 +140,7 @@ class GroupSteps:
         ([[4.0, 3.0], [2.0, 0.0]], [2, 1])
     """
 
-    def __init__(self, local: Local, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, local: Local, device: "torch.device", dtype: "torch.dtype") -> None:
         self._local = local
         self._device = device
         self._dtype = dtype

@@ -5,12 +5,11 @@ Shapes: see :mod:`fed.layout`.
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.func import functional_call
 
 from fed.aggregators.base import LocalRule
 from fed.errors import InvalidModel
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Contrast"]
 
@@ -26,7 +25,7 @@ class Contrast:
         InvalidModel: if there is no such layer.
     """
 
-    def __init__(self, module: nn.Module, rule: LocalRule) -> None:
+    def __init__(self, module: "nn.Module", rule: LocalRule) -> None:
         layers = [part for part in module.modules() if isinstance(part, nn.Linear)]
         if not layers:
             raise InvalidModel(
@@ -57,5 +56,5 @@ class Contrast:
         self._seen = []
         return self._rule.penalty(features_BF, server_BF, previous_BF)
 
-    def _see(self, layer: nn.Module, given: tuple[Any, ...]) -> None:
+    def _see(self, layer: "nn.Module", given: tuple[Any, ...]) -> None:
         self._seen = [*self._seen[-1:], given[0]]

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-import torch
-from torch import Tensor, nn
-
 from fed.layout import Layout, Part
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["FlatParameters", "StackedStates"]
 
@@ -44,7 +42,7 @@ class FlatParameters:
         (7.0, 17)
     """
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
+    def __init__(self, module: "nn.Module", layout: Layout) -> None:
         named = dict(module.named_parameters())
         self._parameters = tuple(named[part.name] for part in layout.trained)
         offsets = accumulate(_aligned_widths(layout.trained), initial=0)
@@ -171,7 +169,7 @@ class StackedStates:
         tensor([1., 2., 3.])
     """
 
-    def __init__(self, layout: Layout, rows: int, device: torch.device, in_rows: bool) -> None:
+    def __init__(self, layout: Layout, rows: int, device: "torch.device", in_rows: bool) -> None:
         self.rows = rows
         self._layout = layout
         dtype = layout.trained[0].dtype

@@ -11,8 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fed.aggregators.base import Aggregator
 from fed.aggregators.client_side import reported, starting_states
@@ -25,6 +23,7 @@ from fed.clients.training.losses import Loss
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe, Train, Trained, label_of
 from fed.secure_aggregation.fixed_point import ClientNumbers
+from fed.tensors import Tensor, torch
 from fed.wire.format import Outgoing
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class GroupTraining:
         device: where to compute.
     """
 
-    def __init__(self, recipe: Recipe, loss: Loss, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, loss: Loss, device: "torch.device") -> None:
         self._recipe = recipe
         self._phases = [_PhaseTraining(recipe, number, loss, device) for number in range(len(recipe.phases))]
         self.trainer = [phase.trainer for phase in self._phases if not phase.is_personal][-1]  # which reports
@@ -250,7 +249,7 @@ class GroupTraining:
 class _PhaseTraining:
     """Trains groups in one phase of their tasks."""
 
-    def __init__(self, recipe: Recipe, number: int, loss: Loss, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, number: int, loss: Loss, device: "torch.device") -> None:
         phase = recipe.phases[number]
         parts = loss, recipe.local, phase, device, recipe.private
         self.is_personal = phase.is_personal

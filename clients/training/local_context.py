@@ -7,11 +7,9 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.base import Broadcast, LocalRule
 from fed.aggregators.client_side import each_part
+from fed.tensors import Tensor, torch
 
 __all__ = ["LocalContext"]
 

@@ -7,13 +7,11 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-import torch
-from torch import nn
-
 from fed.aggregators.base import Phase
 from fed.clients.training.losses import Loss
 from fed.config.experiment import Local
 from fed.layout import Layout
+from fed.tensors import nn, torch
 
 __all__ = ["LocalTrainer"]
 
@@ -39,11 +37,11 @@ class LocalTrainer:
         private: the names of what the model does not share.
     """
 
-    module: nn.Module
+    module: "nn.Module"
     loss: Loss
     local: Local
     phase: Phase
-    device: torch.device
+    device: "torch.device"
     private: Collection[str] = ()
 
     def __post_init__(self) -> None:

@@ -6,9 +6,10 @@ Shapes: see :mod:`fed.layout`.
 from collections.abc import Callable
 from typing import TypeAlias
 
-from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
+
+from fed.tensors import Tensor
 
 __all__ = ["Loss", "cross_entropy", "of_each_sample"]
 

@@ -8,10 +8,11 @@ import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fed.tensors import torch
 
 __all__ = ["keeps", "move_in_place", "record"]
 
@@ -284,7 +285,7 @@ def _clone(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return clone
 
 
-def _dtype(node: fx.Node) -> torch.dtype:
+def _dtype(node: fx.Node) -> "torch.dtype":
     dtype: torch.dtype = node.meta["form"][2]
     return dtype
 

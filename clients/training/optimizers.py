@@ -10,10 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import torch
-from torch import Tensor
-
 from fed.config.experiment import Local
+from fed.tensors import Tensor, torch
 
 __all__ = ["SGD", "AdamOptimizer", "Optimizer", "optimizer_for"]
 

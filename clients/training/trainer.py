@@ -11,8 +11,6 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from fed.clients.data import Pair
 from fed.clients.training.batches import Batches, normalises_batches
@@ -22,6 +20,7 @@ from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalTrainer
 from fed.clients.training.optimizers import optimizer_for
 from fed.randomness import seeded_torch
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["LocalResult", "Trainer"]
 
@@ -76,7 +75,7 @@ class Trainer(LocalTrainer):
         )
         self._in_usual_order: set[torch.Size] = set()  # the shapes of clients' inputs with which it has failed
 
-    def load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool = False) -> nn.Module:
+    def load(self, vector_V: Tensor, integers_I: Tensor, *, channels_last: bool = False) -> "nn.Module":
         """Module in a given state; buffers that are not saved are reset to their first values.
 
         Args:
@@ -221,7 +220,7 @@ class Trainer(LocalTrainer):
             return loss if self._contrast is None else loss + self._contrast.penalty(inputs_B)
 
 
-def _normalises_channels(module: nn.Module) -> bool:
+def _normalises_channels(module: "nn.Module") -> bool:
     """True if each channel is normalised by itself, which takes up to twice as long with channels last."""
     return any(
         isinstance(part, nn.InstanceNorm2d) or (isinstance(part, nn.GroupNorm) and part.num_groups == part.num_channels)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from torch import Tensor, nn
-
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
 from fed.clients.evaluation import Metric, Score, is_mean_over_samples
@@ -13,6 +11,7 @@ from fed.clients.training.losses import Loss
 from fed.compression.codec import Draw
 from fed.config.experiment import Local
 from fed.randomness import Streams
+from fed.tensors import Tensor, nn
 from fed.wire.format import Format
 
 __all__ = ["Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
@@ -135,7 +134,7 @@ class Recipe:
         is_batched: whether groups train as one computation.
     """
 
-    module: nn.Module
+    module: "nn.Module"
     loss: Loss
     metric: Metric | None
     local: Local

@@ -8,9 +8,6 @@ import multiprocessing
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from fed.clients.data import Pair
 from fed.clients.data.samples import dense
 from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
@@ -18,18 +15,19 @@ from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 from fed.machine import keep_freed_memory
 from fed.randomness import seeded_torch
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Work", "device_of", "on_device"]
 
 
-def device_of(worker: int) -> torch.device:
+def device_of(worker: int) -> "torch.device":
     """Device of a worker: GPUs are dealt to workers in turn."""
     return (
         torch.device("cuda", worker % torch.cuda.device_count()) if torch.cuda.is_available() else torch.device("cpu")
     )
 
 
-def on_device(measure: Any, device: torch.device) -> Any:
+def on_device(measure: Any, device: "torch.device") -> Any:
     """A loss or metric that is a module, such as one with weights of classes, where the model's output will be."""
     # to() would move the user's own module
     return copy.deepcopy(measure).to(device) if isinstance(measure, nn.Module) else measure

@@ -15,13 +15,19 @@ __all__ = ["changes", "flower_app", "in_force", "read", "read_comparison", "read
 _OF_COMPARISONS = ("base", "compare", "grid", "random")
 
 
-def show(file: File, settings: Settings = None) -> None:
-    """Print every value in force, of an experiment or of a comparison, as YAML; then how clients train, and why."""
+def show(
+    file: File,
+    settings: Settings = None,
+    batching: Annotated[
+        bool, typer.Option("--batching", help="Make the model too, and say how clients will train, and why.")
+    ] = False,
+) -> None:
+    """Print every value in force, of an experiment or of a comparison, as YAML."""
     from fed.config import yaml
 
     document = read(file, settings)
     typer.echo(yaml.dump(in_force(document)), nl=False)
-    for line in _batching(document):
+    for line in _batching(document) if batching else ():
         typer.echo(f"# {line}")
 
 

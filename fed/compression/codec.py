@@ -10,12 +10,11 @@ from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.randomness import Streams
+from fed.tensors import Tensor, torch
 
 __all__ = ["NOT_COMMON", "Codec", "CodecState", "Draw", "Encoded", "Rows", "Values"]
 
@@ -46,8 +45,8 @@ class Values(NamedTuple):
     """
 
     numbers: int
-    dtype: torch.dtype
-    layers: tuple[torch.Size, ...] = ()
+    dtype: "torch.dtype"
+    layers: "tuple[torch.Size, ...]" = ()
 
     @property
     def size_bytes(self) -> int:

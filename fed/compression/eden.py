@@ -9,16 +9,15 @@ from itertools import pairwise
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from fed.compression.bits import packed_bytes, unpack
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, stacked
 from fed.compression.quantisers import as_bytes, from_bytes, nearest
 from fed.compression.rotation import block_pieces, block_sizes, flips, hadamard, padded
+from fed.tensors import Tensor, torch
 
 __all__ = ["Eden"]
 

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from fed.compression.chain import CodecChain, check_order
 from fed.compression.codec import Codec, CodecState, Draw, Rows, Values
@@ -19,6 +17,7 @@ from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment, InvalidPayload
+from fed.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment

@@ -8,12 +8,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fed.compression.bits import pack_into, packed_bytes, unpack
 from fed.compression.codec import Encoded, Rows, Values
+from fed.tensors import Tensor, torch
 
 __all__ = ["empty", "packed", "pieces", "stacked", "unpacked"]
 
@@ -42,7 +41,7 @@ def pieces(shape: Sequence[int], multiple: int = 1) -> Iterator[tuple[slice, sli
             yield slice(row, min(row + group, rows)), slice(begin, min(begin + step, numbers))
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def empty(shape: Sequence[int], dtype: "torch.dtype") -> Tensor:
     """Memory for numbers that are to be written."""
     # NumPy asks Linux for pages of 2 MB where PyTorch takes what comes, pages of 4 KB
     memory = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)

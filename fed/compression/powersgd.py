@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from pydantic import PositiveInt
-from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty
+from fed.tensors import Tensor, torch
 
 __all__ = ["PowerSGD"]
 

@@ -10,14 +10,13 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from fed.compression.bits import packed_bytes
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, packed, pieces, stacked, unpacked
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "FP4",
@@ -42,7 +41,7 @@ def as_bytes(tensor_KM: Tensor) -> Tensor:
     return tensor_KM.cpu().view(torch.uint8)
 
 
-def from_bytes(content_KO: Tensor, dtype: torch.dtype) -> Tensor:
+def from_bytes(content_KO: Tensor, dtype: "torch.dtype") -> Tensor:
     """Reverse :func:`as_bytes`."""
     numbers_KM = torch.empty(len(content_KO), content_KO.shape[1] // dtype.itemsize, dtype=dtype)
     numbers_KM.view(torch.uint8).copy_(content_KO)  # which may begin at an odd byte
@@ -136,7 +135,13 @@ class _Cast(Codec):
     """Values in a shorter type of floating-point numbers; larger ones become its largest."""
 
     is_contraction: ClassVar[bool] = True
-    dtype: ClassVar[torch.dtype]
+    dtype_name: ClassVar[str]
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """Type of a value on its way."""
+        dtype: torch.dtype = getattr(torch, self.dtype_name)
+        return dtype
 
     def size_bytes(self, values: Values) -> int:
         """Two a value."""
@@ -167,7 +172,7 @@ class Float16(_Cast):
     """
 
     bound: ClassVar[str] = "δ ≥ 1 − 2⁻²² from 2⁻¹⁴ to 65,504"
-    dtype: ClassVar[torch.dtype] = torch.float16
+    dtype_name: ClassVar[str] = "float16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,7 @@ class BFloat16(_Cast):
     """
 
     bound: ClassVar[str] = "δ ≥ 1 − 2⁻¹⁶"
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    dtype_name: ClassVar[str] = "bfloat16"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +293,7 @@ class FP4(Codec):
         return unpacked(content_KO[:, -taken:], 4, values, number, self._BLOCK)
 
 
-def _exponents(dtype: torch.dtype) -> torch.dtype:
+def _exponents(dtype: "torch.dtype") -> "torch.dtype":
     """The type that holds the exponents of numbers of this type."""
     return torch.int8 if dtype.itemsize <= 4 else torch.int16
 
@@ -518,7 +523,7 @@ class Natural(Codec):
         return unpacked(stacked(content), 1 + exponent, values, number)
 
 
-def _parts(dtype: torch.dtype) -> tuple[int, int]:
+def _parts(dtype: "torch.dtype") -> tuple[int, int]:
     """Bits of the mantissa and of the exponent of float32 or float64."""
     return (23, 8) if dtype == torch.float32 else (52, 11)
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
+from fed.tensors import Tensor, torch
 
 __all__ = ["Rotation", "block_pieces", "block_sizes", "flips", "hadamard", "padded", "rotate"]
 

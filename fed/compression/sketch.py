@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import PositiveInt
-from torch import Tensor
 
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
 from fed.compression.pieces import empty, pieces, stacked
 from fed.compression.sparsifiers import Fraction, count_of, largest, scattered
 from fed.config.compatibility import Feature, Term
 from fed.errors import InvalidPayload
+from fed.tensors import Tensor, torch
 
 __all__ = ["Sketch"]
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveFloat
-from torch import Tensor
 
 from fed.compression.bits import pack, packed_bytes, positions_bytes, read_positions, unpack, write_positions
 from fed.compression.codec import Codec, CodecState, Draw, Encoded, Rows, Values
@@ -18,6 +16,7 @@ from fed.compression.pieces import empty, pieces
 from fed.compression.quantisers import as_bytes, from_bytes
 from fed.config.hyperparameters import DecayRate
 from fed.errors import InvalidPayload
+from fed.tensors import Tensor, torch
 
 __all__ = ["DGC", "STC", "Fraction", "RandomK", "Threshold", "TopK", "count_of", "largest", "scattered"]
 

@@ -3,11 +3,10 @@
 import statistics
 import time
 
-import torch
-
 from fed.compression.codec import Draw
 from fed.compression.feedback import Encoder
 from fed.randomness import Streams
+from fed.tensors import torch
 
 __all__ = ["facts_of", "pays_below_bytes_per_s"]
 

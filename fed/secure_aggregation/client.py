@@ -6,13 +6,13 @@ from enum import IntEnum
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from google.protobuf.message import DecodeError
-from torch import Tensor
 
 from fed.errors import InvalidPayload, SessionFailed
 from fed.secure_aggregation.key_agreement import KEY_BYTES, AgreementKey, open_box, seal, sign
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.shamir import SHARE_BYTES, share
 from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.tensors import Tensor
 from fed.wire.protocol_pb2 import (
     Box,
     ClientList,

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
-from torch import Tensor
-
 from fed.errors import InvalidPayload, SessionFailed
 from fed.machine import usable_cores
 from fed.secure_aggregation.fixed_point import SecureSum
@@ -15,6 +13,7 @@ from fed.secure_aggregation.key_agreement import DIGEST_BYTES, TAG_BYTES, Agreem
 from fed.secure_aggregation.masks import Mask, add_masks
 from fed.secure_aggregation.shamir import SHARE_BYTES, recover
 from fed.secure_aggregation.terms import Identities, Session, Terms, keys_digest
+from fed.tensors import Tensor
 from fed.wire.protocol_pb2 import (
     ClientList,
     Consent,

@@ -15,10 +15,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fed.errors import InvalidExperiment, InvalidPayload
+from fed.tensors import Tensor, torch
 
 __all__ = ["ClientNumbers", "FixedPoint", "Quantised", "SecureSum", "SumOfClients"]
 
@@ -142,7 +141,7 @@ class FixedPoint:
         return self.numbers + 1 + sum(self._digits(bits) for bits in self._beside)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> "torch.dtype":
         """Type of a lane on the wire: a signed integer of R bits, which wraps modulo 2ᴿ."""
         return {16: torch.int16, 32: torch.int32, 64: torch.int64}[self.bits]
 

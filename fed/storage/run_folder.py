@@ -16,9 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pydantic_core
-import torch
 from safetensors.torch import save
-from torch import Tensor, nn
 
 from fed import __version__
 from fed.config import yaml
@@ -27,6 +25,7 @@ from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
 from fed.storage.atomic_files import LOCK, held, unfinished, write_atomically
 from fed.storage.checkpoint_files import remove_all
 from fed.storage.run_reader import is_run, metrics_lines, state_of
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
 
@@ -50,8 +49,8 @@ class Run:
     experiment: Experiment
     metrics: list[dict[str, Any]]
     summary: dict[str, Any]
-    model: nn.Module
-    models: Mapping[int | str, nn.Module] = field(default_factory=dict)
+    model: "nn.Module"
+    models: "Mapping[int | str, nn.Module]" = field(default_factory=dict)
     directory: Path | None = None
 
 
@@ -212,7 +211,7 @@ class RunFolder:
                 file.truncate(size_bytes)  # else the next line would continue this piece, and be unreadable with it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def keep(self, model: nn.Module) -> None:
+    def keep(self, model: "nn.Module") -> None:
         """Write the model's tensors. Other values of its state are left out.
 
         Raises:

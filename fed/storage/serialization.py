@@ -11,10 +11,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
 from fed.errors import InvalidCheckpoint
+from fed.tensors import Tensor, torch
 
 __all__ = ["MOST_LEVELS", "Tree", "bytes_of", "join_tree", "plain", "refilled", "split_tree"]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import networkx as nx
-import torch
-from torch import Tensor
+
+from fed.tensors import Tensor, torch
 
 __all__ = ["ROUNDS_MEASURED", "Facts", "facts", "separate_parts"]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
-from torch import Tensor
 
 from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.randomness import Streams
+from fed.tensors import Tensor
 from fed.topology.facts import separate_parts
 from fed.topology.weights import WeightsKind, is_doubly_stochastic, mixing_matrix
 

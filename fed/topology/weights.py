@@ -7,10 +7,9 @@ import math
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import networkx as nx
-import torch
-from torch import Tensor
 
 from fed.errors import InvalidExperiment
+from fed.tensors import Tensor, torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.compression.chain import CodecChain
 from fed.compression.codec import Codec, CodecState, Draw, Values
 from fed.compression.feedback import EF21, Encoder, ErrorFeedback, NoFeedback
@@ -20,6 +17,7 @@ from fed.errors import InvalidExperiment, InvalidPayload
 from fed.randomness import Streams
 from fed.secure_aggregation.fixed_point import ClientNumbers, FixedPoint
 from fed.secure_aggregation.settings import SecureAggregation
+from fed.tensors import Tensor, torch
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:
@@ -107,7 +105,7 @@ class Format:
         (12, 56, 56)
     """
 
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     parts: tuple[int, ...]
     buffers: int = 0
     integers: int = 0
@@ -116,7 +114,7 @@ class Format:
     later_broadcast: tuple[int, ...] = ()
     sends_models: bool = False
     codecs: tuple[Codec | Zstd, ...] = ()
-    layers: tuple[torch.Size, ...] = ()
+    layers: "tuple[torch.Size, ...]" = ()
     error_feedback: ErrorFeedback = field(default_factory=NoFeedback)
     weighs_samples: bool = True
     downlink_codecs: tuple[Codec | Zstd, ...] = ()

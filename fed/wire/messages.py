@@ -6,11 +6,9 @@ Shapes: see :mod:`fed.layout`.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.reduction import WeightedMean
 from fed.secure_aggregation.fixed_point import SumOfClients
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "LARGEST",

@@ -8,11 +8,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.errors import DamagedPayload, InvalidPayload
 from fed.storage.serialization import bytes_of
+from fed.tensors import Tensor, torch
 from fed.wire.protocol_pb2 import Chunk, Payload
 from fed.wire.protocol_pb2 import Tensor as TensorMessage
 
@@ -34,7 +32,6 @@ __all__ = [
 
 CHUNK_BYTES = 1 << 20
 _NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8")
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
 _MOST_TENSORS = 1000  # bounds what a hostile header costs
 _LEAST_BYTES = 1 << 16  # of a chunk that is not the last: smaller ones cost more than they carry
 
@@ -51,7 +48,7 @@ class TensorSpec(NamedTuple):
         may_be_shorter: that is the longest it can be.
     """
 
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     numbers: int
     may_be_shorter: bool = False
 
@@ -73,10 +70,10 @@ def size_of(spec: Sequence[TensorMessage]) -> int:
     Raises:
         InvalidPayload: if one has a type that does not travel.
     """
-    if unknown := [part.dtype for part in spec if part.dtype not in _DTYPES]:
+    if unknown := [part.dtype for part in spec if part.dtype not in _NAMES]:
         # a stranger's text is cut before it reaches a log
-        raise InvalidPayload(f"tensors travel as one of {', '.join(_DTYPES)}, got {unknown[0][:20]!r}")
-    return sum(part.numbers * _DTYPES[part.dtype].itemsize for part in spec)
+        raise InvalidPayload(f"tensors travel as one of {', '.join(_NAMES)}, got {unknown[0][:20]!r}")
+    return sum(part.numbers * _dtype(part).itemsize for part in spec)
 
 
 def written(path: Path, tensors: Sequence[Tensor]) -> Payload:
@@ -239,13 +236,13 @@ class Incoming:
 
 def _filled(payload: Payload, take: Callable[[memoryview], object]) -> list[Tensor]:
     # the payload was checked: no header claims more memory than was sent
-    tensors = [torch.empty(part.numbers, dtype=_DTYPES[part.dtype]) for part in payload.tensors]
+    tensors = [torch.empty(part.numbers, dtype=_dtype(part)) for part in payload.tensors]
     for tensor in tensors:
         take(bytes_of(tensor))
     return tensors
 
 
-def type_name(dtype: torch.dtype) -> str:
+def type_name(dtype: "torch.dtype") -> str:
     """The type as a payload says it."""
     return str(dtype).removeprefix("torch.")
 
@@ -254,3 +251,8 @@ def _spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
     spec = [TensorMessage(dtype=type_name(tensor.dtype), numbers=tensor.numel()) for tensor in tensors]
     size_of(spec)  # refuses types that do not travel before any byte is written
     return spec
+
+
+def _dtype(part: TensorSpec) -> "torch.dtype":
+    dtype: torch.dtype = getattr(torch, part.dtype)
+    return dtype

@@ -10,13 +10,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder
 from fed.errors import InvalidPayload
 from fed.randomness import Streams
 from fed.storage.serialization import bytes_of
+from fed.tensors import Tensor
 from fed.wire.messages import Difference
 
 __all__ = ["Reference"]

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
-
 from fed.errors import InvalidPayload
 from fed.server.real_fleet import RealFleet
 from fed.server.validation import reason_of, refusal_of_joining, refusal_of_scores
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.flower_records import array_of, flower, packed, unpacked
 from fed.wire.format import Format

@@ -12,13 +12,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
-from torch import Tensor
 
 from fed.errors import InvalidInput, InvalidPayload, RunFailed
 from fed.identity.credentials import hold_to_loopback
 from fed.server.grpc.leases import TaskOutcome
 from fed.server.grpc.service import NodeService, Patience, Scored, SessionMessage, handler_of
 from fed.server.real_fleet import RealFleet
+from fed.tensors import Tensor
 from fed.wire.calls import Admission
 from fed.wire.format import Format
 from fed.wire.messages import Answer, Task

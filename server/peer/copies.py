@@ -10,11 +10,9 @@ import hashlib
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.storage.checkpoints import Tree
 from fed.storage.serialization import bytes_of
+from fed.tensors import Tensor, torch
 
 __all__ = ["Copies", "Differences", "hash_of"]
 

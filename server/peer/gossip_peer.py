@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fed.clients.data import ClientId
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
@@ -26,6 +24,7 @@ from fed.server.peer.reachability import reachable_graph
 from fed.server.peer.real_neighbourhood import RealNeighbourhood
 from fed.server.peer.real_peer import PeerSetup, RealPeer
 from fed.storage.checkpoints import Tree
+from fed.tensors import torch
 from fed.topology import Topology
 from fed.wire.messages import client_id_of
 from fed.wire.payloads import TensorSpec
@@ -146,7 +145,7 @@ def _made_reachable(members: Sequence[Member], make: "Callable[..., nx.Graph[int
     return reachable_graph(members, make(**given))
 
 
-def _check(codec: PeerCodec | None, key: ExchangeKey, name: str, tensors: Sequence[torch.Tensor]) -> None:
+def _check(codec: PeerCodec | None, key: ExchangeKey, name: str, tensors: "Sequence[torch.Tensor]") -> None:
     """Decode another's message, so that one that cannot be decoded is refused when it comes.
 
     Raises:

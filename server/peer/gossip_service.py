@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from torch import Tensor
-
 from fed.errors import InvalidPayload, RunFailed, os_errors_as
 from fed.server.peer.copies import Differences, hash_of
 from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService, Standing
 from fed.server.peer.outbox import ExchangeKey, Outbox, OutboxMessage
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.messages import one_line
 from fed.wire.payloads import Incoming, TensorSpec, read, written

@@ -5,9 +5,6 @@ Shapes: see :mod:`fed.layout`.
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.peer_rule import PeerRule
 from fed.layout import Layout
 from fed.mixing import Weights
@@ -19,6 +16,7 @@ from fed.server.peer.neighbourhood import (
     first_state,
     next_state,
 )
+from fed.tensors import Tensor, torch
 from fed.wire.payloads import TensorSpec
 
 if TYPE_CHECKING:

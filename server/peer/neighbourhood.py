@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, overload
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.peer_rule import PeerRule, Received
 from fed.compression.codec import CodecState, Draw
 from fed.compression.feedback import Encoder
@@ -17,6 +14,7 @@ from fed.errors import InvalidExperiment
 from fed.mixing import Weights
 from fed.randomness import Streams
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor, torch
 
 __all__ = [
     "Attendance",
@@ -276,7 +274,7 @@ def next_state(rule: PeerRule, state: Any, descend: Any, mix: Exchanges) -> Any:
     return _checked(rule, "step", rule.step(state, descend, mix), state.model_NP.shape)
 
 
-def _checked(rule: PeerRule, method: str, state: Any, shape: torch.Size) -> Any:
+def _checked(rule: PeerRule, method: str, state: Any, shape: "torch.Size") -> Any:
     named = f"{type(rule).__name__}.{method}"
     if "model_NP" not in getattr(state, "_fields", ()):
         raise InvalidExperiment(

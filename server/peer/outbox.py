@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf.json_format import MessageToDict, ParseDict
-from torch import Tensor
 
 from fed.errors import RunFailed, os_errors_as
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import written
 

@@ -8,9 +8,6 @@ from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId
 from fed.clients.training.executor import Executor, Item
@@ -29,6 +26,7 @@ from fed.server.peer.neighbourhood import (
     next_state,
 )
 from fed.storage.checkpoints import Tree, plain, refilled
+from fed.tensors import Tensor, torch
 
 __all__ = ["Peers"]
 

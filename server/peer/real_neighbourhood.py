@@ -14,9 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from fed.mixing import Weights
 from fed.server.peer.copies import Copies
 from fed.server.peer.gossip_service import GossipService, Outcome
@@ -26,6 +23,7 @@ from fed.server.peer.neighbourhood import Attendance, EncodedRows
 from fed.server.peer.outbox import ExchangeKey
 from fed.server.peer.service_thread import ServiceThread
 from fed.storage.checkpoints import Tree
+from fed.tensors import Tensor, torch
 from fed.topology import Topology
 from fed.wire.messages import client_id_of
 

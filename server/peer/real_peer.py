@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torch import nn
-
 from fed.clients.data import ClientId
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
@@ -34,6 +32,8 @@ from fed.wire.rate_limits import Refusals
 
 if TYPE_CHECKING:
     import networkx as nx
+
+    from fed.tensors import nn
 
 __all__ = ["PeerSetup", "RealPeer", "messages_folder"]
 
@@ -192,7 +192,7 @@ class RealPeer(ABC, Generic[_Service]):
                 return ScoringByClients(held_out, self.federation, self.executor).line
             return ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).line
 
-        def load_module(state: State) -> nn.Module:
+        def load_module(state: State) -> "nn.Module":
             prepared.layout.unpack(*state, prepared.module)
             return prepared.module.eval()
 

@@ -6,9 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from google.protobuf.json_format import MessageToDict, ParseDict
-from torch import Tensor
 
 from fed.errors import InvalidCheckpoint, InvalidPayload, RunFailed, os_errors_as
 from fed.server.peer.ballots import NO_BALLOT, Ballot, Record, Value, Vote
@@ -16,6 +14,7 @@ from fed.server.peer.ring import RoundSum
 from fed.storage.atomic_files import sync_folder, write_atomically
 from fed.storage.checkpoint_files import file_name
 from fed.storage.checkpoints import Checkpoints, Tree
+from fed.tensors import Tensor, torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import read, written
 

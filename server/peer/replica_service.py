@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from fed.errors import FedError, RunFailed
 from fed.server.peer.agreement import Agreement
 from fed.server.peer.ballots import (
@@ -39,6 +37,7 @@ from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.ring import RoundSum, most_ring_bytes, sum_specs
 from fed.server.peer.ring_transport import RingTransport
 from fed.storage.checkpoints import Tree
+from fed.tensors import torch
 from fed.wire import protocol_pb2 as pb
 from fed.wire.format import Format
 from fed.wire.payloads import Incoming, TensorSpec

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Self
 
-import torch
-from torch import Tensor
-
 from fed.errors import InvalidPayload
 from fed.reduction import MOST_LANES, WeightedMean
+from fed.tensors import Tensor, torch
 from fed.wire.format import Format
 from fed.wire.messages import Answer, client_order, refusal_of_numbers
 from fed.wire.payloads import TensorSpec

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
-
 from fed.errors import FedError, InvalidPayload, RunFailed
 from fed.server.peer.ballots import Ballot, Record, RunRing
 from fed.server.peer.decrees import ballot_from_wire, ballot_to_wire
@@ -16,6 +14,7 @@ from fed.server.peer.link import Link, Refused
 from fed.server.peer.member_service import MemberService
 from fed.server.peer.replica_files import ReplicaFiles
 from fed.server.peer.ring import Ring, RoundSum
+from fed.tensors import Tensor
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import Incoming, read
 

@@ -7,7 +7,7 @@ Nguyen et al., "Federated learning with buffered asynchronous aggregation", AIST
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -15,10 +15,12 @@ from fed.config.compatibility import Feature, Term
 from fed.config.components import Component
 from fed.config.registry import STALENESSES
 from fed.errors import InvalidExperiment
-from fed.server.accumulator import RoundStats
-from fed.server.coordinator import Coordinator
 from fed.server.rounds.staleness import Staleness
 from fed.server.rounds.synchronous import WithoutCohorts, await_clients, fail_if_stalled
+
+if TYPE_CHECKING:
+    from fed.server.accumulator import RoundStats
+    from fed.server.coordinator import Coordinator
 
 __all__ = ["Asynchronous", "Buffered"]
 
@@ -73,7 +75,7 @@ class _Unsynchronised(WithoutCohorts):
             return None
         return self._weights.weight(staleness)
 
-    def round(self, coordinator: Coordinator, number: int, state: None) -> RoundStats:
+    def round(self, coordinator: "Coordinator", number: int, state: None) -> "RoundStats":
         """Run one round, numbered from 1: until enough updates have moved the model.
 
         The round ends with fewer updates where clients keep states and all available ones have answered.

@@ -7,16 +7,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import NonNegativeInt
 
 from fed.config.compatibility import Feature, Term
 from fed.errors import RunFailed
-from fed.server.accumulator import RoundStats, UpdateAccumulator, joined
-from fed.server.coordinator import Coordinator
+from fed.server.accumulator import joined
 from fed.server.parameter_store import ParameterStore
 from fed.server.rounds.synchronous import STAY_LONGER, WithoutCohorts, fail_if_stalled
+
+if TYPE_CHECKING:
+    from fed.server.accumulator import RoundStats, UpdateAccumulator
+    from fed.server.coordinator import Coordinator
 
 __all__ = ["BoundedStaleness"]
 
@@ -61,7 +64,7 @@ class BoundedStaleness(WithoutCohorts):
         """The clients' clocks, of which none runs further ahead than the bound."""
         return ParameterStore(bound=math.inf if self.bound == "none" else self.bound)
 
-    def round(self, coordinator: Coordinator, number: int, state: ParameterStore) -> RoundStats:
+    def round(self, coordinator: "Coordinator", number: int, state: ParameterStore) -> "RoundStats":
         """Run until the slowest client has finished as many tasks as the round's number."""
         rounds_stats, begins_s, share_of = [], coordinator.fleet.clock, _shares(coordinator)
         while state.slowest < number:
@@ -82,7 +85,7 @@ class BoundedStaleness(WithoutCohorts):
                     state.tick(client)
         return joined(rounds_stats)
 
-    def _ready(self, coordinator: Coordinator, store: ParameterStore) -> dict[int, list[int | str]]:
+    def _ready(self, coordinator: "Coordinator", store: ParameterStore) -> dict[int, list[int | str]]:
         """Clients without a task that need not wait, by clock."""
         members = coordinator.fleet.registered()
         if store.workers != set(members):
@@ -93,12 +96,12 @@ class BoundedStaleness(WithoutCohorts):
         return store.ready(coordinator.fleet.available())
 
 
-def _shares(coordinator: Coordinator) -> Callable[[UpdateAccumulator], float]:
+def _shares(coordinator: "Coordinator") -> "Callable[[UpdateAccumulator], float]":
     """The share of all clients that have answered: of their samples, where the algorithm weighs by these."""
     # counted again only where the members change: there are as many steps as clients
     held_by = lru_cache(1)(lambda members: sum(map(coordinator.fleet.size_of, members)))
 
-    def share_of(accumulator: UpdateAccumulator) -> float:
+    def share_of(accumulator: "UpdateAccumulator") -> float:
         if not accumulator.replied:  # perhaps because the last client has left
             return 0.0
         members = coordinator.fleet.registered()

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from pydantic import PositiveInt
@@ -12,7 +12,9 @@ from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
-from fed.server.fleet import Fleet
+
+if TYPE_CHECKING:
+    from fed.server.fleet import Fleet
 
 __all__ = ["CohortDraw", "Poisson", "PowerOfChoice", "RoundRobin", "Sampling", "UniformSampling", "Weighted"]
 
@@ -29,7 +31,7 @@ class CohortDraw(NamedTuple):
         again: how many clients were drawn for the round before.
     """
 
-    fleet: Fleet
+    fleet: "Fleet"
     number: int
     cohort: int
     streams: Streams

@@ -17,12 +17,12 @@ from fed.config.components import Component
 from fed.config.hyperparameters import Hyperparameters
 from fed.config.registry import SAMPLINGS
 from fed.errors import InvalidExperiment, RunFailed
-from fed.server.accumulator import RoundStats, UpdateAccumulator
-from fed.server.coordinator import Coordinator
 from fed.server.rounds.sampling import CohortDraw, Sampling
 
 if TYPE_CHECKING:
     from fed.config.experiment import Experiment
+    from fed.server.accumulator import RoundStats, UpdateAccumulator
+    from fed.server.coordinator import Coordinator
 
 __all__ = ["STAY_LONGER", "Rounds", "Synchronous", "WithoutCohorts", "await_clients", "fail_if_stalled"]
 
@@ -64,7 +64,7 @@ class Rounds(Hyperparameters, ABC):
         return None
 
     @abstractmethod
-    def round(self, coordinator: Coordinator, number: int, state: Any) -> RoundStats:
+    def round(self, coordinator: "Coordinator", number: int, state: Any) -> "RoundStats":
         """Run a round, until the global model moves.
 
         Args:
@@ -77,7 +77,7 @@ class Rounds(Hyperparameters, ABC):
         """True if the model is evaluated after a round."""
         return number % self.evaluate_every == 0 or number == self.count
 
-    def draw(self, coordinator: Coordinator, number: int, count: int, again: int = 0) -> list[int | str]:
+    def draw(self, coordinator: "Coordinator", number: int, count: int, again: int = 0) -> list[int | str]:
         """Draw available clients, or all where there are fewer, by the sampling rule of the section.
 
         Args:
@@ -216,7 +216,7 @@ class Synchronous(Rounds):
         """Number of clients that get a task in a round."""
         return min(math.ceil(self.cohort_of(population) * self.over_selection), population)
 
-    def round(self, coordinator: Coordinator, number: int, state: None) -> RoundStats:
+    def round(self, coordinator: "Coordinator", number: int, state: None) -> "RoundStats":
         """Run one round, numbered from 1."""
         fleet = coordinator.fleet
         members = 1 if self.cohort == "all" else self.cohort_of(len(fleet.registered()))
@@ -245,8 +245,8 @@ class Synchronous(Rounds):
 
     def _ask(
         self,
-        coordinator: Coordinator,
-        accumulator: UpdateAccumulator,
+        coordinator: "Coordinator",
+        accumulator: "UpdateAccumulator",
         number: int,
         clients: list[int | str],
         until: float = math.inf,
@@ -264,7 +264,9 @@ class Synchronous(Rounds):
             takes_parts=self.partial_work == "accept",
         )
 
-    def _reach_quorum(self, coordinator: Coordinator, accumulator: UpdateAccumulator, number: int, quorum: int) -> None:
+    def _reach_quorum(
+        self, coordinator: "Coordinator", accumulator: "UpdateAccumulator", number: int, quorum: int
+    ) -> None:
         """Wait past the deadline until the quorum has answered; dispatch to others where too few are left.
 
         The wait ends below the quorum where for a day nobody can be asked: clients have left, or keep states and await
@@ -285,7 +287,7 @@ class Synchronous(Rounds):
             coordinator.collect(accumulator, enough=missing)
 
 
-def fail_if_stalled(coordinator: Coordinator, number: int, begins_s: float) -> None:
+def fail_if_stalled(coordinator: "Coordinator", number: int, begins_s: float) -> None:
     """Fail if a round has waited for a week of the clients' time.
 
     Args:
@@ -305,7 +307,7 @@ def fail_if_stalled(coordinator: Coordinator, number: int, begins_s: float) -> N
         )
 
 
-def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
+def await_clients(coordinator: "Coordinator", number: int, count: int) -> None:
     """Wait until this many clients are available, or an answer has arrived; after a day one is enough.
 
     Args:
@@ -323,7 +325,7 @@ def await_clients(coordinator: Coordinator, number: int, count: int) -> None:
             raise RunFailed(f"round {number} needs a client, and none will ever be there again: {STAY_LONGER}")
 
 
-def _wait_a_day(coordinator: Coordinator, number: int, count: int) -> None:
+def _wait_a_day(coordinator: "Coordinator", number: int, count: int) -> None:
     """Wait for clients for at most a day, or until an answer has arrived."""
     fleet = coordinator.fleet
     limit_s, is_said = fleet.clock + _DAY_S, False

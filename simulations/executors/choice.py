@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from fed.clients.data import ClientId, Pair
 from fed.clients.training.executor import Executor, InProcess
 from fed.clients.training.work_items import Recipe
@@ -25,6 +22,7 @@ from fed.simulations.estimate import Expectation, expect
 from fed.simulations.executors.pool import Workers
 from fed.simulations.executors.shared_memory import SharedTensor
 from fed.simulations.simulation import Simulation
+from fed.tensors import Tensor, torch
 
 __all__ = ["hired", "leave_rerun"]
 

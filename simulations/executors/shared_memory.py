@@ -18,11 +18,9 @@ from multiprocessing import context, reduction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from fed.errors import InvalidInput, RunFailed, os_errors_as
 from fed.quantities import bytes_text
+from fed.tensors import Tensor, torch
 
 __all__ = ["CONTENT_BYTES", "Parcel", "Place", "SharedMemory", "SharedTensor", "Slot", "packed"]
 
@@ -40,7 +38,7 @@ class Place(NamedTuple):
     """Place of a tensor in a piece of memory."""
 
     begin: int
-    dtype: torch.dtype
+    dtype: "torch.dtype"
     shape: tuple[int, ...]
 
     def in_(self, memory: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ Shapes: see :mod:`fed.layout`.
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fed.clients.data.samples import Samples
+from fed.tensors import torch
 
 __all__ = ["digits"]
 

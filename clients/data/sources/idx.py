@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fed.clients.data import held_out
 from fed.clients.data.samples import Pair, Samples
 from fed.errors import InvalidData
+from fed.tensors import torch
 
 __all__ = ["idx", "read_idx"]
 

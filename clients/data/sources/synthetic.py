@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from fed.clients.data import held_out
@@ -17,6 +16,7 @@ from fed.clients.data.federated import FederatedData
 from fed.clients.data.on_demand import ClientsOnDemand
 from fed.clients.data.samples import Pair
 from fed.randomness import Streams
+from fed.tensors import torch
 
 __all__ = ["synthetic"]
 

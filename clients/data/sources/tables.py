@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
@@ -21,6 +20,7 @@ from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.config.validation import nearest
 from fed.errors import InvalidData
+from fed.tensors import torch
 
 __all__ = ["csv", "npz"]
 
@@ -128,7 +128,7 @@ def _labels(labels_E: NDArray[np.int64], path: str, label: str, classes: int | N
     return labels_E
 
 
-def _reals(array: NDArray[np.generic], file: Path, name: str) -> torch.Tensor:
+def _reals(array: NDArray[np.generic], file: Path, name: str) -> "torch.Tensor":
     if array.dtype.kind not in "fiub":
         raise InvalidData(f"{file}: array {name!r} must be real numbers, got {array.dtype}: save it as float32")
     with np.errstate(over="ignore"):

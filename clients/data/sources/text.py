@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from fed.clients.data.samples import Names, Samples
 from fed.clients.data.sources.files import files_of
 from fed.errors import InvalidData
+from fed.tensors import torch
 
 __all__ = ["speeches", "text"]
 
