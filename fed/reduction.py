@@ -160,9 +160,8 @@ class WeightedMean:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
         if self.atoms == 1 and self._products:  # on the grid's last line, as lanes would leave it; 0 + makes −0 to 0
             units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
-            return torch.add(torch.zeros((), dtype=torch.float64), units_P, alpha=2.0**_LOWEST_EXPONENT).div_(
-                float(self.weight)
-            )
+            zero = units_P.new_zeros(())
+            return torch.add(zero, units_P, alpha=2.0**_LOWEST_EXPONENT).div_(float(self.weight))
         self._cut_products()
         # each of its pieces is read before the sum overwrites it
         lowest_P = self._lanes[min(self._lanes)] if is_last and self._lanes else None

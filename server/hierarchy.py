@@ -6,17 +6,20 @@ Shapes: see :mod:`fed.layout`.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from fed.config.compatibility import Feature, Term
 from fed.config.hyperparameters import Hyperparameters
 from fed.reduction import WeightedMean
-from fed.server.fleet import Fleet
-from fed.storage.checkpoints import Tree
 from fed.tensors import torch
-from fed.wire.format import Format
-from fed.wire.messages import Answer, Task
+
+if TYPE_CHECKING:
+    from fed.server.fleet import Fleet
+    from fed.storage.checkpoints import Tree
+    from fed.wire.format import Format
+    from fed.wire.messages import Answer, Task
 
 __all__ = ["HierarchicalFleet", "Hierarchy", "summed"]
 
@@ -66,7 +69,7 @@ class HierarchicalFleet:
         message: the format of clients' messages; edges send sums, which no codec encodes.
     """
 
-    def __init__(self, fleet: Fleet, hierarchy: Hierarchy, message: Format) -> None:
+    def __init__(self, fleet: "Fleet", hierarchy: Hierarchy, message: "Format") -> None:
         self._fleet = fleet
         self.registered, self.available, self.size_of = fleet.registered, fleet.available, fleet.size_of
         self.population, self.cancel, self.settle = fleet.population, fleet.cancel, fleet.settle
@@ -81,7 +84,7 @@ class HierarchicalFleet:
         """Clock of the clients, plus the time that messages between edges and coordinator have taken."""
         return self._fleet.clock + self._passed_s
 
-    def dispatch(self, tasks: Iterable[Task]) -> None:
+    def dispatch(self, tasks: "Iterable[Task]") -> None:
         """Send tasks to edges, which send them on."""
         tasks = [*tasks]
         # by the order of registration, whichever clients a round asks first
@@ -99,7 +102,7 @@ class HierarchicalFleet:
         ways_s = down_s + self._hierarchy.exchange_s(self._message.sum_bytes)
         self._fleet.dispatch(_sooner(task, ways_s) for task in tasks)
 
-    def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
+    def collect(self, until: float = math.inf, enough: int | None = None) -> "Iterator[Answer]":
         """Each edge's sum of its clients' updates, as one answer; failures pass through."""
         up_s = self._hierarchy.exchange_s(self._message.sum_bytes)
         of_edges: dict[int, list[Answer]] = {}
@@ -117,7 +120,7 @@ class HierarchicalFleet:
                 answers, sum(self._message.summed_sizes), size_bytes=size_bytes, more_bytes_down=more_bytes_down
             )
 
-    def _bytes_to_edges(self, tasks: Sequence[Task]) -> dict[int, int]:
+    def _bytes_to_edges(self, tasks: "Sequence[Task]") -> dict[int, int]:
         """Bytes that each edge receives to send on: the whole model, if a client needs it, and the most differences."""
         received: dict[int, dict[bool, int]] = {}
         for task in {(self._edges[task.client], task.content): task for task in tasks}.values():
@@ -130,7 +133,7 @@ class HierarchicalFleet:
         """Wait as the clients' fleet does."""
         return self._fleet.wait(until - self._passed_s)
 
-    def state(self) -> Tree:
+    def state(self) -> "Tree":
         """State of the clients' fleet, and the time spent above it."""
         return {
             "passed_s": self._passed_s,
@@ -139,14 +142,14 @@ class HierarchicalFleet:
             "fleet": self._fleet.state(),
         }
 
-    def restore(self, state: Tree) -> None:
+    def restore(self, state: "Tree") -> None:
         """Resume from what :meth:`state` wrote down."""
         self._passed_s, self._edges = state["passed_s"], state["edges"]
         self._received_bytes = state["received_bytes"]
         self._fleet.restore(state["fleet"])
 
 
-def summed(answers: Sequence[Answer], numbers: int, *, size_bytes: int, more_bytes_down: int) -> Answer:
+def summed(answers: "Sequence[Answer]", numbers: int, *, size_bytes: int, more_bytes_down: int) -> "Answer":
     """One answer with the exact sum of several.
 
     Args:
@@ -159,6 +162,8 @@ def summed(answers: Sequence[Answer], numbers: int, *, size_bytes: int, more_byt
     for answer in answers:
         total.add(answer.mean_update_M, answer.weight)
     integers = [answer.integers_I for answer in answers]
+    from fed.wire.messages import Answer
+
     return Answer(
         tasks=tuple(task for answer in answers for task in answer.tasks),
         round=answers[0].round,
@@ -172,6 +177,6 @@ def summed(answers: Sequence[Answer], numbers: int, *, size_bytes: int, more_byt
     )
 
 
-def _sooner(task: Task, by_s: float) -> Task:
+def _sooner(task: "Task", by_s: float) -> "Task":
     """Task with a deadline that leaves time for the way through the edge."""
     return task if task.deadline_s is None else task._replace(deadline_s=max(task.deadline_s - by_s, 0.0))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import PositiveFloat
@@ -21,8 +21,10 @@ from fed.config.registry import AdversariesSection
 from fed.errors import InvalidData
 from fed.randomness import Streams
 from fed.tensors import Tensor, torch
-from fed.wire.format import Format
-from fed.wire.messages import Answer
+
+if TYPE_CHECKING:
+    from fed.wire.format import Format
+    from fed.wire.messages import Answer
 
 __all__ = [
     "ALIE",
@@ -266,8 +268,8 @@ class Attackers:
         return inputs, self.attack.poison(targets, classes) if client in self.clients else targets
 
     def attacked(
-        self, answers: Iterable[Answer], message: Format, encode: Callable[[Answer], Answer]
-    ) -> Iterator[Answer]:
+        self, answers: "Iterable[Answer]", message: "Format", encode: "Callable[[Answer], Answer]"
+    ) -> "Iterator[Answer]":
         """Encode reported updates, the attackers' after the attack.
 
         Args:
@@ -313,7 +315,7 @@ class Attackers:
         ranks = [self.streams.torch_seed("mimic", client) for client in honest]
         return ranks.index(min(ranks)) if ranks else 0
 
-    def _forged(self, own: list[Answer], honest: list[Answer], size: int) -> Iterator[Answer]:
+    def _forged(self, own: "list[Answer]", honest: "list[Answer]", size: int) -> "Iterator[Answer]":
         own_AP = torch.stack([answer.mean_update_M[:size] for answer in own])
         honest_HP = torch.stack([answer.mean_update_M[:size] for answer in honest]) if honest else own_AP[:0]
         streams = tuple(self.streams.generator("attack", answer.clients[0], answer.round) for answer in own)
@@ -322,5 +324,5 @@ class Attackers:
             yield answer._replace(mean_update_M=torch.cat([update_P, answer.mean_update_M[size:]]))
 
 
-def _in_order(answers: list[Answer]) -> list[Answer]:
+def _in_order(answers: "list[Answer]") -> "list[Answer]":
     return sorted(answers, key=lambda answer: answer.tasks)

@@ -176,9 +176,27 @@ def test_every_built_in_kind_resolves() -> None:
             {"torch", "pydantic", "numpy", "sklearn", "yaml", "grpc", "cryptography", "matplotlib"},
         ),
         ("from fed.cli.main import main; main(['keys', '--help'])", {"cryptography", "grpc"}),
+        ("from fed.cli.main import main; main(['runs'])", {"torch", "numpy", "matplotlib", "networkx"}),
+        (
+            "from fed.cli.main import main; main(['show', 'examples/secure.yaml'])",
+            {"torch", "grpc", "matplotlib", "networkx", "scipy"},
+        ),
     ],
 )
 def test_importing_is_cheap(code: str, heavy: set[str]) -> None:
+    assert heavy.isdisjoint(_modules_after(code))
+
+
+def test_kinds_are_read_without_torch() -> None:
+    tables = [name for name, table in vars(registry).items() if isinstance(table, Family)]
+    code = "from fed.config import experiment, registry\n"
+    code += "\n".join(f"for kind in registry.{name}.builtin: registry.{name}.section(kind)" for name in tables)
+    loaded = _modules_after(code)
+    assert "fed.aggregators.fedavg" in loaded
+    assert "torch" not in loaded
+
+
+def _modules_after(code: str) -> list[str]:
     code = f"{code}\nimport json, sys; print(json.dumps(list(sys.modules)))"
-    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert heavy.isdisjoint(json.loads(loaded.splitlines()[-1]))
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return list(json.loads(said.splitlines()[-1]))

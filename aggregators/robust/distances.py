@@ -35,10 +35,8 @@ def distances(messages_SM: Tensor) -> Tensor:
         [[0.0, 5.0], [5.0, 0.0]]
     """
     pairs = torch.triu_indices(len(messages_SM), len(messages_SM), offset=1).unbind()
-    squares = [
-        nn.functional.pdist(part_SJ.contiguous()).square()
-        for part_SJ in torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
-    ]
+    parts = torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
+    squares = [nn.functional.pdist(part_SJ.contiguous()).square() for part_SJ in parts]
     distances_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
     distances_SS[pairs] = torch.stack(squares).sum(0).sqrt()
     return distances_SS + distances_SS.T

@@ -6,10 +6,7 @@ Shapes: see :mod:`fed.layout`.
 from collections.abc import Callable
 from typing import TypeAlias
 
-from torch.func import vmap
-from torch.nn import functional
-
-from fed.tensors import Tensor
+from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Loss", "cross_entropy", "of_each_sample"]
 
@@ -19,7 +16,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """The mean cross-entropy of scores [B, C, ...] against integer labels [B, ...]."""
-    return functional.cross_entropy(output, target.long())
+    return nn.functional.cross_entropy(output, target.long())
 
 
 cross_entropy.mean_over_samples = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
@@ -34,7 +31,7 @@ def of_each_sample(loss: Loss, output: Tensor, target: Tensor) -> Tensor:
         target: [B, ...].
     """
     if loss is not cross_entropy:
-        losses_B: Tensor = vmap(lambda one, its: loss(one.unsqueeze(0), its.unsqueeze(0)))(output, target)
+        losses_B: Tensor = torch.func.vmap(lambda one, its: loss(one.unsqueeze(0), its.unsqueeze(0)))(output, target)
         return losses_B
     # Classes first, because PyTorch's softmax over the last of few numbers takes eight times as long.
     log_p_CE = output.movedim(1, 0).flatten(1).contiguous().log_softmax(0)

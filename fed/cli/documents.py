@@ -22,7 +22,13 @@ def show(
         bool, typer.Option("--batching", help="Make the model too, and say how clients will train, and why.")
     ] = False,
 ) -> None:
-    """Print every value in force, of an experiment or of a comparison, as YAML."""
+    """Print every value in force, of an experiment or of a comparison, as YAML.
+
+    Args:
+        file: of the experiment or the comparison.
+        settings: values in place of the file's.
+        batching: say how clients will train, and why.
+    """
     from fed.config import yaml
 
     document = read(file, settings)

@@ -253,6 +253,6 @@ def _spec_of(tensors: Sequence[Tensor]) -> list[TensorMessage]:
     return spec
 
 
-def _dtype(part: TensorSpec) -> "torch.dtype":
+def _dtype(part: TensorMessage) -> "torch.dtype":
     dtype: torch.dtype = getattr(torch, part.dtype)
     return dtype

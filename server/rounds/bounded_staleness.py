@@ -13,13 +13,12 @@ from pydantic import NonNegativeInt
 
 from fed.config.compatibility import Feature, Term
 from fed.errors import RunFailed
-from fed.server.accumulator import joined
-from fed.server.parameter_store import ParameterStore
 from fed.server.rounds.synchronous import STAY_LONGER, WithoutCohorts, fail_if_stalled
 
 if TYPE_CHECKING:
     from fed.server.accumulator import RoundStats, UpdateAccumulator
     from fed.server.coordinator import Coordinator
+    from fed.server.parameter_store import ParameterStore
 
 __all__ = ["BoundedStaleness"]
 
@@ -60,11 +59,13 @@ class BoundedStaleness(WithoutCohorts):
         """All clients."""
         return population
 
-    def init(self) -> ParameterStore:
+    def init(self) -> "ParameterStore":
         """The clients' clocks, of which none runs further ahead than the bound."""
+        from fed.server.parameter_store import ParameterStore
+
         return ParameterStore(bound=math.inf if self.bound == "none" else self.bound)
 
-    def round(self, coordinator: "Coordinator", number: int, state: ParameterStore) -> "RoundStats":
+    def round(self, coordinator: "Coordinator", number: int, state: "ParameterStore") -> "RoundStats":
         """Run until the slowest client has finished as many tasks as the round's number."""
         rounds_stats, begins_s, share_of = [], coordinator.fleet.clock, _shares(coordinator)
         while state.slowest < number:
@@ -83,9 +84,11 @@ class BoundedStaleness(WithoutCohorts):
             for client in accumulator.loss_of:
                 if client in state.workers:  # it may have left while its answer travelled
                     state.tick(client)
+        from fed.server.accumulator import joined
+
         return joined(rounds_stats)
 
-    def _ready(self, coordinator: "Coordinator", store: ParameterStore) -> dict[int, list[int | str]]:
+    def _ready(self, coordinator: "Coordinator", store: "ParameterStore") -> dict[int, list[int | str]]:
         """Clients without a task that need not wait, by clock."""
         members = coordinator.fleet.registered()
         if store.workers != set(members):

@@ -166,7 +166,8 @@ class Synchronous(Rounds):
         secure, algorithm = experiment.secure_aggregation, experiment.algorithm.make()
         if secure is None or not isinstance(algorithm, Aggregator):
             return
-        secure.heaviest(weighs_samples=weighs_samples(algorithm))
+        if secure.max_weight == "auto":
+            secure.heaviest(weighs_samples=weighs_samples(algorithm))
         if self.cohort != "all":
             secure.check(math.ceil(self.cohort * self.over_selection), self.cohort)
 

@@ -245,6 +245,7 @@ def test_show_prints_every_value_in_force_as_yaml(run: Run) -> None:
     code, out, err = run("show", "tiny.yaml", "--set", "local.lr=0.25")
     assert (code, err) == (0, "")
     shown = yaml.parse(out)
+    assert comments(out) == []
     assert shown["local"]["lr"] == 0.25
     assert shown == fed.Experiment(**shown).dump()
     assert yaml.parse(run("show", "two.yaml").out)["compare"][1]["local"]["lr"] == 0.5
@@ -257,7 +258,7 @@ def comments(out: str) -> list[str]:
 def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
     text = COMPARISON.replace("local: {lr: 0.5}", "simulation: {batching: off}")
     (folder / "two.yaml").write_text(text.replace("]", ", {name: alone, rounds.cohort: 1}]"), encoding="utf-8")
-    code, out, err = run("show", "two.yaml")
+    code, out, err = run("show", "two.yaml", "--batching")
     assert (code, err) == (0, "")
     assert comments(out) == [
         "# FedAvg: batched: up to 32 clients train as one computation, as simulation.group=32 says",
@@ -277,7 +278,9 @@ def test_show_says_it_of_each_variant(run: Run, folder: Path) -> None:
     ],
 )
 def test_show_prints_values_even_if_batching_is_unknown(run: Run, settings: tuple[str, ...], why: str) -> None:
-    code, out, err = run("show", "tiny.yaml", *(part for setting in settings for part in ("--set", setting)))
+    code, out, err = run(
+        "show", "tiny.yaml", "--batching", *(part for setting in settings for part in ("--set", setting))
+    )
     assert (code, err) == (0, "")
     (said,) = comments(out)
     assert said.startswith("# simulation: how clients will train is not known: ")
@@ -401,7 +404,7 @@ def test_show_prints_values_though_a_users_model_cannot_be_made(
     )
     (tmp_path / "e.yaml").write_text("model: {kind: 'python:broken_model:make'}\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["show", str(tmp_path / "e.yaml")]) == 0
+    assert main(["show", str(tmp_path / "e.yaml"), "--batching"]) == 0
     assert capsys.readouterr().out.endswith("is not known: RuntimeError: no model today\n")
 
 
