@@ -1,4 +1,4 @@
-"""Simulated peers' clocks, links, comings and goings.
+"""Neighbourhood of simulated peers: their clocks, their links, and when they are present.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -104,7 +104,7 @@ class SimulatedNeighbourhood:
     def exchange(
         self, *parts_SM: Tensor, encoded: EncodedRows | None = None
     ) -> tuple["Weights | None", tuple[Tensor, ...]]:
-        """Send each row's message to its peer's neighbours, which then are where all simulated rows are."""
+        """Send each row's message to its peer's neighbours; what they get is what was sent, as all rows are here."""
         received = parts_SM if encoded is None else (*parts_SM, encoded.vectors_NM)
         if self.weights is None:
             return None, received
@@ -238,7 +238,7 @@ class SimulatedNeighbourhood:
         return Attendance(torch.tensor(rows_S, dtype=torch.int64), steps_S, failed)
 
     def _links_of_round(self) -> tuple[np.ndarray, ...]:
-        """Receivers and senders as places among those that take part, latencies, and seconds a byte.
+        """Receivers and senders as places among those that take part, latencies, and seconds per byte.
 
         A message takes the larger latency of the two ends, and then as long as its bytes take the slower of the
         sender's share of its uplink, which it divides among all that it sends to, and the receiver's share of its

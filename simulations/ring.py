@@ -80,15 +80,11 @@ class RingFleet:
         if updates:
             peers = in_order(chain.from_iterable(answer.clients for answer in updates))
             self.moved_bytes += ring_bytes(self.message, len(peers))
-            self._passed_s += self.ring_s(peers)
+            self._passed_s += self._ring_s(peers)
             yield summed(updates, sum(self.message.summed_sizes), size_bytes=0, more_bytes_down=0)
 
-    def ring_s(self, peers: Sequence[ClientId]) -> float:
-        """Seconds of a ring.
-
-        Args:
-            peers: in its order.
-        """
+    def _ring_s(self, peers: Sequence[ClientId]) -> float:
+        """Seconds that a ring takes, of peers in its order."""
         if len(peers) == 1:
             return 0.0
         chunk_bytes = ring_bytes(self.message, len(peers)) / (2 * (len(peers) - 1) * len(peers))

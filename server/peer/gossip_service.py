@@ -147,7 +147,7 @@ class GossipService(MemberService):
         self._open = _Open(key, view, senders, receivers, differences)
         messages = self._write_messages(key, view, tensors, receivers, differences)
         for its_key, name in [one for one in self._arrivals if one[0] == key]:
-            self._hold_to_exchange(its_key, name)
+            self._check_arrival(its_key, name)
         for message in messages:
             for name in sorted(message.owed):
                 self._send(message, name)
@@ -195,7 +195,7 @@ class GossipService(MemberService):
         vectors = header.vectors
         key, name = ExchangeKey(vectors.round, vectors.exchange), link.name
         if key < self._next:
-            self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
+            self._tell_outcome(name, key)
             return None
         if (key, name) in self._arrivals:
             if self._open is not None and key == self._open.key:
@@ -238,7 +238,7 @@ class GossipService(MemberService):
             self._refuse(key, name, "its vectors must be finite")
             raise Refused("its vectors must be finite, got infinity or NaN")
         if key < self._next:
-            self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
+            self._tell_outcome(name, key)
             return
         try:
             if self.check is not None:
@@ -251,7 +251,7 @@ class GossipService(MemberService):
         self.bytes_received += incoming.payload.size_bytes
         self._arrivals[key, name] = _Arrival(vectors.view, tensors, vectors.before)
         if self._open is not None and key == self._open.key:
-            self._hold_to_exchange(key, name)
+            self._check_arrival(key, name)
         self._changed.set()
 
     def closed(self, link: Link) -> None:
@@ -295,7 +295,7 @@ class GossipService(MemberService):
         receivers: frozenset[str],
         differences: Differences | None,
     ) -> list[OutboxMessage]:
-        """Messages of an exchange, on disk: one for all, or of differences one more with the vector before them."""
+        """Write the messages of an exchange: one, or of differences a second one with the vector that they add to."""
         if differences is None:
             return [self._outbox.keep(key, view, tensors, receivers)]
         before, whole_P, known_by, _ = differences
@@ -307,8 +307,8 @@ class GossipService(MemberService):
             if names
         ]
 
-    def _hold_to_exchange(self, key: ExchangeKey, name: str) -> None:
-        """Tell a neighbour that its vectors of the open exchange are taken; drop what is not of it, and say why."""
+    def _check_arrival(self, key: ExchangeKey, name: str) -> None:
+        """Take a neighbour's vectors into the open exchange, or drop them; tell it which, and why."""
         assert self._open is not None
         differences, flaw = self._open.differences, None
         if name not in self._open.senders:
@@ -400,6 +400,10 @@ class GossipService(MemberService):
             self._refused.add((key, name))
         self._tell_verdict(name, key, reason)
         self._changed.set()
+
+    def _tell_outcome(self, name: str, key: ExchangeKey) -> None:
+        """Say of an exchange that is over whether this neighbour's vectors counted."""
+        self._tell_verdict(name, key, None if name in self.included.get(key, ()) else _OVER)
 
     def _tell_verdict(self, name: str, key: ExchangeKey, reason: str | None) -> None:
         if (link := self.links.link(name)) is not None:

@@ -129,7 +129,7 @@ def test_fedavg_with_one_client_is_plain_sgd(dtype: torch.dtype, tolerance: floa
         assert float((ours - theirs).detach().abs().max()) <= tolerance
 
 
-def test_gossip_on_a_complete_graph_is_fedavg_with_everybody() -> None:
+def test_gossip_on_a_complete_graph_is_fedavg_with_full_participation() -> None:
     data = classification(1, torch.float64, clients=6)
 
     def model() -> nn.Module:
@@ -139,9 +139,9 @@ def test_gossip_on_a_complete_graph_is_fedavg_with_everybody() -> None:
     fedavg = simulate(fed.Experiment(**keys), data=data, model=model)
     gossip = {"algorithm": {"kind": "dpsgd", "order": "adapt_then_combine"}, "topology": {"kind": "complete"}}
     dpsgd = simulate(fed.Experiment(**keys, **gossip), data=data, model=model)
-    everyone = [dpsgd.model, *dpsgd.models.values()]
-    assert len(everyone) == 7
-    for peer in everyone:
+    models = [dpsgd.model, *dpsgd.models.values()]
+    assert len(models) == 7
+    for peer in models:
         for ours, theirs in zip(peer.parameters(), fedavg.model.parameters(), strict=True):
             assert float((ours - theirs).detach().abs().max()) < 1e-12
 

@@ -59,7 +59,7 @@ def test_a_peer_agrees_to_what_it_sees_alone() -> None:
 
 
 @pytest.mark.parametrize("names", ["ann,ann,bob", "bob,ann", "ann,b b,bob", "bob,cy", "ann,bob,zoe"])
-def test_a_group_that_nobody_agreed_to_is_not_joined(names: str) -> None:
+def test_a_group_without_agreement_is_not_joined(names: str) -> None:
     bob = Founding("bob", 2)
     bob.tick(0.0, ["ann", "bob"], {})
     bob.receive("ann", pb.Founding(members=["ann", "bob"]), 0)
@@ -69,7 +69,7 @@ def test_a_group_that_nobody_agreed_to_is_not_joined(names: str) -> None:
     assert bob.members == ("ann", "bob")
 
 
-def test_who_says_it_has_begun_is_not_believed_for_ever() -> None:
+def test_a_claimed_round_is_believed_for_a_while() -> None:
     ann = Founding("ann", 2)
     for now_s in (1.0, 2.0, 20.0):
         assert ann.tick(now_s, ["ann", "bob"], {"bob": 7})[0][1] == pb.Founding()
