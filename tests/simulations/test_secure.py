@@ -263,6 +263,7 @@ def test_residual_is_all_that_the_sum_lacks(chain: list[Any], clip: float) -> No
         ({"secure_aggregation": {"minimum_cohort": 3}}, "max_weight must be given"),
         ({"secure_aggregation": {**SECTION, "bits": 16, "max_weight": 40_000}}, "do not fit into 16 bits"),
         ({"secure_aggregation": {**SECTION, "minimum_cohort": 7}}, "minimum_cohort"),
+        ({"secure_aggregation": {**SECTION, "minimum_cohort": 1}}, "minimum_cohort must be .* got 1$"),
         ({"secure_aggregation": {**SECTION, "max_drop_out": 0.5}}, "max_drop_out"),
         ({"rounds__cohort": 2}, "minimum_cohort"),
         (

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.graph import complete_degree
 from fed.secure_aggregation.key_agreement import seal, sign
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
+from fed.secure_aggregation.shamir import SHARE_BYTES, recover
 from fed.wire.protocol_pb2 import (
     ClientList,
     Consent,
@@ -131,7 +133,7 @@ def test_consents_that_are_not_enough_are_refused(wrong: str) -> None:
 @pytest.mark.parametrize(
     ("places", "match"),
     [
-        (_places(0, 1), "at least"),
+        (_places(0, 1, 2), "at least 4 clients, got 3"),
         (_places(1, 2, 3, 4), "a list without it"),
         (bytes([255]), "a bit for each"),
         (bytes([31, 0]), "a bit for each"),
@@ -166,10 +168,22 @@ def test_tiny_cohort_is_refused_by_clients() -> None:
     _refuses(client, lambda: client.share(dict(free.close_keys())["client-003"]), "from 4 to 4")
 
 
-_SWAPPED = "signature, other key, list, missing, repeated, stranger, replayed, short digest, two pairs, noise"
+_SWAPPED = {
+    "signature": "differ from those in the list",
+    "other key": "differ from those in the list",
+    "list": "must have this one with its own keys",
+    "missing": "of this client's neighbours",
+    "repeated": "of this client's neighbours",
+    "more": "of this client's neighbours",
+    "stranger": "no identity",
+    "replayed": "must have this one with its own keys",
+    "short digest": "must have 32 bytes",
+    "two pairs": "differ from those in the list",
+    "noise": "other bytes",
+}
 
 
-@pytest.mark.parametrize("wrong", _SWAPPED.split(", "))
+@pytest.mark.parametrize("wrong", _SWAPPED)
 def test_swapped_keys_are_refused(wrong: str) -> None:
     made = parties(4)
     listed = _lists(made)[_FIRST]
@@ -186,6 +200,8 @@ def test_swapped_keys_are_refused(wrong: str) -> None:
             del listed.neighbours[0]
         case "repeated":
             listed.neighbours[1].CopyFrom(listed.neighbours[0])
+        case "more":
+            listed.neighbours.add().CopyFrom(listed.neighbours[0])
         case "stranger":
             made.identities.keys.pop("client-001")  # type: ignore[attr-defined]  # a dict in tests
         case "short digest":
@@ -201,7 +217,7 @@ def test_swapped_keys_are_refused(wrong: str) -> None:
             old = _lists(earlier)
             listed.CopyFrom(old[_FIRST])
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.share(listed), "keys|other bytes|no identity")
+    _refuses(client, lambda: client.share(listed), _SWAPPED[wrong])
 
 
 def test_keys_of_another_session_are_refused_when_the_list_agrees() -> None:
@@ -215,11 +231,12 @@ def test_keys_of_another_session_are_refused_when_the_list_agrees() -> None:
     _refuses(client, lambda: client.share(dict(free.close_keys())[_FIRST]), "not signed")
 
 
-def test_unsorted_or_repeated_names_are_refused() -> None:
+@pytest.mark.parametrize("names", [("client-002", "client-002"), ("client-002", "client-001")])
+def test_unsorted_or_repeated_names_are_refused(names: tuple[str, str]) -> None:
     made = parties(4)
     listed = _lists(made)[_FIRST]
     with _listed(listed) as clients:
-        clients[1].name = clients[2].name
+        clients[1].name, clients[2].name = names
     client = made.clients[_FIRST]
     _refuses(client, lambda: client.share(listed), "once each")
 
@@ -245,11 +262,66 @@ def test_boxes_that_are_wrong_are_refused(wrong: str) -> None:
     _refuses(client, lambda: client.mask(mine, lanes_of(made.terms, 0)), "box|boxes|neighbours")
 
 
-def test_message_with_other_lanes_is_refused() -> None:
+@pytest.mark.parametrize(("fewer", "dtype"), [(1, torch.int32), (0, torch.int64), (0, torch.int16)])
+def test_message_with_other_lanes_is_refused(fewer: int, dtype: torch.dtype) -> None:
     made = parties(4)
     deliveries = share_secrets(made)
+    client, lanes = made.clients[_FIRST], torch.zeros(made.terms.fixed.lanes - fewer, dtype=dtype)
+    _refuses(client, lambda: client.mask(deliveries[_FIRST], lanes), "lanes")
+
+
+def test_fewer_shares_than_the_threshold_give_no_secret() -> None:
+    made = _masked(threshold=4)
+    owner = made.clients[_FIRST]
+    shares = {point: client._shares[0] for point, client in enumerate(made.clients.values(), 1)}
+    for part, secret in ((slice(SHARE_BYTES), owner._seed), (slice(SHARE_BYTES, None), owner._masking.private)):
+        for size in (3, 4):
+            for points in combinations(shares, size):
+                found = None
+                with contextlib.suppress(InvalidPayload):
+                    found = recover({point: shares[point][part] for point in points}, 5)
+                assert (found == secret) == (size == 4)
+
+
+def test_sum_of_fewer_than_the_minimum_is_refused() -> None:
+    """Also where fewer would be enough to recover all secrets."""
+    made = parties(5, terms_of(5, threshold=3, minimum_cohort=5))
+    deliveries = share_secrets(made)
+    masked(made, deliveries, {name: lanes_of(made.terms, number) for number, name in enumerate(names_of(4))})
     client = made.clients[_FIRST]
-    _refuses(client, lambda: client.mask(deliveries[_FIRST], torch.zeros(3, dtype=torch.int32)), "lanes")
+    _refuses(client, lambda: client.consent(Survivors(places=_places(0, 1, 2, 3))), "at least 5 clients, got 4")
+    with pytest.raises(SessionFailed, match="4 of 5 clients have sent their masked messages, and 5 are needed"):
+        made.coordinator.close_masked()
+
+
+def test_sparse_graph_needs_as_many_consents_as_shares() -> None:
+    """Of neighbours alone: no client keeps a share of its own secrets."""
+    terms = terms_of(101, corrupt=0.05, max_drop_out=0.1)
+    made = parties(101, terms)
+    deliveries = share_secrets(made)
+    masked(made, deliveries, {name: lanes_of(terms, 0) for name in names_of(101)})
+    survivors, names = made.coordinator.close_masked()
+    for name in names:
+        made.coordinator.take_consent(name, made.clients[name].consent(survivors))
+    client, consents = made.clients[_FIRST], made.coordinator.close_consents()[_FIRST]
+    threshold = client._of_session().degree.threshold
+    assert len(consents.consents) == threshold
+    del consents.consents[0]
+    _refuses(client, lambda: client.unmask(consents), f"{threshold} other neighbours .* got {threshold - 1}")
+
+
+def test_session_ended_while_a_client_answers_stays_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by another thread, for another attempt of the round."""
+    made = parties(4)
+    listed, client = _lists(made)[_FIRST], made.clients[_FIRST]
+
+    def ended(*given: bytes) -> bytes:
+        client.abort()
+        return seal(*given)
+
+    monkeypatch.setattr("fed.secure_aggregation.client.seal", ended)
+    client.share(listed)
+    assert client.phase is ClientPhase.OVER
 
 
 def test_second_masked_message_of_a_session_is_refused() -> None:
@@ -280,7 +352,7 @@ def _unmasking_of(made: Parties) -> tuple[str, Unmasking]:
     return _FIRST, made.clients[_FIRST].unmask(consents[_FIRST])
 
 
-@pytest.mark.parametrize("wrong", ["both", "missing", "long", "repeated", "other kind"])
+@pytest.mark.parametrize("wrong", ["both", "missing", "long", "repeated", "more", "other kind"])
 def test_coordinator_refuses_shares_it_must_not_have(wrong: str) -> None:
     made = _masked(lost=1)
     name, unmasking = _unmasking_of(made)
@@ -293,6 +365,8 @@ def test_coordinator_refuses_shares_it_must_not_have(wrong: str) -> None:
             unmasking.seeds[0].share += b"0"
         case "repeated":
             unmasking.seeds[1].CopyFrom(unmasking.seeds[0])
+        case "more":
+            unmasking.seeds.append(unmasking.seeds[0])
         case "other kind":
             unmasking.keys.append(unmasking.seeds.pop())
     with pytest.raises(InvalidPayload, match="share"):
@@ -402,7 +476,7 @@ def test_consents_of_another_attempt_are_refused() -> None:
     _refuses(client, lambda: client.unmask(Consents(consents=consents)), "has not consented")
 
 
-@pytest.mark.parametrize("phase", ["shares", "masked", "consents"])
+@pytest.mark.parametrize("phase", ["shares", "masked", "consents", "unmasking"])
 def test_session_ends_in_the_phase_that_lacks_clients(phase: str) -> None:
     made = parties(5, terms_of(5, threshold=4))
     if phase == "shares":
@@ -417,10 +491,16 @@ def test_session_ends_in_the_phase_that_lacks_clients(phase: str) -> None:
             made.coordinator.close_masked()
         return
     survivors, names = made.coordinator.close_masked()
-    for name in names[:3]:
+    for name in names[: 3 if phase == "consents" else 5]:
         made.coordinator.take_consent(name, made.clients[name].consent(survivors))
-    with pytest.raises(SessionFailed, match="have consented to the survivors, and 4 are needed"):
-        made.coordinator.close_consents()
+    if phase == "consents":
+        with pytest.raises(SessionFailed, match="have consented to the survivors, and 4 are needed"):
+            made.coordinator.close_consents()
+        return
+    for name, consents in [*made.coordinator.close_consents().items()][:3]:
+        made.coordinator.take_unmasking(name, made.clients[name].unmask(consents))
+    with pytest.raises(SessionFailed, match="have revealed shares, and 4 are needed"):
+        made.coordinator.finish()
 
 
 def test_box_of_another_length_is_refused_by_the_client() -> None:

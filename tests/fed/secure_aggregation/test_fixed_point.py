@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,6 +138,39 @@ def test_numbers_that_cannot_travel_are_refused() -> None:
     for loss in (1e14, math.inf, math.nan):
         with pytest.raises(InvalidExperiment, match="scale the loss"):
             fixed.quantise(message, ClientNumbers([1], [1], [loss]), _generators(1))
+    for samples in (-1, 2**53 + 1):
+        with pytest.raises(InvalidExperiment, match="at most 9007199254740992 samples"):
+            fixed.quantise(message, ClientNumbers([1], [samples], [0.0]), _generators(1))
+
+
+@pytest.mark.parametrize(("weight", "samples"), [(0, 5), (1, 0)])
+def test_sum_without_weight_or_samples_is_refused(weight: int, samples: int) -> None:
+    fixed = FixedPoint(32, (1,), (1.0,), most_clients=2)
+    quantised = fixed.quantise(torch.zeros(1, 1), ClientNumbers([weight], [samples], [0.0]), _generators(1))
+    with pytest.raises(InvalidPayload, match=f"got {weight} and {samples}: a client"):
+        fixed.read(_summed(fixed, quantised.lanes))
+
+
+class _Highest:
+    """Draws the largest number below 1, which a large level's last bit cannot tell from 1."""
+
+    def random(self, count: int) -> np.ndarray:
+        return np.full(count, np.nextafter(1.0, 0.0))
+
+
+def test_no_draw_goes_beyond_the_last_level() -> None:
+    fixed = FixedPoint(32, (1,), (3.0,), most_clients=1)
+    generators: Any = [_Highest()]
+    lanes = fixed.quantise(torch.tensor([[3.0]]), ClientNumbers([1], [1], [0.0]), generators).lanes[0]
+    assert lanes[0] == 2**31 - 1  # one more would be the least number
+
+
+def test_levels_leave_bits_to_round_by_chance() -> None:
+    fixed = FixedPoint(64, (4000,), (1.0,), most_clients=1)
+    message = torch.full((1, 4000), 1 - 2.0**-42, dtype=torch.float64)  # a quarter of the last level's step below it
+    lanes = fixed.quantise(message, ClientNumbers([1], [1], [0.0]), _generators(1)).lanes[0, :4000]
+    share = (lanes == fixed.levels).double().mean().item()
+    assert abs(share - 0.75) < 5 * math.sqrt(0.75 * 0.25 / 4000)
 
 
 def test_sums_of_nonsense_are_refused() -> None:

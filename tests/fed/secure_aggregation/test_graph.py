@@ -31,9 +31,13 @@ def test_degrees_are_the_known_answers(
     assert harary_degree(clients, corrupt, dropped)[:2] == malicious
 
 
-def test_degree_keeps_those_that_stay_connected() -> None:
-    """Half of fifty drop out, and none is corrupt: the others must stay connected, which decides this degree alone."""
-    assert harary_degree(50, 0.0, 0.5, is_semi_honest=True).neighbours == 26
+@pytest.mark.parametrize(("clients", "neighbours"), [(50, 26), (110, 40)])
+def test_degree_keeps_those_that_stay_connected(clients: int, neighbours: int) -> None:
+    """Half drop out, and none is corrupt: the others must stay connected, which decides these degrees alone.
+
+    By exact fractions; with 2⁻⁴⁰ in place of 2⁻⁴¹ the second would be 38. One share must not be the secret itself.
+    """
+    assert harary_degree(clients, 0.0, 0.5, is_semi_honest=True) == Degree(neighbours, 2, False)
 
 
 def test_harary_graph_is_regular_connected_and_symmetric() -> None:
@@ -120,3 +124,5 @@ def test_threshold_may_be_given_in_a_sparse_graph() -> None:
     degree = harary_degree(1000, 0.1, 0.2)
     given = SecureAggregation(threshold=degree.threshold + 1).degree(1000)
     assert given == degree._replace(threshold=degree.threshold + 1)
+    with pytest.raises(InvalidExperiment, match=f"to {degree.neighbours} in a sparse"):
+        SecureAggregation(threshold=degree.neighbours + 1).degree(1000)

@@ -44,7 +44,8 @@ def test_signature_of_rfc_6979_is_taken_and_others_are_not() -> None:
     )
     assert is_signed(key, signed, signature)
     assert not is_signed(key, hashlib.sha256(b"other").digest(), signature)
-    for wrong in (signature[:-1], signature + b"0", bytes(64), b"", signature[:-1] + b"0", b"\xff" * 64):
+    longer = signature[:32] + b"\0" + signature[32:]  # the same two numbers
+    for wrong in (longer, signature[:-1], signature + b"0", bytes(64), b"", signature[:-1] + b"0", b"\xff" * 64):
         assert not is_signed(key, signed, wrong)
 
 

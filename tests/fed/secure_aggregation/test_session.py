@@ -276,7 +276,8 @@ def test_refused_message_leaves_the_sum_as_it_was() -> None:
     deliveries = share_secrets(made)
     messages = {name: lanes_of(made.terms, number) for number, name in enumerate(names_of(3))}
     masked(made, deliveries, messages)
-    for wrong in (torch.zeros(made.terms.fixed.lanes, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)):
+    lanes = made.terms.fixed.lanes
+    for wrong in (*(torch.zeros(lanes, dtype=dtype) for dtype in (torch.int64, torch.float32)), torch.zeros(2).int()):
         with pytest.raises(InvalidPayload, match="integers of 32 bits"):
             made.coordinator.take_masked("client-003", wrong)
     total = unmasked(made)

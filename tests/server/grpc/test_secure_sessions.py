@@ -18,6 +18,7 @@ from fed.identity.authority import Authority
 from fed.identity.credentials import NodeCredentials, ServerCredentials
 from fed.identity.identities import SignedIdentities
 from fed.randomness import Streams
+from fed.secure_aggregation.coordinator import SessionCoordinator
 from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.revealed_rounds import RevealedRounds
 from fed.server.deploy import Deployment
@@ -258,6 +259,23 @@ def test_node_takes_later_identities_and_refuses_earlier_ones(tmp_path: Path) ->
     assert "3" not in SignedIdentities.read(known.plan().identities, known.node.credentials.authority_pem).points
 
 
+@pytest.mark.parametrize("knows", ["folder", "credentials"])
+def test_newest_identities_count_wherever_a_node_has_them(knows: str, tmp_path: Path) -> None:
+    """A node's credentials may be copied anew, or put back from a backup."""
+    known = _Known(tmp_path)
+    earlier, theirs = known.plan(), tmp_path / "keys" / "nodes" / "0" / "identities.json"
+    before = theirs.read_bytes()
+    known.authority.issue("3")
+    assert theirs.read_bytes() != before
+    if knows == "folder":
+        theirs.write_bytes(before)
+        known.made().prepare(known.experiment, known.plan(), known.fixed)
+    else:
+        (tmp_path / "state" / "identities.json").write_bytes(before)
+    with pytest.raises(RunFailed, match="version"):
+        known.made().prepare(known.experiment, earlier, known.fixed)
+
+
 @pytest.mark.parametrize("wrong", ["authority", "changed", "empty", "version"])
 def test_identities_of_nobody_are_refused(wrong: str, tmp_path: Path) -> None:
     known = _Known(tmp_path)
@@ -313,6 +331,70 @@ def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None
             known.node.join(assignment)
 
 
+def _asked_for_shares(known: _Known, task: pb.TaskId) -> tuple[dict[str, SecureNode], dict[str, pb.ToSession]]:
+    """Nodes that have consented, and the message that asks each of them for its shares."""
+    nodes = {name: known.made(name=name) for name in ("0", "1", "2")}
+    keys = {}
+    for name, node in nodes.items():
+        node.prepare(known.experiment, known.plan(), known.fixed)
+        keys[name] = node.join(pb.Assignment(task=task, round=4)).keys
+    session = nodes["0"]._session
+    assert session is not None
+    coordinator = SessionCoordinator(session.client._terms, nodes["0"]._known)
+
+    def answer(name: str, **said: Any) -> pb.FromSession:
+        return nodes[name].answer(pb.ToSession(task=task, **said)) or pb.FromSession()
+
+    for name, own in keys.items():
+        coordinator.take_keys(name, own)
+    for name, listed in coordinator.close_keys():
+        coordinator.take_shares(name, answer(name, key_list=listed).shares)
+    for name, delivery in coordinator.close_shares().items():
+        answer(name, delivery=delivery)
+        lanes = nodes[name].masked(name_of(task), torch.zeros(known.fixed.lanes, dtype=torch.int32), lambda: True)
+        assert lanes is not None
+        coordinator.take_masked(name, lanes)
+    survivors, names = coordinator.close_masked()
+    for name in names:
+        coordinator.take_consent(name, answer(name, survivors=survivors).consent)
+    relayed = coordinator.close_consents()
+    return nodes, {name: pb.ToSession(task=task, consents=consents) for name, consents in relayed.items()}
+
+
+def test_revealed_round_is_on_the_disk_before_shares_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, task = _Known(tmp_path), pb.TaskId(start=1, number=2)
+    nodes, asked = _asked_for_shares(known, task)
+
+    def is_full(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fed.secure_aggregation.revealed_rounds.write_atomically", is_full)
+        refused = nodes["1"].answer(asked["1"])
+    assert refused is not None
+    assert refused.aborted == "no space left"
+    answer = nodes["0"].answer(asked["0"])
+    assert answer is not None
+    assert answer.HasField("unmasking")
+    restarted = known.made()
+    restarted.prepare(known.experiment, known.plan(), known.fixed)
+    for node in (nodes["0"], restarted):
+        with pytest.raises(SessionFailed, match="shares of round 4 were revealed"):
+            node.join(pb.Assignment(task=task, round=4, attempt=1))
+
+
+def test_messages_of_another_task_or_attempt_are_not_answered(tmp_path: Path) -> None:
+    nodes, asked = _asked_for_shares(_Known(tmp_path), pb.TaskId(start=1, number=2))
+    other_attempt, other_task = pb.ToSession(), pb.ToSession()
+    for other in (other_attempt, other_task):
+        other.CopyFrom(asked["0"])
+    other_attempt.attempt, other_task.task.number = 1, 3
+    assert [nodes["0"].answer(other) for other in (other_attempt, other_task)] == [None, None]
+    answer = nodes["0"].answer(asked["0"])
+    assert answer is not None
+    assert answer.HasField("unmasking")
+
+
 def test_one_task_with_two_models_ends_the_session(tmp_path: Path) -> None:
     known = _Known(tmp_path)
     known.node.prepare(known.experiment, known.plan(), known.fixed)
@@ -323,6 +405,9 @@ def test_one_task_with_two_models_ends_the_session(tmp_path: Path) -> None:
         known.node.join(assignment)
     with pytest.raises(SessionFailed, match="two models"):
         known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
+    answer = known.node.answer(pb.ToSession(task=assignment.task, key_list=pb.KeyList()))
+    assert answer is not None
+    assert "phase OVER" in answer.aborted
 
 
 def test_all_that_tasks_have_in_common_is_digested() -> None:
