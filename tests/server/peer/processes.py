@@ -5,10 +5,9 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +18,13 @@ from torch import Tensor
 
 from fed.config.experiment import Experiment
 from fed.config.node_data import NodeData
+from fed.errors import FedError
 from fed.identity.credentials import PeerCredentials
 from fed.server.peer.deploy import PeerSetup, take_part
 from fed.storage.run_reader import metrics_lines
+from tests.server.deployed import free_port
 
-__all__ = ["Home", "Processes", "free_port", "processes"]
+__all__ = ["Home", "Processes", "processes"]
 
 _FORKS = multiprocessing.get_context("forkserver")  # from a process that has loaded all modules, and no more
 _FORKS.set_forkserver_preload(["fed.reports.charts", "matplotlib.backends.backend_svg", __name__])
@@ -81,8 +82,8 @@ class Processes:
             time.sleep(0.02)
 
     def await_end(self) -> None:
-        for process in self.running.values():
-            process.join(PATIENCE_S)
+        running = self.running.values()
+        self.await_that(lambda: any(one.exitcode for one in running) or all(one.exitcode == 0 for one in running))
         assert {peer: process.exitcode for peer, process in self.running.items()} == dict.fromkeys(self.running, 0), (
             self.said()
         )
@@ -136,10 +137,8 @@ def _take_part(
     credentials = PeerCredentials.load(home.keys / "nodes" / str(peer)) if home.keys else None
     place = PeerSetup(**setup, credentials=credentials)
     output, say = folder / f"peer-{peer}", logging.getLogger(__name__)
-    take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    try:
+        take_part(experiment, own, place, output=output, resume=resume, on_listen=lambda port: say.info("listening"))
+    except FedError:
+        say.exception("this peer has failed")
+        raise

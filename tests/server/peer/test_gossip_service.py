@@ -18,7 +18,7 @@ from fed.server.peer.link import Link
 from fed.server.peer.outbox import ExchangeKey
 from fed.wire import protocol_pb2 as pb
 from fed.wire.payloads import TensorSpec, joined
-from tests.server.peer.processes import free_port
+from tests.server.deployed import free_port
 from tests.server.peer.services import SPEC, Stranger, await_that, hello, listening, made, port_of
 
 WITHIN_S = 2.0  # after the last peer listens
