@@ -98,7 +98,7 @@ class GossipPeer(RealPeer[GossipService]):
         if not self._is_resumed and self._neighbourhood.is_late():
             self._join()
         self.thread.call(self.service.members.make_ready)
-        return len(self._neighbourhood.await_members(self.setup.min_peers).present)
+        return self._neighbourhood.await_members(self.setup.min_peers)
 
     def graph(self) -> "nx.Graph[str]":
         """Graph of this peer's own neighbours."""

@@ -143,6 +143,10 @@ class MemberService(ABC):
         rounds = {name: number for name, number in self.reached.items() if name in names}
         return Standing(present, view, rounds)
 
+    def ready(self) -> frozenset[str]:
+        """Names of all that take part, or did and have left."""
+        return self.members.took_part(time.monotonic())
+
     def reach(self, names: frozenset[str]) -> None:
         """Dial members with which there is no stream."""
         for member in self.members.present(time.monotonic()):

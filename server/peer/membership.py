@@ -229,6 +229,11 @@ class MembershipList:
         own = () if self.own.left else (self.own,)
         return _sorted((*own, *[one.member for one in self._records.values() if self._is_present(one, time_s)]))
 
+    def took_part(self, now_s: float) -> frozenset[str]:
+        """Names of the members that are ready, or were and have left: a short run may be over for them."""
+        left = [one.member for one in self._records.values() if one.member.left]
+        return frozenset(member.name for member in (*self.present(now_s), *left) if member.is_ready)
+
     def suspected(self, now_s: float) -> tuple[Member, ...]:
         """Present members that are silent for ``suspect_after_s``."""
         time_s = self._time_s(now_s)

@@ -80,25 +80,31 @@ class RealNeighbourhood:
         self._copies = Copies()
         self.thread = ServiceThread(service)
 
-    def await_members(self, count: int) -> Standing:
+    def await_members(self, count: int) -> int:
         """Wait until enough members are ready; after a resumption for the members of before, until the deadline.
+
+        Where others are in their first round and it takes them longer than the deadline, this peer goes on without
+        those that it lacks: they may have come to their end before it saw them.
 
         Args:
             count: the smallest number of members, this peer among them.
+
+        Returns:
+            How many are ready, or were and have left.
         """
         until_s, said_s = time.monotonic() + self._deadline_s, time.monotonic() + 1.0
         while True:
             standing = self.thread.call(self.service.standing)
-            names = {member.name for member in standing.present}
-            missing = {*self._last_names} - names
-            if (len(names) >= count or self._last_names) and not missing:
-                return standing
-            if missing and time.monotonic() > until_s:
-                _log.warning("the run goes on without %s", ", ".join(sorted(missing)))
-                return standing
+            ready = self.thread.call(self.service.ready)
+            missing = {*self._last_names} - {member.name for member in standing.present}
+            if (len(ready) >= count or self._last_names) and not missing:
+                return len(ready)
+            if (missing or standing.furthest) and time.monotonic() > until_s:
+                _log.warning("the run goes on without %s", ", ".join(sorted(missing)) or "those that are not there")
+                return len(ready)
             if time.monotonic() > said_s:
                 said_s = math.inf
-                _log.info("%d of %d peers are there", len(names), len(self._last_names) or count)
+                _log.info("%d of %d peers are there", len(ready), len(self._last_names) or count)
             time.sleep(_LOOKS_EVERY_S)
 
     def is_late(self) -> bool:
