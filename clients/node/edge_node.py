@@ -108,7 +108,7 @@ class EdgeNode(Dialler):
         self._described = self.training.describe()
         if self.secure is not None:
             self._described.samples, self._described.hides_numbers = 0, True
-        self._clear_folder()
+        self.clear_folder()
         threading.Thread(target=self._work_on, name="work", daemon=True).start()
         if self.secure is not None:
             threading.Thread(target=self._converse, args=(self.secure,), name="sessions", daemon=True).start()
@@ -117,8 +117,8 @@ class EdgeNode(Dialler):
         finally:
             self._transfers.over.set()
 
-    def _clear_folder(self) -> None:
-        """Remove what an earlier start left when it was killed."""
+    def clear_folder(self) -> None:
+        """Remove files that were on their way when this process, or an earlier one that was killed, came to its end."""
         with os_errors_as(InvalidInput, f"{self.folder} cannot be written to", "give another --state"):
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.iterdir():

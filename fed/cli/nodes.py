@@ -174,6 +174,7 @@ def client(
             farewell = node.run(stopped=stopped)
         finally:
             training.close()
+            node.clear_folder()
     shown.say(f"{farewell or 'stopped'}; {node.tasks_done} tasks were done")
     return 0
 

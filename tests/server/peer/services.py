@@ -38,6 +38,7 @@ def made(
     is_ready: bool = True,
     snapshot: Callable[[], tuple[int, Sequence[Tensor]] | None] = lambda: None,
     check: Callable[[ExchangeKey, str, Sequence[Tensor]], None] | None = None,
+    rounds: int = 100,
 ) -> GossipService:
     return GossipService(
         own=Member(name, "", time.time_ns(), samples=5, is_ready=is_ready),
@@ -51,7 +52,7 @@ def made(
         timing=Timing(suspect_after_s=min(2.5, gone_after_s), gone_after_s=gone_after_s),
         patience=StreamPatience(silence_s=5.0),
         refusals=Refusals(),
-        rounds=100,
+        rounds=rounds,
         snapshot=snapshot,
         check=check,
     )

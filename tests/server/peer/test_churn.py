@@ -37,7 +37,13 @@ class Mixer(threading.Thread):
         super().__init__(daemon=True)
         self.x_NP = torch.full((1, 3), float(number))
         self.service = made(
-            folder, f"peer-{number}", introducers, gone_after_s=DEADLINE_S, is_ready=False, snapshot=self._snapshot
+            folder,
+            f"peer-{number}",
+            introducers,
+            gone_after_s=DEADLINE_S,
+            is_ready=False,
+            snapshot=self._snapshot,
+            rounds=1_000_000,
         )
         self.neighbourhood = RealNeighbourhood(self.service, ring, pushes=False, deadline_s=DEADLINE_S)
         self.thread = self.neighbourhood.thread
