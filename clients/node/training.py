@@ -163,16 +163,18 @@ class NodeTraining:
         return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metric=metric)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
-        """Training with as many steps as fit at the pace of the last task; before a first one a step is tried out.
+        """Training with as many steps as fit at the pace of the last task; before a first one a step is tried twice.
 
-        Several phases go together, and are done whatever time they take.
+        The first try has costs that come once, and tells nothing of the pace. Several phases go together, and are done
+        whatever time they take.
         """
         if len(self._recipe.phases) > 1:
             return train
         if self._step_s is None:
-            began_s = time.monotonic()
-            self._work(replace(train, steps=(1,)), tensors)
-            self._step_s = time.monotonic() - began_s
+            for _ in range(2):
+                began_s = time.monotonic()
+                self._work(replace(train, steps=(1,)), tensors)
+                self._step_s = time.monotonic() - began_s
         most, left_s = self._steps_of(train), until_s - time.monotonic()
         steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
         return replace(train, steps=(steps,)) if steps < most else train

@@ -87,10 +87,9 @@ def test_an_answer_by_the_deadline_is_that_of_fewer_steps(
     assert [(line["replied"], line["late"], line["failed"]) for line in run.metrics] == [(CLIENTS, 0, 0)] * 2
     monkeypatch.setattr(Slow, "pause_s", 0.0)
     for node in nodes:
-        trial, *done = [train.steps[0] for train in node.training.worked]
-        assert trial == 1
-        assert len(done) == 2
-        for number, steps in enumerate(done):
+        *trials, first, second = [train.steps[0] for train in node.training.worked]
+        assert trials == [1, 1]
+        for number, steps in enumerate((first, second)):
             assert steps is not None
             assert STEPS / 8 < steps < STEPS
             assert _with_steps(node, number, steps, tmp_path) == node.training.answers[number]
