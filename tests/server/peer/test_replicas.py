@@ -111,11 +111,13 @@ def test_a_replica_joins_with_a_copy_and_contributes(tmp_path: Path) -> None:
         peers.await_round(5)
         peers.start(4)
         peers.await_end()
-        assert peers.lines(0)[-1]["replied"] == 5
-        of_joined = [line["replied"] for line in peers.lines(4)]
-        first = next(place for place, replied in enumerate(of_joined) if replied)
-        assert first > 3
-        assert set(of_joined[first + 1 :]) == {5}
+        replied, of_joined = ([line["replied"] for line in peers.lines(peer)] for peer in (0, 4))
+        joined = replied.index(5)
+        assert replied == [4] * joined + [5] * (40 - joined)
+        # rounds that were decided after the copy, and before it was a member, it follows
+        copied = next(place for place, count in enumerate(of_joined) if count)
+        assert 3 < copied <= joined
+        assert of_joined == [0] * copied + replied[copied:]
         peers.assert_equal_models()
 
 
