@@ -171,13 +171,15 @@ class NodeTraining:
         if len(self._recipe.phases) > 1:
             return train
         if self._step_s is None:
-            for _ in range(2):
-                began_s = time.monotonic()
-                self._work(replace(train, steps=(1,)), tensors)
-                self._step_s = time.monotonic() - began_s
+            self._step_s = min(self._tried_step_s(train, tensors) for _ in range(2))
         most, left_s = self._steps_of(train), until_s - time.monotonic()
         steps = int(max(1, min(most, _SHARE_OF_TIME * left_s / self._step_s)))
         return replace(train, steps=(steps,)) if steps < most else train
+
+    def _tried_step_s(self, train: Train, tensors: Sequence[Tensor]) -> float:
+        began_s = time.monotonic()
+        self._work(replace(train, steps=(1,)), tensors)
+        return time.monotonic() - began_s
 
     def _steps_of(self, train: Train) -> int:
         """Optimizer steps of the first phase; several phases are not counted."""
