@@ -169,15 +169,12 @@ class SessionCoordinator:
         """The consents for each client that has consented, if as many of its neighbours have as it needs."""
         self._expect_to_close(SessionPhase.CONSENTS)
         session, relayed = self._of_session(), {}
+        placed = {place: PlacedConsent(place=place + 1, signature=one) for place, one in self._consents.items()}
         for place in sorted(self._consents):
             others = [other for other in session.graph.neighbours(place) if other in self._consents]
             if len(others) >= session.consents:
-                relayed[session.names[place]] = Consents(
-                    consents=[
-                        PlacedConsent(place=other + 1, signature=self._consents[other])
-                        for other in others[: session.consents]
-                    ]
-                )
+                counted = [placed[other] for other in others[: session.consents]]
+                relayed[session.names[place]] = Consents(consents=counted)
         reach = (sum(session.names[one] in relayed for one in session.graph.holders(owner)) for owner in self._owners())
         if min(reach) < session.degree.threshold:
             raise SessionFailed(self._too_few("have consented to the survivors", len(self._consents)))

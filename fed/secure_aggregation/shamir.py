@@ -6,7 +6,9 @@ prime above all secrets of 32 bytes.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import comb
+from math import comb, prod
+
+import numpy as np
 
 from fed.errors import InvalidPayload
 
@@ -63,16 +65,15 @@ def recover(shares: Mapping[int, bytes], count: int) -> bytes:
     points = sorted(shares)
     missing = sorted(set(range(1, count + 1)).difference(points))
     of_all = _factors(count)
-    scale = 1
-    for absent in missing:
-        scale = scale * absent % _PRIME
-    total = 0
-    for point in points:
-        factor = of_all[point - 1]
-        for absent in missing:
-            factor = factor * (absent - point) % _PRIME
-        total += factor * int.from_bytes(shares[point], "big")
-    secret = total * pow(scale, -1, _PRIME) % _PRIME
+    factors = [of_all[point - 1] for point in points]
+    differences = np.subtract.outer(np.array(missing, np.int64), np.array(points, np.int64))
+    at_once = 63 // count.bit_length()  # whose product is still an integer of 64 bits
+    for begin in range(0, len(missing), at_once):
+        products = differences[begin : begin + at_once].prod(0).tolist()
+        factors = [factor * product % _PRIME for factor, product in zip(factors, products, strict=True)]
+    weighted = zip(factors, map(shares.__getitem__, points), strict=True)
+    total = sum(factor * int.from_bytes(one, "big") for factor, one in weighted)
+    secret = total * pow(prod(missing), -1, _PRIME) % _PRIME
     if secret >> (8 * SECRET_BYTES):
         raise InvalidPayload("shares must be those of one secret of 32 bytes, got others")
     return secret.to_bytes(SECRET_BYTES, "big")
