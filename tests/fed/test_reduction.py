@@ -18,7 +18,8 @@ from torch import Tensor
 from fed.errors import FedError
 from fed.reduction import MOST_LANES, WeightedMean
 
-PIECE = 1 << 14  # numbers that are cut into lanes together
+PIECE = 1 << 16  # numbers that are cut into lanes together
+TOGETHER = 1 << 14  # numbers of small vectors that are cut together
 LONGEST = 1 << 21  # numbers of the longest vector that is kept as it is until there is another
 HALF_UNITS = [2.0**power for power in (-97, -65, -64, -33, -32, -1, 0, 31, 32, 63, 95, 96)]  # where lanes meet
 
@@ -325,7 +326,10 @@ def test_the_last_mean_takes_the_place_of_the_sum() -> None:
     assert mean.finish(is_last=True).data_ptr() == lowest_P.data_ptr()
 
 
-BOUNDS = [PIECE // 3, PIECE // 2, PIECE // 2 + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, LONGEST, LONGEST + 1]
+BOUNDS = [
+    *(TOGETHER // 3, TOGETHER // 2, TOGETHER // 2 + 1, TOGETHER, TOGETHER + 1),
+    *(PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, LONGEST, LONGEST + 1),
+]
 """Where a vector's way changes: how many products are cut together, pieces, and what is cut at once."""
 
 
