@@ -21,9 +21,10 @@ from fed.reduction import MOST_LANES, WeightedMean
 PIECE = 1 << 16  # numbers that are cut into lanes together
 TOGETHER = 1 << 14  # numbers of small vectors that are cut together
 LONGEST = 1 << 21  # numbers of the longest vector that is kept as it is until there is another
-HALF_UNITS = [2.0**power for power in (-97, -65, -64, -33, -32, -1, 0, 31, 32, 63, 95, 96)]  # where lanes meet
+HALF_UNITS = [2.0**power for power in (-97, -96, -45, -44, 7, 8, 59, 60, 111, 112)]  # where lanes meet
+WORDS = [2.0**power for power in (-65, -64, -33, -32, -1, 0, 31, 32, 63, 95, 96)]  # where those of packed sums meet
 
-magnitudes = st.floats(2.0**-60, 2.0**60, exclude_max=True) | st.sampled_from(HALF_UNITS)
+magnitudes = st.floats(2.0**-60, 2.0**60, exclude_max=True) | st.sampled_from(HALF_UNITS + WORDS)
 numbers = st.builds(math.copysign, magnitudes, st.sampled_from([1.0, -1.0])) | st.just(0.0)
 weights = st.integers(1, 10**6) | st.floats(2.0**-10, 2.0**20)
 
@@ -72,7 +73,11 @@ def test_the_mean_is_the_exact_one_within_the_stated_rounding(cohort: tuple[list
 
 
 @settings(max_examples=300)
-@given(st.lists(st.builds(math.copysign, st.sampled_from(HALF_UNITS), st.sampled_from([1.0, -1.0])), min_size=1))
+@given(
+    st.lists(st.builds(math.copysign, st.sampled_from(HALF_UNITS + WORDS), st.sampled_from([1.0, -1.0])), min_size=1)
+)
+@example([2.0**60, -(2.0**59), -(2.0**59), 2.0**-44])
+@example([2.0**60, -(2.0**59), -(2.0**59), 2.0**-96, 1.0])
 @example([2.0**32, -(2.0**31), -(2.0**31), 2.0**-32])  # two lanes cancel, and a third remains
 @example([2.0**32, -(2.0**31), -(2.0**31), 2.0**-64, 1.0])
 def test_sums_that_cancel_lose_nothing(column: list[float]) -> None:
@@ -158,7 +163,7 @@ def test_vectors_of_every_type_are_summed_in_float64(dtype: torch.dtype) -> None
     torch.testing.assert_close(result_P, expected_P, rtol=2**-51, atol=0)
 
 
-@pytest.mark.parametrize("number", [*HALF_UNITS, 2.0**799, 1e240, 5e-324, 2.0**-98, 0.0, -0.0])
+@pytest.mark.parametrize("number", [*HALF_UNITS, *WORDS, 2.0**799, 1e240, 5e-324, 2.0**-98, 0.0, -0.0])
 def test_a_number_at_the_edge_of_a_lane_is_kept(number: float) -> None:
     """Below half the lowest unit, 2^-97, nothing remains (2^-97 itself is a tie that goes to zero)."""
     for signed in (number, -number, math.nextafter(number, math.inf), -math.nextafter(number, math.inf)):
@@ -167,14 +172,29 @@ def test_a_number_at_the_edge_of_a_lane_is_kept(number: float) -> None:
         assert got == signed or abs(signed) < 2.0**-43
 
 
+LARGEST = [sign * number for number in (math.nextafter(2.0**59, 0), math.nextafter(2.0**7, 0), 2.0**-45 - 2.0**-96)
+           for sign in (1, -1)]  # fmt: skip
+"""The largest numbers of three lanes: 2⁵¹ units, less one in the lowest."""
+
+
 def test_as_many_vectors_as_are_counted_are_summed_exactly() -> None:
-    """2^20 atoms of the largest number of every lane: each lane's sum reaches 2^51 of its units."""
-    largest = [sign * math.nextafter(half_unit, 0) for half_unit in (2.0**63, 2.0**31, 2.0**-33) for sign in (1, -1)]
-    mean = mean_of([torch.tensor(largest, dtype=torch.float64)], [1])
+    """2^20 atoms of the largest number of every lane."""
+    mean = mean_of([torch.tensor(LARGEST, dtype=torch.float64)], [1])
     for _ in range(20):
         mean.merge(mean)
     assert mean.atoms == 2**20
-    assert mean.finish().tolist() == largest
+    assert mean.finish().tolist() == LARGEST
+
+
+@pytest.mark.parametrize("size", [len(LARGEST), TOGETHER + 1])
+def test_vectors_that_are_added_leave_room_for_others(size: int) -> None:
+    """Single and stacked vectors, so many that sums of 64 bits would overflow more than once."""
+    vector_P = torch.tensor(LARGEST, dtype=torch.float64).repeat(size // len(LARGEST) + 1)[:size]
+    mean, count = WeightedMean(size), 3 << 12
+    for _ in range(count):
+        mean.add(vector_P, 1)
+    mean.merge(mean)
+    assert torch.equal(mean.finish(), vector_P)
 
 
 def test_more_vectors_than_lanes_have_room_for_are_refused() -> None:
