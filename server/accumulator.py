@@ -186,10 +186,14 @@ class UpdateAccumulator:
         return self.hidden.mean_M if self.hidden else self._mean.finish(is_last=True)
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The updates [S, M] and weights [S], in the order of their tasks."""
+        """The updates [S, M] and weights [S], in the order of their tasks; to be asked for once, as :meth:`mean`."""
         # the order of arrival must not change the rule's sums
-        updates, weights = zip(*(self._single[task] for task in sorted(self._single)), strict=True)
-        return torch.stack(updates), torch.tensor(weights, dtype=torch.float64)
+        tasks = sorted(self._single)
+        weights_S = torch.tensor([self._single[task][1] for task in tasks], dtype=torch.float64)
+        updates_SM = torch.empty(len(tasks), self._mean.size, dtype=torch.float64)
+        for row_M, task in zip(updates_SM, tasks, strict=True):
+            row_M.copy_(self._single.pop(task)[0])
+        return updates_SM, weights_S
 
     def stats(self) -> RoundStats:
         """The counts of the round."""

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from fed.aggregators.robust.centres import CenteredClipping, GeometricMedian, Median, NormBound, TrimmedMean
-from fed.aggregators.robust.distances import Bucketing, Bulyan, Krum, MultiKrum, NearestNeighbourMixing
+from fed.aggregators.robust.centres import CenteredClipping, Median, NormBound, TrimmedMean
+from fed.aggregators.robust.distances import Bucketing, Bulyan, GeometricMedian, Krum, MultiKrum, NearestNeighbourMixing
 from fed.aggregators.transforms import Composed, Reducer, Transform, Weigh
 from fed.errors import ValueRange
 
@@ -188,7 +188,7 @@ class FedGeometricMedian(Robust):
     rule: ClassVar[type[Reducer]] = GeometricMedian
 
     nu: PositiveFloat = 1e-6
-    iterations: PositiveInt = 100
+    iterations: PositiveInt = 1000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,6 @@ from fed.tensors import Tensor, torch
 __all__ = [
     "CenteredClipping",
     "Centre",
-    "GeometricMedian",
     "Median",
     "NormBound",
     "Outvoting",
@@ -131,39 +130,6 @@ class TrimmedMean(Point):
         """The means of what is left."""
         share = self.attackers / len(messages_SM)
         return by_columns(lambda part_SJ: _trimmed_mean(part_SJ, weights_S, share), messages_SM)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeometricMedian(Point):
-    r"""The point with the least sum of distances to the messages (RFA: Pillutla et al. 2022, 1912.13445).
-
-    .. math:: v ← \sum_i β_i m_i / \sum_i β_i, \qquad β_i = w_i / \max(ν, ‖m_i - v‖)
-
-    These are Weiszfeld's steps, smoothed. They end when the gradient of the weighted mean distance, whose norm is 1 far
-    away, is no longer than the tolerance. They begin at the coordinates' medians rather than, as in the authors' code,
-    at the mean, which attackers can move without limit.
-
-    Args:
-        nu: ν > 0, the distance below which messages attract no more strongly.
-        iterations: the most steps.
-        tolerance: where they end, above 0.
-        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
-    """
-
-    nu: PositiveFloat = 1e-6
-    iterations: PositiveInt = 100
-    tolerance: PositiveFloat = 1e-8
-
-    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
-        """The smoothed geometric median."""
-        point_M, shares_S = Median().point(messages_SM, weights_S), weights_S / weights_S.sum()
-        for _ in range(self.iterations):
-            attraction_S = shares_S / torch.linalg.vector_norm(messages_SM - point_M, dim=1).clamp(min=self.nu)
-            step_M = attraction_S @ messages_SM / attraction_S.sum() - point_M
-            point_M = point_M + step_M
-            if torch.linalg.vector_norm(step_M) * attraction_S.sum() <= self.tolerance:  # the gradient's length
-                break
-        return point_M
 
 
 class Centre(NamedTuple):

@@ -11,35 +11,87 @@ Shapes: see :mod:`fed.layout`.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from fed.aggregators.robust.centres import Outvoting, by_columns
+from fed.aggregators.robust.centres import Outvoting, Point, by_columns
 from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
 from fed.tensors import Tensor, nn, torch
 
-__all__ = ["Bucketing", "Bulyan", "Krum", "MultiKrum", "NearestNeighbourMixing", "distances"]
+__all__ = ["Bucketing", "Bulyan", "GeometricMedian", "Krum", "MultiKrum", "NearestNeighbourMixing", "squared_distances"]
 
+_COLUMNS = 2**14
+"""So many columns make a matrix product as fast as all do, and a copy of them is small beside the messages."""
 _COLUMNS_OF_PAIRS = 2**11
 """So many columns of all messages stay in the cache while each pair is looked at."""
+_SAMPLED_COLUMNS = 2**13
+_LOST = 1e-6
+"""Of squares, what a distance may be at least: of its 16 digits ten are left then."""
 
 
-def distances(messages_SM: Tensor) -> Tensor:
-    """Euclidean distances [S, S], from differences: a matrix product would lose small ones between long vectors.
+class Gram(NamedTuple):
+    """Products of messages' differences from one of them, which are those of all points between the messages.
+
+    .. math:: G_{ij} = (m_i - c) · (m_j - c)
+
+    Args:
+        products_SS: G.
+        centre: the row of c.
+    """
+
+    products_SS: Tensor
+    centre: int
+
+    @classmethod
+    def of(cls, messages_SM: Tensor) -> "Gram":
+        """Products about the message that has the nearest half of the others, by a sample of the columns."""
+        step = -(-messages_SM.shape[1] // _SAMPLED_COLUMNS)
+        sample_SS = _from_differences(messages_SM[:, :: max(step, 1)])
+        centre = int(sample_SS.nan_to_num(torch.inf).median(1).values.argmin())
+        products_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
+        for part_SJ in torch.split(messages_SM, _COLUMNS, dim=1):
+            away_SJ = part_SJ - part_SJ[centre]
+            products_SS.addmm_(away_SJ, away_SJ.T)
+        return cls(products_SS, centre)
+
+
+def squared_distances(messages_SM: Tensor) -> Tensor:
+    r"""Squares of the Euclidean distances, [S, S], by a matrix product about one message.
+
+    .. math:: ‖m_i - m_j‖^2 = G_{ii} + G_{jj} - 2 G_{ij}
+
+    Where messages are much nearer to each other than to that one, the difference would lose their digits: these squares
+    are summed up from differences.
 
     Example:
-        >>> distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)).tolist()
-        [[0.0, 5.0], [5.0, 0.0]]
+        >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)).tolist()
+        [[0.0, 25.0], [25.0, 0.0]]
     """
-    pairs = torch.triu_indices(len(messages_SM), len(messages_SM), offset=1).unbind()
+    products_SS, _ = Gram.of(messages_SM)
+    squares_S = products_SS.diagonal()
+    sums_SS = squares_S + squares_S.unsqueeze(1)
+    found_SS = (sums_SS - 2 * products_SS).triu(1)  # a matrix product need not be symmetric to the bit
+    found_SS = found_SS + found_SS.T
+    is_lost_SS = ~(found_SS >= _LOST * sums_SS)  # true for NaN, the difference of infinite ones
+    is_lost_SS.fill_diagonal_(False)
+    lost = is_lost_SS.any(1).nonzero().squeeze(1)
+    if len(lost):
+        pairs = torch.meshgrid(lost, lost, indexing="ij")
+        found_SS[pairs] = torch.where(is_lost_SS[pairs], _from_differences(messages_SM, lost), found_SS[pairs])
+    return found_SS
+
+
+def _from_differences(messages_SM: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+    """Squared distances between some rows."""
     parts = torch.split(messages_SM, _COLUMNS_OF_PAIRS, dim=1)
-    squares = [nn.functional.pdist(part_SJ.contiguous()).square() for part_SJ in parts]
-    distances_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
-    distances_SS[pairs] = torch.stack(squares).sum(0).sqrt()
-    return distances_SS + distances_SS.T
+    squares_U = torch.stack([nn.functional.pdist(part_SJ[rows].contiguous()).square() for part_SJ in parts]).sum(0)
+    count = len(messages_SM[rows, :0])
+    squares_SS = messages_SM.new_zeros(count, count)
+    squares_SS[torch.triu_indices(count, count, offset=1).unbind()] = squares_U
+    return squares_SS + squares_SS.T
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,10 +149,68 @@ class NearestNeighbourMixing(Outvoting):
         messages_SM, weights_S = messages
         neighbours = self.left(len(messages_SM)) - self.attackers
         # stable: of equal distances the first tasks' count on every machine
-        nearest_SZ = distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
+        nearest_SZ = squared_distances(messages_SM).argsort(dim=1, stable=True)[:, :neighbours]
         mixing_SS = torch.zeros(len(messages_SM), len(messages_SM), dtype=messages_SM.dtype)
         mixing_SS.scatter_(1, nearest_SZ, weights_S[nearest_SZ])
         return None, Messages(mixing_SS @ messages_SM / mixing_SS.sum(1, keepdim=True), weights_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeometricMedian(Point):
+    r"""The point with the least sum of distances to the messages (RFA: Pillutla et al. 2022, 1912.13445).
+
+    .. math:: v ← \sum_i β_i m_i / \sum_i β_i, \qquad β_i = w_i / \max(ν, ‖m_i - v‖)
+
+    These are Weiszfeld's steps, smoothed. They end when the gradient of the weighted mean distance, whose norm is 1 far
+    away, is no longer than the tolerance. They begin near the message that has the nearest half of the others, rather
+    than, as in the authors' code, at the mean, which attackers can move without limit. Each of these points is a mean
+    of the messages: steps are taken in the space of :class:`Gram`, and the last ones among the messages themselves,
+    which gives distances all their digits.
+
+    Args:
+        nu: ν > 0, the distance below which messages attract no more strongly.
+        iterations: the most steps.
+        tolerance: where they end, above 0.
+        attackers: f ≥ 0; n ≥ 2f + 1 messages are asked for.
+    """
+
+    nu: PositiveFloat = 1e-6
+    iterations: PositiveInt = 1000
+    tolerance: PositiveFloat = 1e-8
+
+    def point(self, messages_SM: Tensor, weights_S: Tensor) -> Tensor:
+        """The smoothed geometric median."""
+        shares_S = weights_S / weights_S.sum()
+        mix_S, left = self._mix(Gram.of(messages_SM), shares_S)
+        point_M = mix_S @ messages_SM
+        for _ in range(left):
+            parts = zip(torch.split(messages_SM, _COLUMNS, 1), torch.split(point_M, _COLUMNS), strict=True)
+            squares_S = torch.stack([(part_SJ - point_J).square().sum(1) for part_SJ, point_J in parts]).sum(0)
+            attraction_S = shares_S / squares_S.sqrt().clamp(min=self.nu)
+            step_M = attraction_S @ messages_SM / attraction_S.sum() - point_M
+            point_M = point_M + step_M
+            if torch.linalg.vector_norm(step_M) * attraction_S.sum() <= self.tolerance:  # the gradient's length
+                break
+        return point_M
+
+    def _mix(self, gram: Gram, shares_S: Tensor) -> tuple[Tensor, int]:
+        """Each message's part in the point, and the number of steps that are left."""
+        near = gram.products_SS.diagonal().isfinite().nonzero().squeeze(1)  # the others attract no more
+        products_NN, shares_N = gram.products_SS[near][:, near], shares_S[near]
+        squares_N = products_NN.diagonal()
+        away_N = squares_N.sqrt()
+        attraction_N = shares_N / (away_N + away_N.median()).clamp(min=self.nu)  # no message draws more than its share
+        mix_N, left = attraction_N / attraction_N.sum(), self.iterations
+        while left:
+            left -= 1
+            cross_N = products_NN @ mix_N
+            away_N = (squares_N - 2 * cross_N + mix_N @ cross_N).clamp(min=0).sqrt()
+            attraction_N = shares_N / away_N.clamp(min=self.nu)
+            step_N = attraction_N / attraction_N.sum() - mix_N
+            mix_N = mix_N + step_N
+            if (step_N @ products_NN @ step_N).clamp(min=0).sqrt() * attraction_N.sum() <= self.tolerance:
+                break
+        return torch.zeros_like(shares_S).scatter_(0, near, mix_N), left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +239,7 @@ class _Selection(Outvoting):
                 f"{type(self).__name__} counts clients and so must get equal weights, got some from {lightest:g} to "
                 f'{heaviest:g}: put Weigh(by="clients") before it, or use Median, TrimmedMean or GeometricMedian'
             )
-        chosen_ZM = self.choose(messages_SM, distances(messages_SM).square())
+        chosen_ZM = self.choose(messages_SM, squared_distances(messages_SM))
         return None, Messages(chosen_ZM, weights_S[: len(chosen_ZM)])  # all are equal
 
     @abstractmethod

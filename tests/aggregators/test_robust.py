@@ -28,8 +28,16 @@ from fed.aggregators.robust.algorithms import (
     FedTrimmedMean,
     Robust,
 )
-from fed.aggregators.robust.centres import CenteredClipping, Centre, GeometricMedian, Median, NormBound, TrimmedMean
-from fed.aggregators.robust.distances import Bucketing, Bulyan, Krum, MultiKrum, NearestNeighbourMixing, distances
+from fed.aggregators.robust.centres import CenteredClipping, Centre, Median, NormBound, TrimmedMean
+from fed.aggregators.robust.distances import (
+    Bucketing,
+    Bulyan,
+    GeometricMedian,
+    Krum,
+    MultiKrum,
+    NearestNeighbourMixing,
+    squared_distances,
+)
 from fed.aggregators.transforms import Messages, Momentum, Reducer, Weigh, chain
 from fed.errors import InvalidExperiment, ValueRange
 from fed.simulations.simulation import Simulation
@@ -501,4 +509,42 @@ def test_no_column_is_forgotten_where_there_are_many() -> None:
     messages_SM = drawn(5, 70_001)
     assert_same(one(reduced(Median(), messages_SM)), np.median(messages_SM, axis=0))
     away_SSM = messages_SM[:, np.newaxis] - messages_SM
-    assert_same(distances(torch.from_numpy(messages_SM)), np.linalg.norm(away_SSM, axis=2))
+    assert_same(squared_distances(torch.from_numpy(messages_SM)), np.square(away_SSM).sum(2))
+
+
+APART = {
+    "near": 1.0,
+    "a pair among far ones": np.array([1e3, 1e3, 1e3, 1e3 + 1e-5, 0, 1, 2, 3, 4.0]),
+    "two groups": np.array([0, 1, 2, 3, 4, 1e7, 1e7, 1e7, 1e7]),
+    "nearly alike, far away": 1e8,
+    "some beyond squares": np.array([0, 1, 2, 3, 4, 5, 6, 1e200, -1e200]),
+}
+
+
+@pytest.mark.parametrize("where", APART.values(), ids=APART)
+@pytest.mark.parametrize("size", [1, 300, 20_001])
+def test_squared_distances_keep_their_digits(where: Any, size: int) -> None:
+    # At a distance of 1e-6 of the sum of both squares, a difference of squares has lost 6 of 16 digits.
+    messages_SM = drawn(9, size) * 1e-3 + np.broadcast_to(where, 9)[:, np.newaxis]
+    with np.errstate(over="ignore"):
+        expected_SS = np.stack([np.square(messages_SM - one_M).sum(1) for one_M in messages_SM])
+    found_SS = squared_distances(torch.from_numpy(messages_SM)).numpy()
+    assert np.array_equal(found_SS, found_SS.T)
+    np.testing.assert_allclose(found_SS, expected_SS, rtol=1e-9, atol=0)
+
+
+def test_equal_messages_are_at_no_distance() -> None:
+    messages_SM = drawn(6, 5000)[[0, 1, 2, 1, 4, 1]]
+    found_SS = squared_distances(torch.from_numpy(messages_SM)).numpy()
+    assert np.array_equal(found_SS == 0, (messages_SM[:, np.newaxis, :1] == messages_SM[:, :1])[:, :, 0])
+
+
+def test_the_heaviest_message_is_the_geometric_median_if_others_cannot_pull_it() -> None:
+    # Two unit vectors at a right angle pull by √2.
+    messages_SM = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    for heavy in (1.1, 1.3):
+        point_M = one(reduced(GeometricMedian(tolerance=1e-10), messages_SM, [heavy, 1, 1]))
+        away_SM = point_M - messages_SM
+        pulls_SM = np.array([[heavy], [1], [1]]) * away_SM / np.linalg.norm(away_SM, axis=1, keepdims=True)
+        np.testing.assert_allclose(pulls_SM.sum(0), np.zeros(2), rtol=0, atol=1e-8)
+    assert np.linalg.norm(one(reduced(GeometricMedian(), messages_SM, [2, 1, 1]))) < 1e-5

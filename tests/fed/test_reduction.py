@@ -197,6 +197,15 @@ def test_vectors_that_are_added_leave_room_for_others(size: int) -> None:
     assert torch.equal(mean.finish(), vector_P)
 
 
+def test_packed_sums_leave_room_for_others() -> None:
+    """Minus one unit has all the bits of a lane, when it is read from digits of 32."""
+    least = mean_of([torch.tensor([-(2.0**-96)], dtype=torch.float64)], [1])
+    packed, total, count = least.packed(), WeightedMean(1), 1 << 13
+    for _ in range(count):
+        total.merge(WeightedMean.unpacked(packed, 1, 1, 1))
+    assert total.finish().item() == -(2.0**-96)
+
+
 def test_more_vectors_than_lanes_have_room_for_are_refused() -> None:
     mean = mean_of([torch.ones(2)], [1])
     mean.atoms = 2**20 - 1  # as if so many had been added
