@@ -61,6 +61,10 @@ class Batching:
     group: int
     reason: str
 
+    def __str__(self) -> str:
+        """Say how, and why."""
+        return f"{'batched' if self.is_batched else 'one client at a time'}: {self.reason}"
+
 
 def choose(
     execution: Execution, recipe: Recipe, context: LocalContext, samples: Pair, trainees: int, *, may_ignore: bool

@@ -1,6 +1,7 @@
 """``fed.simulate``: one experiment, run on this machine."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from fed.tensors import nn, torch
 __all__ = ["Observer", "simulate"]
 
 
+_log = logging.getLogger(__name__)
 _HOW = "fed.Experiment.load(path) or fed.Experiment(**keys)"
 
 
@@ -106,6 +108,7 @@ def simulate(
         if folder is not None and resume:
             check_given_parts(given, folder)
         simulation = Simulation(experiment, data, model, loss, metric)
+        _log.info("training: %s", simulation.batching)
         fingerprint = run_fingerprint(simulation.experiment, simulation.layout, simulation.population)
         kept = newest_checkpoint(fingerprint, folder, experiment.objects()) if folder is not None and resume else None
         expectation = expect(simulation) if observer is not None else None

@@ -159,5 +159,4 @@ def _batching(document: "fed.Experiment | fed.Comparison") -> Iterator[str]:
             reason = str(error) if isinstance(error, InvalidInput) else f"{type(error).__name__}: {error}"
             yield f"{name}: how clients will train is not known: {reason}".splitlines()[0]
             continue
-        how = "batched" if chosen.is_batched else "one client at a time"
-        yield f"{name}: {how}: {chosen.reason}"
+        yield f"{name}: {chosen}"
