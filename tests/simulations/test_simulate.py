@@ -96,14 +96,11 @@ def test_metrics_and_summary_hold_what_is_promised() -> None:
     assert run.directory is None
 
 
-@pytest.mark.parametrize(
-    ("batching", "said"), [("on", "batched: up to "), ("off", "one client at a time: simulation.")]
-)
-def test_log_and_summary_say_how_clients_train(batching: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("batching", "said"), [("on", "batched: up to "), ("off", "one client at a time: ")])
+def test_the_log_says_how_clients_train(batching: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="fed")
-    run = fed.simulate(fed.Experiment(rounds={"count": 1}, data={"clients": 4}, simulation={"batching": batching}))
-    assert run.summary["training"].startswith(said)
-    assert f"training: {run.summary['training']}" in caplog.messages
+    simulate(fed.Experiment(rounds={"count": 1}, data={"clients": 4}, simulation={"batching": batching}))
+    assert any(message.startswith(f"training: {said}") for message in caplog.messages)
 
 
 def test_virtual_time_comes_from_work_and_bytes() -> None:
