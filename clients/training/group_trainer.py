@@ -105,10 +105,15 @@ class GroupTraining:
         lost: CodecState = kept
         sizes: tuple[int, ...] = ()
         if aggregator is not None and sent.task.wants != "models" and not diverged:
+            averages_models = self._averages_models(sent.task, begin)
+            if averages_models and aggregator.plain_report and not sent.task.state_names:
+                return trained, self._mean_of_models(sent, begin, group, trained.weights)  # all that the rest would do
             update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, group)
             diverged = None if is_update else self._overflown(sent.task, update_KM, "what it reports")
             tensors = (update_KM, group.integers_KI)
-            if sent.task.wants != "reported" and not diverged:
+            if averages_models and is_update:
+                tensors = self._mean_of_models(sent, begin, group, weights)
+            elif sent.task.wants != "reported" and not diverged:
                 numbers = ClientNumbers(weights, samples, group.train_losses)
                 outgoing = self._outgoing(sent, update_KM, group.params_KV if is_update else None, numbers)
                 tensors, diverged = self._wanted(sent, outgoing, group, weights)
@@ -119,6 +124,18 @@ class GroupTraining:
         state = client_state(algorithm, own or (), counted)
         states = *(state[name] for name in sent.task.state_names), *(lost[name] for name in kept)
         return trained, (*tensors, *states)
+
+    def _averages_models(self, task: Train, begin: Tensor) -> bool:
+        """True if the mean of a group's updates is wanted as it would be of its models, which takes half the time."""
+        message = self._recipe.format
+        is_plain = message is not None and message.sends_models and message.fixed is None
+        return is_plain and task.wants == "mean" and begin.ndim == 1
+
+    def _mean_of_models(
+        self, sent: _Sent, begin: Tensor, group: TrainedGroup, weights: Sequence[float]
+    ) -> tuple[Tensor, Tensor]:
+        mean_V = _mean(group.params_KV.to(torch.float64, copy=True), weights).sub_(begin)
+        return mean_V, _largest(group.integers_KI, sent.integers)
 
     def _outgoing(self, sent: _Sent, update_KM: Tensor, params_KV: Tensor | None, numbers: ClientNumbers) -> Outgoing:
         """Encode reported updates for the wire, and decode them as the coordinator would.
@@ -155,7 +172,7 @@ class GroupTraining:
         if sent.task.wants == "payload":
             return (*(tensor[None] for tensor in outgoing.payloads[0]), integers_KI), diverged
         if sent.task.wants == "mean":
-            integers_I = integers_KI.amax(0) if integers_KI.numel() else sent.integers
+            integers_I = _largest(integers_KI, sent.integers)
             received_KM = outgoing.received_KM
             if message is not None and message.fixed is not None:
                 return (received_KM.sum(0, dtype=received_KM.dtype), integers_I), diverged  # which wraps
@@ -291,11 +308,15 @@ def _columns(*numbers: Sequence[float]) -> tuple[Tensor, ...]:
     return torch.tensor(numbers, dtype=torch.float64).unsqueeze(2).unbind()
 
 
-def _mean(update_KM: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weighted mean; of a single message that one, to the bit."""
+def _mean(vectors_KV: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weighted mean; of a single vector that one, to the bit."""
     if len(weights) == 1:
-        return update_KM[0]
-    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ update_KM
+        return vectors_KV[0]
+    return (torch.tensor(weights, dtype=torch.float64) / sum(weights)) @ vectors_KV
+
+
+def _largest(integers_KI: Tensor, before_I: Tensor) -> Tensor:
+    return integers_KI.amax(0) if integers_KI.numel() else before_I
 
 
 def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:
