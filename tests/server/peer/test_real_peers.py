@@ -129,9 +129,9 @@ def test_a_peer_joins_with_a_copy_and_mixes(tmp_path: Path) -> None:
         peers.start(4)
         peers.await_end()
         of_joined = [line["replied"] for line in peers.lines(4)]
-        first = of_joined.index(1)
-        assert first > 4
-        assert of_joined[first:] == [1] * (60 - first)
+        assert of_joined.index(1) > 4
+        # until the others wait for it, it may fall behind once more, and goes on where most of them are
+        assert of_joined[-40:] == [1] * 40
         assert "with a copy of another peer's model" in peers.log(4)
         # once it is with the others, both its neighbours' vectors reach it: in their round or a round before
         size_bytes = peers.lines(0)[0]["bytes_up"] // 2
