@@ -153,8 +153,12 @@ def measure_grpc(part: Part, folder: Path) -> dict[str, Any]:
         if server.returncode:
             raise CommandFailed(f"the server ended with status {server.returncode}:\n{log.read_text()[-2000:]}")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    settled = [resident[number] for number in sorted(resident) if number > part.rounds // 5]
-    growth_mb = settled[-1] - settled[0] if settled else None
+    settled = {number: found_mb for number, found_mb in resident.items() if number > part.rounds // 5}
+    # by a line through all rounds, for what is resident at one of them is 50 MB more or less
+    is_known = len(settled) > 1
+    growth_mb = (
+        statistics.linear_regression(list(settled), list(settled.values())).slope * len(settled) if is_known else None
+    )
     return result(part, [line["wall_s"] for line in lines], failures(lines), peak_mb, growth_mb)
 
 
