@@ -30,11 +30,11 @@ gossip: $(LINKED)  ## eight peers without a coordinator beside a simulation: the
 deployment: $(LINKED)  ## rounds, transfers and 200 clients over gRPC; beside Flower where make benchmark has installed it
 	$(BIN)/python benchmarks/deployment.py
 
-benchmark: $(LINKED) benchmarks/.venv/installed  ## rounds a second beside PyTorch loops, pfl-research and Flower; half an hour
+benchmark: $(LINKED) benchmarks/.venv/installed  ## speed beside PyTorch, pfl-research, Flower and byzfl; a quarter of an hour
 	$(BIN)/python benchmarks/simulation.py
 
 time: $(LINKED)  ## events a second of the simulator's clock, with 1,000 to 1,000,000 clients; two minutes
-	$(BIN)/python benchmarks/time.py
+	$(BIN)/python benchmarks/clock.py
 
 gossip-benchmark: $(LINKED)  ## 1,000 simulated peers, and their mixing beside the memory's bandwidth; three minutes
 	$(BIN)/python benchmarks/gossip.py

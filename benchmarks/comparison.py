@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from processes import ONE_THREAD, CommandFailed, Finished, run
+from ratios import Ratio
 from rich.console import Console
 from workloads import Workload
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / ".venv" / "bin" / "python"
-WARM_UP_S = 3.0  # in which the slowest worker has started
+WARM_UP_S = 2.0  # in which the slowest worker has started
 FEWEST_ROUNDS = 3
 _ATTEMPTS_OF_PEERS = 3
 
@@ -149,11 +150,11 @@ def _add_shares(sides: dict[str, Any]) -> None:
             side["share_of_limit"] = side["median"] / (sides["limit"]["median"] * side["processes"])
 
 
-def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Ratios of the medians: each of ours over each of the others."""
+def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, Ratio]]:
+    """Ratios of the rates: each of ours over each of the others, which took turns."""
     others = [name for name in sides if not name.startswith("ours") and name != "limit"]
     return {
-        ours: {other: sides[ours]["median"] / sides[other]["median"] for other in others}
+        ours: {other: Ratio.of(*(sides[side]["rounds_per_s"] for side in (ours, other))) for other in others}
         for ours in sides
         if ours.startswith("ours")
     }

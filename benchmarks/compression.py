@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from compression_report import COMPRESSION, tables
+from machine import machine
 from report import conclude
 from rich.console import Console
-from simulation import machine, some_of
+from simulation import some_of
 from workloads import MNIST
 
 import fed

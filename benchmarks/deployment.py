@@ -37,10 +37,10 @@ import numpy as np
 import on_flower
 import yaml
 from deployment_report import DEPLOYMENTS, markdown, table
+from machine import machine
 from processes import ONE_THREAD, CommandFailed, started
 from report import conclude
 from rich.console import Console
-from simulation import machine
 
 from fed.identity.authority import Authority
 

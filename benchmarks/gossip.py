@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from machine import machine
 from rich.console import Console
-from simulation import machine
 from torch import Tensor
 
 import fed

@@ -41,11 +41,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR, GCM
+from machine import machine
 from processes import ONE_THREAD, CommandFailed, run
 from report import conclude
 from rich.console import Console
 from secure_report import MANY_CLIENTS, OF_MASKS, SECURE, STAGES, markdown, shortfalls, size_cells, tables
-from simulation import machine
 from torch import Tensor
 
 import fed.secure_aggregation.client

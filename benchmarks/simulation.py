@@ -1,10 +1,11 @@
-"""Training rounds a second of federated simulation, side by side: fed, plain PyTorch, pfl-research and Flower.
+"""Speed of federated simulation, side by side: fed, plain PyTorch, pfl-research, Flower and byzfl.
 
 Every side runs in a process of its own, with one thread a process, on the same samples, partition and first model. Each
 first trains a fixed number of rounds, after which all must be about as accurate, and which tell how fast it is; then
-the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first three seconds, so
-that neither starting processes nor the first, slower rounds do. Without options it measures all that there is, and
-writes ``results.json`` beside this file and the table in docs/benchmarks.md.
+the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first two seconds, so
+that neither starting processes nor the first, slower rounds do. Ratios are of sides that took turns, with the interval
+that holds 95 of 100. Other parts are large populations, the whole command, the simulator's clock, exact sums and robust
+rules. Without options it measures all parts, and writes ``results.json`` beside this file and docs/benchmarks.md.
 
     python benchmarks/simulation.py --workloads digits --sides ours-1,plain --repetitions 5
 """
@@ -12,40 +13,30 @@ writes ``results.json`` beside this file and the table in docs/benchmarks.md.
 import argparse
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import aggregation
+import clock
 from comparison import HERE, PEERS, SIDES, Comparison
-from processes import ROOT, CommandFailed
+from machine import machine
+from processes import CommandFailed
 from report import conclude
 from rich.console import Console
 from simulation_report import SIMULATION, tables
 from whole import measure_command, measure_populations, over_limits
 from workloads import MNIST, WORKLOADS
 
-PARTS = ("rounds", "populations", "command")
+PARTS = ("rounds", "populations", "command", "clock", "sums", "rules")
+USUAL_SIDES = ("ours-0", "ours-2", "plain", "pfl-1", "pfl-2", "flower", "limit")
+CLOCK_POPULATIONS = (1_000, 1_000_000)
+CLOCK_S = 2.0
+BLAZEFL = "BlazeFL 3.0 needs Python 3.14 or later"
 
 console = Console(highlight=False)
-
-
-def machine() -> dict[str, Any]:
-    """Description of the machine."""
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [line for line in cpuinfo.read_text().splitlines() if "model name" in line] if cpuinfo.exists() else []
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {
-        "processor": models[0].partition(":")[2].strip() if models else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "git_commit": commit.stdout.strip() or None,
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def available(workloads: list[str], sides: list[str]) -> tuple[list[str], list[str]]:
@@ -61,24 +52,28 @@ def available(workloads: list[str], sides: list[str]) -> tuple[list[str], list[s
     return workloads, sides
 
 
-def some_of(known: Collection[str]) -> dict[str, Any]:
-    """Settings of an option that names some of those known, by default all."""
+def some_of(known: Collection[str], usual: Collection[str] = ()) -> dict[str, Any]:
+    """Settings of an option that names some of those known, by default the usual ones, or all."""
 
     def parse(text: str) -> list[str]:
         if unknown := [name for name in text.split(",") if name not in known]:
             raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}; known: {', '.join(known)}")
         return text.split(",")
 
-    return {"type": parse, "default": list(known), "metavar": "NAME,…"}
+    return {"type": parse, "default": list(usual or known), "metavar": "NAME,…"}
 
 
 def arguments() -> argparse.Namespace:
     """Arguments of the command line."""
-    parser = argparse.ArgumentParser(description="Training rounds a second of federated simulation, side by side.")
-    for option, known in (("--workloads", WORKLOADS), ("--sides", SIDES), ("--parts", PARTS)):
-        parser.add_argument(option, **some_of(known), help=f"of {', '.join(known)}")
+    parser = argparse.ArgumentParser(description="Speed of federated simulation, side by side.")
+    for option, known, usual in (
+        ("--workloads", WORKLOADS, ()),
+        ("--sides", SIDES, USUAL_SIDES),
+        ("--parts", PARTS, ()),
+    ):
+        parser.add_argument(option, **some_of(known, usual), help=f"of {', '.join(known)}")
     parser.add_argument("--repetitions", type=int, default=5, help="measurements of each side; their median counts")
-    parser.add_argument("--seconds", type=float, default=4.0, help="about how long a measurement takes")
+    parser.add_argument("--seconds", type=float, default=2.5, help="about how long a measurement takes")
     parser.add_argument("--output", type=Path, help="where to write the results; all of them go beside this program")
     return parser.parse_args()
 
@@ -86,7 +81,7 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print and write; 1 where the sides do not agree or a limit is exceeded."""
     given = arguments()
-    is_all = (given.workloads, given.sides, given.parts) == (list(WORKLOADS), list(SIDES), list(PARTS))
+    is_all = (given.workloads, given.sides, given.parts) == (list(WORKLOADS), list(USUAL_SIDES), list(PARTS))
     workloads, sides = available(given.workloads, given.sides)
     results: dict[str, Any] = {"machine": machine(), "versions": {}, "repetitions": given.repetitions}
     failures: list[str] = []
@@ -105,6 +100,14 @@ def main() -> int:
         if "command" in given.parts:
             results["command"] = measure_command(given.repetitions, folder)
             failures += over_limits(results["command"])
+    if "clock" in given.parts:
+        results["clock"] = clock.measure_all(CLOCK_POPULATIONS, given.repetitions, CLOCK_S, console)
+        failures += clock.too_slow(results["clock"])
+    sums = results["sums"] = aggregation.measure_sums(given.repetitions) if "sums" in given.parts else []
+    rules = results["rules"] = aggregation.measure_rules(given.repetitions, console) if "rules" in given.parts else []
+    failures += aggregation.over_limits(sums, rules)
+    if "flower" in given.sides and sys.version_info < (3, 14):
+        results["absent"] = f"{BLAZEFL}, and this is {platform.python_version()}"
     output = given.output or (HERE / "results.json" if is_all else None)
     return conclude(console, results, tables(results), output, SIMULATION if is_all else None, failures=failures)
 

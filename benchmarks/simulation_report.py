@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import aggregation
+import clock
+from ratios import Ratio
 from report import Report, Table
 
 SIMULATION = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
@@ -18,6 +21,9 @@ def tables(report: Report) -> Iterator[Table]:
         yield _populations(report)
     if report.get("command"):
         yield _command(report)
+    if report.get("clock"):
+        yield clock.table(report["clock"], report["repetitions"])
+    yield from aggregation.tables(report.get("sums", ()), report.get("rules", ()))
 
 
 def _rates(report: Report) -> Table:
@@ -25,7 +31,7 @@ def _rates(report: Report) -> Table:
     rounds = ", ".join(str(workload["settings"]["agreement_rounds"]) for workload in workloads)
     title = (
         f"Training rounds a second, median of {report['repetitions']} (least – most); of ours the share of the limit; "
-        f"test accuracy after {rounds} rounds"
+        f"test accuracy after {rounds} rounds" + (f". {report['absent']}" if "absent" in report else "")
     )
     rows = []
     for side in _sides(report):
@@ -53,7 +59,11 @@ def _ratios(report: Report) -> Table:
         [f"{titles[ours]} : {titles[other]}", *(_ratio(workload["ratios"], ours, other) for workload in workloads)]
         for ours, other in pairs
     ]
-    return Table("Ratios of these medians", ["", *(workload["settings"]["title"] for workload in workloads)], rows)
+    return Table(
+        "Ratios of these rates, of sides that took turns, with the interval that holds 95 of 100",
+        ["", *(workload["settings"]["title"] for workload in workloads)],
+        rows,
+    )
 
 
 def _comparable(workload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -66,9 +76,9 @@ def _comparable(workload: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _ratio(ratios: Mapping[str, Mapping[str, float]], ours: str, other: str) -> str:
+def _ratio(ratios: Mapping[str, Mapping[str, Sequence[float]]], ours: str, other: str) -> str:
     ratio = ratios.get(ours, {}).get(other)
-    return "–" if ratio is None else f"{ratio:.2f}"
+    return "–" if ratio is None else str(Ratio(*ratio))
 
 
 def _populations(report: Report) -> Table:
@@ -87,8 +97,10 @@ def _populations(report: Report) -> Table:
 
 def _command(report: Report) -> Table:
     found = report["command"]
-    row = [f"`{found['command']}`", f"{found['wall_s']:.2f}", _megabytes(found["peak_resident_mb"])]
-    return Table("The whole command", ["", "seconds", "peak memory, MB"], [row])
+    times, memory = str(Ratio(*found["times_import"])), _megabytes(found["peak_resident_mb"])
+    row = [f"`{found['command']}`", f"{found['wall_s']:.2f}", f"{found['import_s']:.2f}", times, memory]
+    head = ["", "seconds", "`import torch`, s", "ratio", "peak memory, MB"]
+    return Table("The whole command, in turn with PyTorch's import alone", head, [row])
 
 
 def _sides(report: Report) -> Sequence[str]:

@@ -135,10 +135,13 @@ class Coordinator:
             for place, client in enumerate(clients)
         ]
         self._tasks += len(tasks)
-        self.open |= {task.id: task for task in tasks}
+        self.open.update((task.id, task) for task in tasks)
         accumulator.selected += len(tasks)
-        sizes = {task.content: task.size_bytes() for task in {task.content: task for task in tasks}.values()}
-        accumulator.bytes_down += sum(sizes[task.content] for task in tasks)
+        sizes: dict[object, int] = {}
+        for task in tasks:
+            if (content := task.content) not in sizes:
+                sizes[content] = task.size_bytes()
+            accumulator.bytes_down += sizes[content]
         self.fleet.dispatch(tasks)
 
     def collect(
@@ -239,8 +242,8 @@ class Coordinator:
     def _repeats(self, client: int | str, number: int) -> int:
         """The number of tasks that a client has had in a round before."""
         asked = self._asked.setdefault(number, {})
-        asked[client] = asked.get(client, -1) + 1
-        return asked[client]
+        asked[client] = repeats = asked.get(client, -1) + 1
+        return repeats
 
     def _suffice(self, replies: int, quorum: int, number: int) -> bool:
         if replies < quorum:

@@ -91,16 +91,17 @@ class SimulatedFleet:
 
     def dispatch(self, tasks: Iterable[Task]) -> None:
         """Start tasks at the present clock."""
+        clients, now_s, bytes_up = self.clients, self.clock, self.message.uplink_bytes
         for task in tasks:
-            if task.content not in self._task_bytes:
+            if (content := task.content) not in self._task_bytes:
                 version = task.model.version
                 self._task_bytes = {of: known for of, known in self._task_bytes.items() if of[0] == version}
-                self._task_bytes[task.content] = task.size_bytes()
-            spells = self.clients.spells.get(task.client)
-            until_s = spells.at(self.clock).until_s if spells else math.inf
-            moved = {"bytes_down": self._task_bytes[task.content], "bytes_up": self.message.uplink_bytes}
-            flight = depart(self.clients, task, now_s=self.clock, there_until_s=until_s, **moved)
-            self._occupation.begin(task.client, flight.arrives_s - self.clock)
+                self._task_bytes[content] = task.size_bytes()
+            spells = clients.spells.get(task.client)
+            until_s = spells.at(now_s).until_s if spells else math.inf
+            moved = {"bytes_down": self._task_bytes[content], "bytes_up": bytes_up}
+            flight = depart(clients, task, now_s=now_s, there_until_s=until_s, **moved)
+            self._occupation.begin(task.client, flight.arrives_s - now_s)
             self._set_out(flight)
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
@@ -291,11 +292,11 @@ class SimulatedFleet:
             yield Answer.failure(task, reason, diverged=True)
             return
         update, integers, *states = tensors
-        rows = zip(*map(_rows, states), strict=True) if states else [()] * len(flights)
-        names = self.states.names
-        for flight, state in zip(flights, rows, strict=True):
-            flight.state = dict(zip(names, state[: len(names)], strict=True))
-            flight.lost = dict(zip(self.states.codec_names, state[len(names) :], strict=True))
+        if states:
+            names = self.states.names
+            for flight, state in zip(flights, zip(*map(_rows, states), strict=True), strict=True):
+                flight.state = dict(zip(names, state[: len(names)], strict=True))
+                flight.lost = dict(zip(self.states.codec_names, state[len(names) :], strict=True))
         sizes = self._sizes(trained.sizes, len(flights))
         if reduces:
             for flight in flights:

@@ -14,7 +14,7 @@ __all__ = ["Flight", "Occupation", "depart"]
 _MOST_LATE = 10  # clients that a summary names
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """One task under way.
 
@@ -44,7 +44,7 @@ class Flight:
 
     def saved(self) -> Tree:
         """Whole flight, for a checkpoint."""
-        return {**vars(self), "task": plain(self.task), "answer": plain(self.answer)}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "task": plain(self.task), "answer": plain(self.answer)}
 
     @classmethod
     def restored(cls, state: Tree) -> "Flight":

@@ -30,8 +30,8 @@ __all__ = [
     "by_columns",
 ]
 
-_COLUMNS = 2**15
-"""So many columns of a few dozen messages, sorted and summed up, stay in the cache."""
+_COLUMNS = 2**12
+"""So many columns of some dozen messages, sorted and summed up, stay in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,6 +93,8 @@ class FederatedData:
 
     def size_of(self, client: ClientId) -> int:
         """Number of samples of a client; where the data on demand do not say it, the client is read for it."""
+        if isinstance(self.train, dict):
+            return len(self.train[client][1])
         said = self._said_size_of(client)
         return self.read(client)[1].shape[0] if said is None else said
 

@@ -5,7 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +18,8 @@ from fed.tensors import Tensor, nn, torch
 __all__ = ["Batches", "Block", "GroupSteps", "normalises_batches"]
 
 _STEPS_AT_ONCE = 512  # steps for which the indices of samples are made at a time
+_KEPT_GROUPS = 64  # whose blocks may be used again
+_KEPT_SAMPLES = 1 << 16  # of all steps of a group whose blocks are kept: about a megabyte
 
 _Order: TypeAlias = Callable[[], np.random.Generator]
 
@@ -114,7 +116,7 @@ class Block(NamedTuple):
 
 class _Client(NamedTuple):
     plan: Batches
-    order: _Order
+    order: _Order | None  # None: its samples keep theirs
     begin: int  # of its samples among those of all
 
 
@@ -145,25 +147,22 @@ class GroupSteps:
         self._device = device
         self._dtype = dtype
         self.plan = cache(lambda samples, steps: Batches(local, samples, steps=steps))
-        self._ordered: tuple[list[Batches], list[Block]] | None = None
+        self._kept = lru_cache(_KEPT_GROUPS)(lambda clients: list(self._blocks(clients)))
 
     def blocks(self, plans: Sequence[Batches], orders: Sequence[_Order], rows: Sequence[int]) -> Iterable[Block]:
-        """Blocks of a group's steps; those of the last group are used again if sizes agree and all keep their order.
+        """Blocks of a group's steps; those of earlier groups are used again if sizes agree and all keep their order.
 
         Args:
             plans: each client's ``plan``.
             orders: each client's stream that shuffles its samples, made when something is drawn.
             rows: the clients in descending order of steps, as they stand in the blocks.
         """
-        in_rows = [plans[row] for row in rows]
-        if self._ordered is not None and self._ordered[0] == in_rows:
-            return self._ordered[1]
-        begins = [0, *itertools.accumulate(plan.samples for plan in plans)]
-        blocks = self._blocks([_Client(plans[row], orders[row], begins[row]) for row in rows])
-        if in_rows[0].steps > _STEPS_AT_ONCE or not all(plan.keeps_order for plan in in_rows):
-            return blocks
-        self._ordered = in_rows, list(blocks)
-        return self._ordered[1]
+        begins = [0, *itertools.accumulate([plan.samples for plan in plans])]
+        of_rows = [(plans[row], orders[row], begins[row]) for row in rows]
+        clients = tuple([_Client(plan, None if plan.keeps_order else order, begin) for plan, order, begin in of_rows])
+        if plans[rows[0]].steps * begins[-1] <= _KEPT_SAMPLES and all(client.order is None for client in clients):
+            return self._kept(clients)
+        return self._blocks(clients)
 
     def _blocks(self, clients: Sequence[_Client]) -> Iterator[Block]:
         """Blocks of at most 512 steps."""
@@ -199,7 +198,7 @@ class GroupSteps:
 def _places(client: _Client, places_W: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Samples in a client's places [L, W], a block at a time; places left over hold the step's last sample."""
     plan = client.plan
-    orders = itertools.repeat(np.arange(plan.samples)) if plan.keeps_order else plan.orders(client.order())
+    orders = itertools.repeat(np.arange(plan.samples)) if client.order is None else plan.orders(client.order())
     taken: list[NDArray[np.int64]] = []
     for first in range(0, plan.steps, _STEPS_AT_ONCE):
         epochs_L, steps_L = np.divmod(np.arange(first, min(first + _STEPS_AT_ONCE, plan.steps)), len(plan.sizes))

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from benchmarks import report
+from benchmarks.ratios import Ratio
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BEGIN, END = MARKERS = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -17,6 +19,11 @@ BEGIN, END = MARKERS = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 def measure(output: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "benchmarks/simulation.py", "--repetitions", "1", "--output", str(output), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def guard(other: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "benchmarks/guard.py", str(other), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -29,9 +36,39 @@ def test_sides_do_the_same_work_and_are_compared(tmp_path: Path) -> None:
     digits = json.loads((tmp_path / "results.json").read_text())["workloads"]["digits"]
     medians = {name: side["median"] for name, side in digits["sides"].items()}
     assert list(medians) == sides.split(",")
-    assert digits["ratios"]["ours-0"] == {other: medians["ours-0"] / medians[other] for other in ("plain", "lean")}
+    ratios = {other: ratio[0] for other, ratio in digits["ratios"]["ours-0"].items()}
+    assert ratios == pytest.approx({other: medians["ours-0"] / medians[other] for other in ("plain", "lean")})
     assert digits["sides"]["ours-0"]["share_of_limit"] == medians["ours-0"] / medians["limit"] < 1
     assert all(side["accuracy"] > 0.85 for name, side in digits["sides"].items() if name != "limit")
+
+
+def test_intervals_hold_the_true_ratio_95_times_of_100() -> None:
+    # Of 2000 intervals 1900 should hold it, with a standard deviation of 10.
+    draws = np.random.default_rng(0).lognormal(0.5, 0.1, size=(2000, 2, 5))
+    ratios = [Ratio.of(*pair) for pair in draws.tolist()]
+    assert abs(sum(ratio.low <= 1 <= ratio.high for ratio in ratios) - 1900) < 50
+    assert all(ratio.low < ratio.middle < ratio.high for ratio in ratios)
+
+
+def test_of_one_pair_no_interval_is_known() -> None:
+    assert list(Ratio.of([3.0], [2.0])) == pytest.approx([1.5, 0.0, np.inf])
+
+
+@pytest.mark.long
+def test_the_guard_sees_what_a_change_costs(tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(slow)], check=True)
+    module, step = slow / "server" / "coordinator.py", "        self._tasks += len(tasks)\n"
+    module.write_text(module.read_text().replace(step, f"        __import__('time').sleep(0.01)\n{step}"))
+    done = guard(slow, "--workloads", "digits", "--repetitions", "3", "--seconds", "0.5")
+    assert done.returncode == 0, done.stderr
+    (row,) = (line for line in done.stdout.splitlines() if "fed, in one process" in line)
+    assert float(row.split("│")[3].split()[0]) > 3
+
+
+def test_the_guard_wants_a_checkout(tmp_path: Path) -> None:
+    said = f"error: {tmp_path} must be a checkout of this project, and has no fed\n"
+    assert guard(tmp_path, "--workloads", "digits").stderr == said
 
 
 def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:

@@ -95,3 +95,16 @@ def test_last_single_sample_joins_the_step_before_if_required() -> None:
     assert (alone.sizes, joined.sizes) == ([4, 4, 1], [4, 5])
     assert Batches(Local(batch_size=4), 5, never_single=True).keeps_order, "5 samples, all in one step"
     assert Batches(Local(batch_size=4), 1, never_single=True).sizes == [1]
+
+
+def test_kept_blocks_are_those_of_the_same_sizes_in_the_same_places() -> None:
+    steps = GroupSteps(Local(batch_size=32), torch.device("cpu"), torch.float32)
+    short, long = steps.plan(10, 2), steps.plan(20, 5)
+    orders = [lambda: np.random.default_rng(0)] * 2
+    groups = ([short, long], [1, 0]), ([long, short], [0, 1]), ([short, short], [0, 1])
+    found = [steps.blocks(plans, orders, rows) for plans, rows in groups]
+    seen = [[{*block.index_E[0].view(2, -1)[row].tolist()} for row in range(2)] for (block,) in map(list, found)]
+    assert seen[0] == [{*range(10, 30)}, {*range(10)}]
+    assert seen[1] == [{*range(20)}, {*range(20, 30)}]
+    assert seen[2] == [{*range(10)}, {*range(10, 20)}]
+    assert all(steps.blocks(plans, orders, rows) is kept for (plans, rows), kept in zip(groups, found, strict=True))
