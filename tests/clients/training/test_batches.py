@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fed.clients.training.batches import Batches
+from fed.clients.training.batches import Batches, GroupSteps
 from fed.config.experiment import Local
 
 tasks = st.tuples(
