@@ -91,8 +91,8 @@ class WeightedMean:
             raise FedError(f"a vector must have the shape ({self.size},), got {tuple(vector_P.shape)}")
         is_first = self.atoms == 0 and self.size <= _LONGEST_PRODUCT
         if is_first or (len(self._products) + 1) * self.size <= _TOGETHER:
-            product_P = torch.empty(self.size, dtype=torch.float64, device=self.device)
-            _multiply(vector_P, weight * factor, less_P, out=product_P)
+            difference_P = vector_P.double() if less_P is None else vector_P.double() - less_P.double()
+            product_P = difference_P * (weight * factor)
             if not torch.dot(product_P, product_P).item() < _LARGEST:  # most are far smaller, and one number says so
                 _largest(product_P)
             self._count(1, _exact(weight))
@@ -174,10 +174,9 @@ class WeightedMean:
         """
         if not self.weight:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
-        if self.atoms == 1 and self._products:  # on the grid's last line, as lanes would leave it; 0 + makes −0 to 0
+        if self.atoms == 1 and self._products:  # on the grid's last line, as lanes would leave it; + 0 makes −0 to 0
             units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
-            zero = units_P.new_zeros(())
-            return torch.add(zero, units_P, alpha=2.0**_LOWEST_EXPONENT).div_(float(self.weight))
+            return units_P.mul_(2.0**_LOWEST_EXPONENT).add_(0.0).div_(float(self.weight))
         self._cut_products()
         # each of its pieces is read before the sum overwrites it
         lowest_P = self._lanes[0].view(torch.float64) if is_last and self._lanes else None

@@ -138,7 +138,8 @@ class SimulatedFleet:
                 self.states.commit(client, {name: before[name] for name in self.states.codec_names})
             self._busy.discard(client)
             self._let_in(client)
-        self._put_back()
+        if self._cancelled:
+            self._put_back()
 
     def wait(self, until: float = math.inf) -> bool:
         """Let the clock run until a client comes or goes, or is free again, if that is before ``until``."""
@@ -219,9 +220,9 @@ class SimulatedFleet:
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
         if wanted:
-            ahead = [one for one in self._flights.values() if one.counts and one.answer is None]
-            has_diverged = False
-            for answer in self._train(wanted, ahead if self.looks_ahead else [], reduces=self.reduces):
+            others = self._flights.values() if self.looks_ahead else ()
+            ahead, has_diverged = [one for one in others if one.counts and one.answer is None], False
+            for answer in self._train(wanted, ahead, reduces=self.reduces):
                 has_diverged |= answer.diverged
                 given |= set(answer.tasks)
                 yield answer

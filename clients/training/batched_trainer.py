@@ -139,7 +139,8 @@ class BatchedTrainer(LocalTrainer):
         if self.phase.rule is not None:
             context = context.spread(stack.spread, stack.x_KQ[:, : stack.shared])
         moves = self.phase.moves(stack.shared)
-        optimizer, running = optimizer_for(self.local, self._lr), stack.rows
+        optimizer = None if self._moves_in_place else optimizer_for(self.local, self._lr)
+        running = stack.rows
         for block in blocks:
             step = 0
             for rows, steps in itertools.groupby(block.active, key=lambda active: _bucket(active, stack.rows)):
@@ -147,7 +148,7 @@ class BatchedTrainer(LocalTrainer):
                 losses: list[Tensor] = []
                 for active in steps:
                     batches = block.batches(step + len(losses), rows)
-                    if self._moves_in_place:
+                    if optimizer is None:
                         if active < running:
                             stack.finish(slice(active, running))
                         (losses_K,) = self._replay(tensors, group, *batches[0])

@@ -100,10 +100,13 @@ class UniformSampling(Sampling):
 
     def places(self, draw: CohortDraw) -> Sequence[int] | np.ndarray:
         """Draw without replacement."""
-        if draw.size == 1:  # as asynchronous rounds draw them, in a fraction of the time
+        population = draw.population
+        size = min(draw.cohort, population)
+        if size == 1:  # as asynchronous rounds draw them, in a fraction of the time
             # below the population, rounding included, since the number is at most 1 - 2⁻⁵³
-            return [int(draw.streams.uniforms(*draw.stream)[0] * draw.population)]
-        return draw.generator.choice(draw.population, size=draw.size, replace=False)
+            return [int(draw.streams.uniforms(*draw.stream)[0] * population)]
+        drawn: list[int] = draw.generator.choice(population, size=size, replace=False).tolist()
+        return drawn
 
 
 @dataclass(frozen=True, kw_only=True)
