@@ -44,7 +44,11 @@ class Flight:
 
     def saved(self) -> Tree:
         """Whole flight, for a checkpoint."""
-        return {**{name: getattr(self, name) for name in self.__slots__}, "task": plain(self.task), "answer": plain(self.answer)}
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "task": plain(self.task),
+            "answer": plain(self.answer),
+        }
 
     @classmethod
     def restored(cls, state: Tree) -> "Flight":
