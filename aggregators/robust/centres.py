@@ -9,6 +9,7 @@ Shapes: see :mod:`fed.layout`.
 import re
 from abc import abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -91,7 +92,11 @@ def by_columns(rule: Callable[[Tensor], Tensor], messages_SM: Tensor) -> Tensor:
         rule: [S, C] → [C].
         messages_SM: the whole.
     """
-    return torch.cat([rule(part_SJ) for part_SJ in torch.split(messages_SM, _COLUMNS, dim=1)])
+    parts, threads = torch.split(messages_SM, _COLUMNS, dim=1), torch.get_num_threads()
+    if threads == 1 or len(parts) == 1:
+        return torch.cat([rule(part_SJ) for part_SJ in parts])
+    with ThreadPoolExecutor(threads) as pool:  # NumPy sorts in the thread that calls it, without the GIL
+        return torch.cat(list(pool.map(rule, parts)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -23,8 +24,8 @@ from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Bucketing", "Bulyan", "GeometricMedian", "Krum", "MultiKrum", "NearestNeighbourMixing", "squared_distances"]
 
-_COLUMNS = 2**14
-"""So many columns make a matrix product as fast as all do, and a copy of them is small beside the messages."""
+_COLUMNS = 2**12
+"""So many columns make a matrix product as fast as all do, and a copy of some dozen messages' stays in the cache."""
 _COLUMNS_OF_PAIRS = 2**11
 """So many columns of all messages stay in the cache while each pair is looked at."""
 _SAMPLED_COLUMNS = 2**13
@@ -52,8 +53,7 @@ class Gram(NamedTuple):
         sample_SS = _from_differences(messages_SM[:, :: max(step, 1)])
         centre = int(sample_SS.nan_to_num(torch.inf).median(1).values.argmin())
         products_SS = messages_SM.new_zeros(len(messages_SM), len(messages_SM))
-        for part_SJ in torch.split(messages_SM, _COLUMNS, dim=1):
-            away_SJ = part_SJ - part_SJ[centre]
+        for away_SJ in _away(messages_SM, messages_SM[centre]):
             products_SS.addmm_(away_SJ, away_SJ.T)
         return cls(products_SS, centre)
 
@@ -82,6 +82,13 @@ def squared_distances(messages_SM: Tensor) -> Tensor:
         pairs = torch.meshgrid(lost, lost, indexing="ij")
         found_SS[pairs] = torch.where(is_lost_SS[pairs], _from_differences(messages_SM, lost), found_SS[pairs])
     return found_SS
+
+
+def _away(messages_SM: Tensor, point_M: Tensor) -> Iterator[Tensor]:
+    """Differences from a point, some columns at a time, each in the place of those before."""
+    held = messages_SM.new_empty(len(messages_SM) * min(_COLUMNS, messages_SM.shape[1]))
+    for part_SJ, point_J in zip(torch.split(messages_SM, _COLUMNS, 1), torch.split(point_M, _COLUMNS), strict=True):
+        yield torch.sub(part_SJ, point_J, out=held[: part_SJ.numel()].view_as(part_SJ))
 
 
 def _from_differences(messages_SM: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
@@ -184,8 +191,7 @@ class GeometricMedian(Point):
         mix_S, left = self._mix(Gram.of(messages_SM), shares_S)
         point_M = mix_S @ messages_SM
         for _ in range(left):
-            parts = zip(torch.split(messages_SM, _COLUMNS, 1), torch.split(point_M, _COLUMNS), strict=True)
-            squares_S = torch.stack([(part_SJ - point_J).square().sum(1) for part_SJ, point_J in parts]).sum(0)
+            squares_S = torch.stack([away_SJ.square_().sum(1) for away_SJ in _away(messages_SM, point_M)]).sum(0)
             attraction_S = shares_S / squares_S.sqrt().clamp(min=self.nu)
             step_M = attraction_S @ messages_SM / attraction_S.sum() - point_M
             point_M = point_M + step_M
@@ -312,8 +318,8 @@ class Bulyan(_Selection):
         while len(chosen) < len(messages_SM) - 2 * self.attackers:
             best = _by_score(squares_SS[rest][:, rest], self.attackers)[0]
             chosen.append(rest.pop(best))
-        count = len(messages_SM) - 4 * self.attackers
-        return by_columns(lambda part_ZJ: _about_the_median(part_ZJ, count), messages_SM[sorted(chosen)]).unsqueeze(0)
+        count, rows = len(messages_SM) - 4 * self.attackers, sorted(chosen)
+        return by_columns(lambda part_SJ: _about_the_median(part_SJ[rows], count), messages_SM).unsqueeze(0)
 
 
 def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:

@@ -505,7 +505,9 @@ def test_the_geometric_median_leaves_a_message_that_it_begins_at() -> None:
     np.testing.assert_allclose(directions_SM.sum(0), np.zeros(2), rtol=0, atol=1e-7)
 
 
-def test_no_column_is_forgotten_where_there_are_many() -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_column_is_forgotten_where_there_are_many(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     messages_SM = drawn(5, 70_001)
     assert_same(one(reduced(Median(), messages_SM)), np.median(messages_SM, axis=0))
     away_SSM = messages_SM[:, np.newaxis] - messages_SM
