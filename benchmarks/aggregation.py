@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import memory_mb
 from ratios import Ratio
 from report import Table
 from rich.console import Console
@@ -45,7 +46,7 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "median": ("Median", {}),
     "trimmed_mean": ("TrMean", {"f": ATTACKERS}),
 }
-_STATUS, _PEAKS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PEAKS = Path("/proc/self/clear_refs")
 
 
 def measure_sums(repetitions: int) -> list[dict[str, Any]]:
@@ -87,7 +88,7 @@ def measure_rules(repetitions: int, console: Console) -> list[dict[str, Any]]:
         for name, run in runs.items():
             before_mb = _begin_peak()
             times_s[name].append(_duration_s(run))
-            peaks_mb[name] = None if before_mb is None else _memory_mb("VmHWM") - before_mb
+            peaks_mb[name] = None if before_mb is None else memory_mb("VmHWM") - before_mb
         console.print(", ".join(f"{name} {found[-1]:.2f} s" for name, found in times_s.items()), style="dim")
     size_mb = messages_SM.nbytes / 1e6
     return [
@@ -169,17 +170,12 @@ def _duration_s(run: Callable[[], object]) -> float:
     return perf_counter() - began_s
 
 
-def _memory_mb(name: str) -> float:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024 / 1e6
-
-
 def _begin_peak() -> float | None:
     """Forget the most memory that this process has held; returns what it holds, None where the system does not say."""
     if not _PEAKS.exists():
         return None
     _PEAKS.write_text("5")
-    return _memory_mb("VmRSS")
+    return memory_mb("VmRSS")
 
 
 def _byzfl() -> ModuleType | None:

@@ -11,7 +11,6 @@ measurement has a process of its own; populations take turns, and the median cou
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from machine import machine
+from machine import machine, memory_mb
 from processes import ONE_THREAD, run
 from report import Table
 from rich.console import Console
@@ -100,8 +99,7 @@ def measure(kind: str, population: int, seconds: float) -> dict[str, float]:
             stats = federation.round(number)
             events += stats.selected + stats.replied
     rate = events / (process_time() - first_cpu_s)
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    return {"events_per_s": rate, "begins_s": first_s - began_s, "peak_resident_mb": peak_mb}
+    return {"events_per_s": rate, "begins_s": first_s - began_s, "peak_resident_mb": memory_mb("VmHWM")}
 
 
 def measured(kind: str, population: int, seconds: float) -> dict[str, float]:

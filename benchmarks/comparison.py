@@ -15,7 +15,7 @@ from workloads import Workload
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE / ".venv" / "bin" / "python"
-WARM_UP_S = 2.0  # in which the slowest worker has started
+WARM_UP_S = 1.5  # in which the slowest worker has started
 FEWEST_ROUNDS = 3
 _ATTEMPTS_OF_PEERS = 3
 

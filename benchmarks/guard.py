@@ -1,4 +1,4 @@
-"""What a change costs: rounds a second of this checkout beside another one's, in alternating runs.
+"""Cost of a change: rounds a second of this checkout beside another one's, in alternating runs.
 
 Both train the same workloads with the interpreter that runs this program, and so with the same packages.
 

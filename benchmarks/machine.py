@@ -1,4 +1,4 @@
-"""Description of the machine, for reports."""
+"""The machine and this process's memory, for reports."""
 
 import os
 import platform
@@ -8,6 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from processes import ROOT
+
+
+def memory_mb(name: str) -> float:
+    """Megabytes of this process.
+
+    Args:
+        name: VmRSS, what is resident now; VmHWM, the most that ever was, which a child does not take over from its
+            parent.
+    """
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def machine() -> dict[str, Any]:

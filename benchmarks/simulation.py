@@ -2,7 +2,7 @@
 
 Every side runs in a process of its own, with one thread a process, on the same samples, partition and first model. Each
 first trains a fixed number of rounds, after which all must be about as accurate, and which tell how fast it is; then
-the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first two seconds, so
+the sides take turns, each as many rounds as take some seconds. What counts are rounds after the first 1.5 seconds, so
 that neither starting processes nor the first, slower rounds do. Ratios are of sides that took turns, with the interval
 that holds 95 of 100. Other parts are large populations, the whole command, the simulator's clock, exact sums and robust
 rules. Without options it measures all parts, and writes ``results.json`` beside this file and docs/benchmarks.md.
@@ -31,7 +31,7 @@ from whole import measure_command, measure_populations, over_limits
 from workloads import MNIST, WORKLOADS
 
 PARTS = ("rounds", "populations", "command", "clock", "sums", "rules")
-USUAL_SIDES = ("ours-0", "ours-2", "plain", "pfl-1", "pfl-2", "flower", "limit")
+USUAL_SIDES = ("ours-0", "ours-2", "pfl-1", "pfl-2", "flower", "limit")
 CLOCK_POPULATIONS = (1_000, 1_000_000)
 CLOCK_S = 2.0
 BLAZEFL = "BlazeFL 3.0 needs Python 3.14 or later"
@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
     ):
         parser.add_argument(option, **some_of(known, usual), help=f"of {', '.join(known)}")
     parser.add_argument("--repetitions", type=int, default=5, help="measurements of each side; their median counts")
-    parser.add_argument("--seconds", type=float, default=2.5, help="about how long a measurement takes")
+    parser.add_argument("--seconds", type=float, default=2.0, help="about how long a measurement takes")
     parser.add_argument("--output", type=Path, help="where to write the results; all of them go beside this program")
     return parser.parse_args()
 

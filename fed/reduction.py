@@ -335,7 +335,7 @@ def _magnet_bits(index: int) -> int:
 
 
 def _as_int64(number: int) -> int:
-    """What 64 bits hold of an integer, as they would after so many additions."""
+    """Lowest 64 bits of an integer, read with a sign, as sums of 64 bits hold it."""
     return ((number + (1 << 63)) & _low_bits(64)) - (1 << 63)
 
 

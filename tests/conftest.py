@@ -1,5 +1,6 @@
 """What all tests share: the house's modules, and an environment in which they repeat to the bit."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,16 @@ os.environ["MPLBACKEND"] = "Agg"
 # Examples are drawn from a fixed seed, and a slow machine is no failure.
 settings.register_profile("fed", deadline=None, derandomize=True)
 settings.load_profile("fed")
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Forget what a command has done to the project's logger, as its process would."""
+    logger = logging.getLogger("fed")
+    before = logger.level, logger.handlers[:], logger.propagate
+    yield
+    level, logger.handlers[:], logger.propagate = before
+    logger.setLevel(level)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -22,7 +22,16 @@ from fed.aggregators.transforms import Messages, Reducer
 from fed.errors import InvalidExperiment
 from fed.tensors import Tensor, nn, torch
 
-__all__ = ["Bucketing", "Bulyan", "GeometricMedian", "Krum", "MultiKrum", "NearestNeighbourMixing", "squared_distances"]
+__all__ = [
+    "Bucketing",
+    "Bulyan",
+    "GeometricMedian",
+    "Gram",
+    "Krum",
+    "MultiKrum",
+    "NearestNeighbourMixing",
+    "squared_distances",
+]
 
 _COLUMNS = 2**12
 """So many columns make a matrix product as fast as all do, and a copy of some dozen messages' stays in the cache."""
@@ -338,10 +347,11 @@ def _by_score(squares_SS: Tensor, attackers: int) -> list[int]:
 
 def _about_the_median(part_ZJ: Tensor, count: int) -> Tensor:
     """Mean of the ``count`` values nearest to each column's median."""
-    values_ZJ = torch.from_numpy(np.sort(part_ZJ.numpy(), axis=0))
+    values_ZJ = np.sort(part_ZJ.numpy(), axis=0)
     middle = len(values_ZJ) // 2
     median_J = (values_ZJ[middle] + values_ZJ[-1 - middle]) / 2
     # The nearest stand side by side: of all such windows that whose farther end is nearest.
-    ends = median_J - values_ZJ[: len(values_ZJ) - count + 1], values_ZJ[count - 1 :] - median_J
-    first_J = torch.maximum(*ends).argmin(0)
-    return values_ZJ.gather(0, first_J + torch.arange(count).unsqueeze(1)).mean(0)
+    farther_WJ = values_ZJ[count - 1 :] - median_J
+    np.maximum(farther_WJ, median_J - values_ZJ[: len(farther_WJ)], out=farther_WJ)
+    first_J = torch.from_numpy(farther_WJ.argmin(0))  # in half of PyTorch's time
+    return torch.from_numpy(values_ZJ).gather(0, first_J + torch.arange(count).unsqueeze(1)).mean(0)

@@ -541,7 +541,7 @@ def test_equal_messages_are_at_no_distance() -> None:
     assert np.array_equal(found_SS == 0, (messages_SM[:, np.newaxis, :1] == messages_SM[:, :1])[:, :, 0])
 
 
-def test_the_heaviest_message_is_the_geometric_median_if_others_cannot_pull_it() -> None:
+def test_a_message_heavier_than_the_others_pull_is_the_median() -> None:
     # Two unit vectors at a right angle pull by √2.
     messages_SM = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     for heavy in (1.1, 1.3):

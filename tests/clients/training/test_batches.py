@@ -98,7 +98,7 @@ def test_last_single_sample_joins_the_step_before_if_required() -> None:
     assert Batches(Local(batch_size=4), 1, never_single=True).sizes == [1]
 
 
-def test_kept_blocks_are_those_of_the_same_sizes_in_the_same_places() -> None:
+def test_kept_blocks_are_of_the_same_sizes_and_places() -> None:
     steps = GroupSteps(Local(batch_size=32), torch.device("cpu"), torch.float32)
     short, long = steps.plan(10, 2), steps.plan(20, 5)
     orders = [lambda: np.random.default_rng(0)] * 2
