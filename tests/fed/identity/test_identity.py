@@ -20,6 +20,7 @@ from fed.errors import InvalidCredentials, OutputExists
 from fed.identity.authority import Authority, default_hosts
 from fed.identity.certificates import Pair, Role, fingerprint, issue, now, public_key_of
 from fed.identity.credentials import NodeCredentials, ServerCredentials, peer_of
+from fed.identity.identities import SignedIdentities
 from fed.identity.roster import Roster, keep
 from fed.storage.atomic_files import write_atomically
 
@@ -561,3 +562,25 @@ def test_a_node_cannot_sign_for_others(authority: Authority) -> None:
     with serving(ours.for_grpc(), ours.roster) as address:
         posing = grpc.ssl_channel_credentials(mallory.authority_pem, forged.key_pem, chain)
         assert "Socket closed" in refused(address, posing)
+
+
+def test_identities_that_the_authority_has_not_signed_are_refused(authority: Authority, tmp_path: Path) -> None:
+    authority.issue("ann")
+    own = (authority.folder / "authority" / "certificate.pem").read_bytes()
+    content = (authority.folder / "server" / "identities.json").read_bytes()
+    line, signature = content.split(b"\n")
+    assert SignedIdentities.read(content, own).points
+    stranger = Authority.create(tmp_path / "stranger", hosts=["127.0.0.1"])
+    theirs = (stranger.folder / "authority" / "certificate.pem").read_bytes()
+    forged = line.replace(b"ann", b"eve"), signature
+    for bad in (b"\n".join(forged), line + b"\n", line, line + b"\n" + signature[:-2], b" " * (32 << 20) + content):
+        with pytest.raises(InvalidCredentials, match="must be signed by this node's authority"):
+            SignedIdentities.read(bad, own)
+    with pytest.raises(InvalidCredentials, match="must be signed by this node's authority"):
+        SignedIdentities.read(content, theirs)
+
+
+def test_of_identities_the_latest_version_counts() -> None:
+    earlier, later = (SignedIdentities(version, {}, b"") for version in (3, 12))
+    assert SignedIdentities.newest(later, None, earlier) is SignedIdentities.newest(earlier, later) is later
+    assert SignedIdentities.newest(None) is None
