@@ -70,7 +70,7 @@ class SecureFleet:
     sessions: Sessions
     settings: SecureAggregation
     fixed: FixedPoint
-    _tasks: dict[int, Task] = field(default_factory=dict)  # of the round, not failed
+    _tasks: dict[int, Task] = field(default_factory=dict)  # of the round
     _answers: list[Answer] = field(default_factory=list)
     _is_closing: bool = False
     _refused: list[Answer] = field(default_factory=list)
@@ -132,7 +132,6 @@ class SecureFleet:
         yield from refused
         for answer in self.fleet.collect(until, enough):
             if answer.problem:
-                self._tasks.pop(answer.tasks[0], None)
                 yield answer
                 continue
             self.sessions.take(answer)

@@ -126,8 +126,8 @@ class NodeSessions:
             elif message.HasField("consent"):
                 coordinator.take_consent(name, message.consent)
             elif message.HasField("unmasking"):
+                self._revealed.add(name)  # even if they are refused
                 coordinator.take_unmasking(name, message.unmasking)
-                self._revealed.add(name)
             else:
                 self._drop(name, f"it has ended the session: {one_line(message.aborted)}")
         except InvalidPayload as error:

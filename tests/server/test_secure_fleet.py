@@ -1,14 +1,16 @@
-"""A fleet under secure aggregation waits for as many clients as a session needs."""
+"""A fleet under secure aggregation waits for as many clients as a session needs, and gives one answer a round."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from fed.secure_aggregation.fixed_point import FixedPoint
+from fed.errors import InvalidPayload
+from fed.secure_aggregation.fixed_point import FixedPoint, SecureSum
 from fed.secure_aggregation.settings import SecureAggregation
-from fed.server.secure_fleet import SecureFleet
-from fed.wire.messages import GlobalModel, Task
+from fed.server.secure_fleet import SecureFleet, SessionResult
+from fed.wire.messages import Answer, GlobalModel, Task
 from tests.scripted_fleet import ScriptedFleet
 
 
@@ -16,10 +18,32 @@ class Opened:
     """Sessions that note with whom they were opened."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: Sequence[Task] = []
 
-    def open(self, tasks: list[Task]) -> None:
+    def open(self, tasks: Sequence[Task]) -> None:
         self.tasks = tasks
+
+    def take(self, answer: Answer) -> None:
+        """Nothing."""
+
+    def close(self) -> SessionResult:
+        return SessionResult(SecureSum(32, 6), survivors=(0, 1, 2), bytes_up=10, bytes_down=20)
+
+
+class Answering(ScriptedFleet):
+    """Clients of whom the last has not answered, and the last but one has failed."""
+
+    def __init__(self, clients: range) -> None:
+        super().__init__(clients)
+        self.cancelled: list[int] = []
+
+    def collect(self, *_: Any) -> Iterator[Answer]:
+        tasks = self._taken()
+        yield from (Answer((task.id,), 1, (task.client,), size_bytes=100) for task in tasks[:-2])
+        yield from (Answer.failure(task, "out of memory") for task in tasks[-2:-1])
+
+    def cancel(self, tasks: Iterable[int]) -> None:
+        self.cancelled += tasks
 
 
 def fleet(clients: int, sessions: Any, **settings: Any) -> SecureFleet:
@@ -54,3 +78,30 @@ def test_rounds_of_those_left_are_begun(clients: int, caplog: pytest.LogCaptureF
     assert len(sessions.tasks) == (clients if clients == 5 else 0)
     problems = [answer.problem for answer in secure.collect()]
     assert problems == ["too few clients for a secure round"] * (clients - len(sessions.tasks))
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_round_ends_with_one_sum_or_a_failure_of_each(is_readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven clients one has failed, one has not answered, and two of five have dropped out of the session."""
+    answering = Answering(range(7))
+    fixed = FixedPoint(32, (3,), (8.0,), most_clients=10)
+    secure = SecureFleet(answering, Opened(), SecureAggregation(), fixed)
+
+    def read(self: FixedPoint, total: SecureSum) -> str:
+        if not is_readable:
+            raise InvalidPayload("the sum has a weight of 0")
+        return "a sum"
+
+    monkeypatch.setattr(FixedPoint, "read", read)
+    model = GlobalModel(0, torch.zeros(3), torch.zeros(0, dtype=torch.int64))
+    secure.dispatch([Task(number, 1, number, model) for number in range(7)])
+    assert [(answer.tasks, answer.problem) for answer in secure.collect()] == [((5,), "out of memory")]
+    secure.cancel([0, 1, 2, 3, 4, 6])
+    assert answering.cancelled == [6]  # the others have answered
+    ended = [(answer.tasks, answer.hidden, answer.problem) for answer in secure.collect()]
+    if is_readable:
+        dropped = "it dropped out of the round's session"
+        assert ended == [((0, 1, 2), "a sum", ""), ((3,), None, dropped), ((4,), None, dropped)]
+    else:
+        assert ended == [((task,), None, "the sum has a weight of 0") for task in range(5)]
+    assert not [*secure.collect()]

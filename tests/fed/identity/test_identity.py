@@ -573,11 +573,22 @@ def test_identities_that_the_authority_has_not_signed_are_refused(authority: Aut
     stranger = Authority.create(tmp_path / "stranger", hosts=["127.0.0.1"])
     theirs = (stranger.folder / "authority" / "certificate.pem").read_bytes()
     forged = line.replace(b"ann", b"eve"), signature
-    for bad in (b"\n".join(forged), line + b"\n", line, line + b"\n" + signature[:-2], b" " * (32 << 20) + content):
+    for bad in (b"\n".join(forged), line + b"\n", line, line + b"\n" + signature[:-2]):
         with pytest.raises(InvalidCredentials, match="must be signed by this node's authority"):
             SignedIdentities.read(bad, own)
     with pytest.raises(InvalidCredentials, match="must be signed by this node's authority"):
         SignedIdentities.read(content, theirs)
+
+
+def test_identities_longer_than_their_limit_are_refused(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority.issue("ann")
+    own = (authority.folder / "authority" / "certificate.pem").read_bytes()
+    content = (authority.folder / "server" / "identities.json").read_bytes()
+    monkeypatch.setattr("fed.identity.identities._MOST_BYTES", len(content))
+    assert SignedIdentities.read(content, own).points
+    monkeypatch.setattr("fed.identity.identities._MOST_BYTES", len(content) - 1)
+    with pytest.raises(InvalidCredentials, match="must be signed by this node's authority"):
+        SignedIdentities.read(content, own)
 
 
 def test_of_identities_the_latest_version_counts() -> None:

@@ -1,6 +1,7 @@
 """Secure aggregation with real nodes, each a thread with all of its side of the wire."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -315,7 +316,7 @@ def test_message_told_twice_is_answered_alike(tmp_path: Path) -> None:
     assert "must" in answer.aborted
     assert known.node.answer(said) == answer
     with pytest.raises(SessionFailed, match="must"):
-        known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
+        known.node.masked(name_of(assignment.task), torch.zeros(3), _wanted_for_two_seconds())
 
 
 def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None:
@@ -329,6 +330,11 @@ def test_node_joins_no_other_session_of_a_revealed_round(tmp_path: Path) -> None
                 known.node.join(assignment)
         else:
             known.node.join(assignment)
+
+
+def _wanted_for_two_seconds() -> Callable[[], bool]:
+    end_s = time.monotonic() + 2.0
+    return lambda: time.monotonic() < end_s
 
 
 def _asked_for_shares(known: _Known, task: pb.TaskId) -> tuple[dict[str, SecureNode], dict[str, pb.ToSession]]:
@@ -404,7 +410,7 @@ def test_one_task_with_two_models_ends_the_session(tmp_path: Path) -> None:
     with pytest.raises(SessionFailed, match="two models"):
         known.node.join(assignment)
     with pytest.raises(SessionFailed, match="two models"):
-        known.node.masked(name_of(assignment.task), torch.zeros(3), lambda: True)
+        known.node.masked(name_of(assignment.task), torch.zeros(3), _wanted_for_two_seconds())
     answer = known.node.answer(pb.ToSession(task=assignment.task, key_list=pb.KeyList()))
     assert answer is not None
     assert "phase OVER" in answer.aborted
