@@ -14,6 +14,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from fed.clients.data import Pair
+from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.losses import Loss
 from fed.clients.training.op_graphs import record
 from fed.layout import Layout
@@ -129,7 +130,8 @@ class BatchedEvaluator:
     def _forward(self, *tensors: Tensor) -> tuple[Tensor]:
         *states, inputs = tensors
         named = dict(zip(self._names, states, strict=True))
-        return (vmap(lambda state: functional_call(self._module, state, (inputs,)))(named),)
+        with ChannelGroups():
+            return (vmap(lambda state: functional_call(self._module, state, (inputs,)))(named),)
 
 
 class _Tally:

@@ -91,7 +91,7 @@ def serve(
     with folder.held():
         fleet = NodeFleet(
             listen,
-            output.with_name(f".{output.name}.spool"),
+            folder.spool,
             credentials=credentials.for_grpc() if credentials else None,
             admits=credentials.roster.admits if credentials else None,
             accepts=deployment.accepts,

@@ -15,6 +15,7 @@ from torch.func import functional_call, vmap
 
 from fed.clients.data import Pair
 from fed.clients.training.batches import Block, GroupSteps
+from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.flat import StackedStates
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.local_trainer import LocalTrainer
@@ -234,7 +235,8 @@ class BatchedTrainer(LocalTrainer):
         return *gradients, losses_K.detach()
 
     def _outputs(self, state: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
+        with ChannelGroups():
+            outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
         return outputs
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

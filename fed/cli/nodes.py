@@ -1,5 +1,6 @@
 """``fed server`` and ``fed client``: an experiment on real nodes."""
 
+import shutil
 import signal
 import threading
 from collections.abc import Mapping
@@ -54,6 +55,11 @@ def server(
     """
     experiment = to_run("server", file, settings, output, overwrite, resume, json)
     if experiment is None:
+        if resume is not None:
+            from fed.storage.run_folder import RunFolder
+
+            # of a server that was killed after its last round
+            shutil.rmtree(RunFolder.existing(resume).spool, ignore_errors=True)
         return 0
     pool_freed_memory()  # before threads start, which it concerns
     from fed.identity.credentials import ServerCredentials

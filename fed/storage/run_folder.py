@@ -103,6 +103,11 @@ class RunFolder:
         """The folder of its checkpoints, which may not exist."""
         return self.path / "checkpoints"
 
+    @property
+    def spool(self) -> Path:
+        """The folder beside it of a server's files on their way, which is gone once its nodes are dismissed."""
+        return self.path.with_name(f".{self.path.name}.spool")
+
     def begin(self, experiment: Experiment, given: Sequence[str] = ()) -> None:
         """Write the files that precede the first round, in place of an earlier run's files.
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -156,9 +157,7 @@ class NodeFleet(RealFleet):
         self._call(self._service.dismiss, reason, is_final=is_final)
         self._within_loop(self._stop())
         self._end_loop()
-        for left in self._spool.iterdir():
-            left.unlink(missing_ok=True)
-        self._spool.rmdir()
+        shutil.rmtree(self._spool, ignore_errors=True)
 
     def _end_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)  # a plain stop() from this thread would not wake the loop

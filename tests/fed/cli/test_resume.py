@@ -142,6 +142,14 @@ def test_a_finished_run_prints_its_summary(run: Run, whole: dict[str, Any]) -> N
     assert {path: path.read_bytes() for path in Path("whole").rglob("*") if path.is_file()} == files
 
 
+def test_a_finished_run_has_no_spool_left(run: Run, whole: dict[str, Any]) -> None:
+    spool = Path(".whole.spool")
+    spool.mkdir()
+    (spool / "3.in").write_bytes(bytes(9))
+    assert main(["server", "--resume", "whole"]) == 0
+    assert not spool.exists()
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoints_are_named(damage: str, run: Run, interrupted: Path, whole: dict[str, Any]) -> None:
     newest, before = (interrupted / "checkpoints" / file_name(number) for number in (4, 2))
