@@ -38,8 +38,11 @@ _State: TypeAlias = tuple[Tensor, Tensor]
 
 _CACHE_BYTES = 2**21
 """A core's level-2 cache: a group's parameters are read and written in every step, three times as slowly beyond it."""
-_MOST_OPERATIONS = 48_000_000
-"""Of a client's step on a CPU: beyond this, what batching saves in overhead is less than what its kernels lose."""
+_MOST_OPERATIONS, _MOST_IN_CONVOLUTIONS = 48_000_000, 800_000_000
+"""Of a client's step on a CPU, where most are of matrix products, or of convolutions, which lose less in groups.
+
+Beyond this, what batching saves in overhead is less than what its kernels lose.
+"""
 _TOO_MANY = "a step takes {:.0f} million operations a client, and batching pays up to {:.0f} million"
 _SHARE_OF_GPU = 0.5
 _PROBE_SAMPLES = 24
@@ -72,8 +75,8 @@ def choose(
     """Choose from the experiment, the model and the kind of device, so that the same choice is made everywhere.
 
     Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
-    step takes many floating-point operations, or where the parameters of two clients do not fit into the cache. A trial
-    decides whether a model can be batched: a few steps of a few clients, in a group and one by one, must agree.
+    step takes many floating-point operations, or, without convolutions, where the parameters of two clients do not fit
+    into the cache. A trial decides whether a model can be batched: a few steps of a few clients, in a group and one by one, must agree.
 
     Args:
         execution: the experiment's section ``simulation``.
@@ -90,10 +93,10 @@ def choose(
         return Batching(False, 1, "simulation.batching is off")
     group, limit, device = execution.group, f"as simulation.group={execution.group} says", device_of(0)
     model_bytes = sum(part.nbytes for part in recipe.module.parameters() if part.requires_grad)
-    if device.type == "cpu" and model_bytes * group > _CACHE_BYTES:
-        group = _CACHE_BYTES // model_bytes
-        limit = f"to keep their parameters within {_CACHE_BYTES >> 20} MiB of cache"
-    if execution.batching == "auto" and (reason := _no_gain(recipe, samples, group, execution.group, trainees)):
+    work = _Counter.of_a_step(recipe, samples) if device.type == "cpu" else None
+    if work is not None and group > (room := work.room(model_bytes)):
+        group, limit = room, f"to keep {work.what_moves} within {_CACHE_BYTES >> 20} MiB of cache"
+    if execution.batching == "auto" and (reason := _no_gain(work, group, execution.group, trainees)):
         return Batching(False, 1, reason)
     problem, client_bytes = (_IGNORES, 0.0) if may_ignore else _obstacle(recipe, context, samples)
     if problem is not None:
@@ -111,18 +114,18 @@ def choose(
     )
 
 
-def _no_gain(recipe: Recipe, samples: Pair, group: int, asked: int, trainees: int) -> str | None:
+def _no_gain(work: "_Counter | None", group: int, asked: int, trainees: int) -> str | None:
     """Reason why batching in groups of ``group``, where ``asked`` are configured, saves no time; None if it may."""
     if trainees == 1:
         return "a round trains one client"
-    if device_of(0).type != "cpu":
+    if work is None:
         return None
     if asked == 1:
         return "simulation.group is 1"
     if group < 2:
         return f"two clients' parameters do not fit into {_CACHE_BYTES >> 20} MiB of cache"
-    operations = _operations(recipe, samples)
-    return _TOO_MANY.format(operations / 1e6, _MOST_OPERATIONS / 1e6) if operations > _MOST_OPERATIONS else None
+    most = _MOST_IN_CONVOLUTIONS if work.mostly_convolves else _MOST_OPERATIONS
+    return _TOO_MANY.format(work.operations / 1e6, most / 1e6) if work.operations > most else None
 
 
 def _obstacle(recipe: Recipe, context: LocalContext, samples: Pair) -> tuple[str | None, float]:
@@ -135,21 +138,43 @@ def _obstacle(recipe: Recipe, context: LocalContext, samples: Pair) -> tuple[str
     return problem, max(client_bytes for _, client_bytes in tried)
 
 
-def _operations(recipe: Recipe, samples: Pair) -> int:
-    """Floating-point operations of a client's step, those of its matrix products and convolutions."""
-    inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
-    tried = copy.deepcopy(recipe.module).train()
-    counter = _Counter()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
-    with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counter:
-        # What it raises, the first step of the loop will raise.
-        torch.autograd.backward(recipe.loss(tried(inputs), targets))
-    return counter.operations
-
-
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's class has no types
-    """Counts operations like PyTorch's own FlopCounterMode, which imports its compiler for that."""
+    """Counts operations like PyTorch's own FlopCounterMode, which imports its compiler for that.
 
-    operations = 0
+    Attributes:
+        operations: floating-point operations of matrix products and convolutions.
+        in_convolutions: those of convolutions.
+        image_bytes: of the largest output of a convolution.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's class has no types
+        self.operations = self.in_convolutions = self.image_bytes = 0
+
+    @classmethod
+    def of_a_step(cls, recipe: Recipe, samples: Pair) -> "_Counter":
+        """Count those of a client's step."""
+        inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
+        tried, counter = copy.deepcopy(recipe.module).train(), cls()
+        with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counter:
+            # What it raises, the first step of the loop will raise.
+            torch.autograd.backward(recipe.loss(tried(inputs), targets))
+        return counter
+
+    @property
+    def mostly_convolves(self) -> bool:
+        """True if most operations are of convolutions."""
+        return 2 * self.in_convolutions > self.operations
+
+    @property
+    def what_moves(self) -> str:
+        """What a group reads and writes in each step."""
+        return "their images" if self.mostly_convolves else "their parameters"
+
+    def room(self, model_bytes: int) -> int:
+        """The most clients of a group whose parameters and images stay in the cache; at least two that convolve."""
+        room = _CACHE_BYTES // max(model_bytes, 1)
+        return max(min(room, _CACHE_BYTES // self.image_bytes), 2) if self.mostly_convolves else room
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -159,8 +184,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            self.operations += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        packet = func._overloadpacket
+        if packet in flop_registry:
+            operations = flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+            self.operations += operations
+            if packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward):
+                self.in_convolutions += operations
+            if packet is torch.ops.aten.convolution:
+                self.image_bytes = max(self.image_bytes, result.nbytes)
         return result
 
 

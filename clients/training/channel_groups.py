@@ -97,6 +97,13 @@ def _pool(function: Callable[..., Tensor], x: Tensor, *arguments: Any, **options
     return _of_group(rule, x)
 
 
+def _adaptive_pool(function: Callable[..., Tensor], x: Tensor, output_size: Any) -> Tensor:
+    sizes = output_size if isinstance(output_size, tuple | list) else [output_size]
+    if {*sizes} == {1}:
+        return x.mean([*range(2, x.ndim)], keepdim=True)
+    return _pool(function, x, output_size)
+
+
 def _group_norm(
     x: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *_: Any
 ) -> Tensor:
@@ -122,18 +129,21 @@ def _rows(part: Tensor | None, dim: int | None, clients: int) -> Tensor | None:
     return (part.expand(clients, *part.shape) if dim is None else part.movedim(dim, 0)).flatten(0, 1)
 
 
-_POOLS: Mapping[int, Sequence[Callable[..., Any]]] = {
-    3: (torch.max_pool1d, functional.max_pool1d, functional.avg_pool1d, functional.adaptive_avg_pool1d),
-    4: (torch.max_pool2d, functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d),
-    5: (torch.max_pool3d, functional.max_pool3d, functional.avg_pool3d, functional.adaptive_avg_pool3d),
+_BY_DIMENSIONS: Mapping[int, tuple[Callable[..., Any], ...]] = {
+    3: (torch.conv1d, functional.adaptive_avg_pool1d, functional.avg_pool1d, torch.max_pool1d, functional.max_pool1d),
+    4: (torch.conv2d, functional.adaptive_avg_pool2d, functional.avg_pool2d, torch.max_pool2d, functional.max_pool2d),
+    5: (torch.conv3d, functional.adaptive_avg_pool3d, functional.avg_pool3d, torch.max_pool3d, functional.max_pool3d),
 }
 """Dimensions of a client's input → operations."""
-_CONVOLUTIONS = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}
+_WAYS: Sequence[Callable[..., Tensor]] = (_convolution, _adaptive_pool, _pool, _pool, _pool)
 _RULES: Mapping[Any, tuple[Sequence[int], Callable[..., Any]]] = {
-    **{function: ([dims], partial(_convolution, function)) for dims, function in _CONVOLUTIONS.items()},
-    **{function: ([dims], partial(_pool, function)) for dims, pools in _POOLS.items() for function in pools},
+    **{
+        function: ([dims], partial(way, function))
+        for dims, functions in _BY_DIMENSIONS.items()
+        for function, way in zip(functions, _WAYS, strict=True)
+    },
     **dict.fromkeys((torch.group_norm, functional.group_norm), ((3, 4, 5), _group_norm)),
 }
 """Operation → dimensions of a client's input, and its way in groups."""
-_MAXIMA = {maximum for pools in _POOLS.values() for maximum in pools[:2]}
+_MAXIMA = {maximum for functions in _BY_DIMENSIONS.values() for maximum in functions[3:]}
 _RELUS = {torch.relu, functional.relu, torch.Tensor.relu}

@@ -248,8 +248,15 @@ def pictures() -> fed.FederatedData:
     return fed.FederatedData({0: pair, 1: pair})
 
 
-def convolving() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.Conv2d(16, 16, 5), nn.Flatten(), nn.Linear(6400, 3))
+def convolving(channels: int = 64) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 5), nn.ReLU(), nn.Conv2d(channels, 16, 5), nn.Flatten(), nn.Linear(6400, 3)
+    )
+
+
+def multiplying() -> nn.Module:
+    rows = nn.Sequential(nn.Linear(28, 256), nn.ReLU(), nn.Linear(256, 256))
+    return nn.Sequential(rows, nn.Flatten(), nn.Linear(28 * 256, 3))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU memory decides")
@@ -257,12 +264,13 @@ def convolving() -> nn.Module:
     ("given", "reason"),
     [
         ({"own": wide(200_000)}, "two clients' parameters do not fit into 2 MiB of cache"),
-        ({"own": convolving, "data": pictures()}, "million operations a client, and batching pays up to"),
+        ({"own": multiplying, "data": pictures()}, "million operations a client, and batching pays up to 48 million"),
+        ({"own": convolving, "data": pictures()}, "million operations a client, and batching pays up to 800 million"),
         ({"simulation": {"group": 1}}, "simulation.group is 1"),
         ({"rounds": {"cohort": 1}}, "a round trains one client"),
         ({"algorithm": {"kind": "centralized"}}, "a round trains one client"),
     ],
-    ids=["parameters", "operations", "group", "cohort", "centralized"],
+    ids=["parameters", "products", "convolutions", "group", "cohort", "centralized"],
 )
 def test_unprofitable_batching_is_off_unless_requested(given: dict[str, Any], reason: str) -> None:
     found = chosen(**given)
@@ -281,6 +289,17 @@ def test_group_size_is_requested_or_fits_the_cache() -> None:
         assert found.group == min(asked, room)
         assert ("simulation.group" in found.reason) == (asked <= room)
     assert chosen(own=wide(200_000), simulation={"batching": "on"}).reason.startswith("up to 1 client trains as one")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU memory decides")
+@pytest.mark.parametrize(("channels", "group"), [(8, 5), (16, 3), (32, 2)])
+def test_groups_that_convolve_fit_the_cache_by_their_images(channels: int, group: int) -> None:
+    """Of 16 samples, the largest output of a convolution counts. Two clients are always worth it."""
+    largest_bytes = 16 * 4 * max(24 * 24 * channels, 20 * 20 * 16)
+    assert group == max(2**21 // largest_bytes, 2)
+    found = chosen(own=lambda: convolving(channels), data=pictures(), local={"batch_size": 16})
+    assert (found.is_batched, found.group) == (True, group)
+    assert "to keep their images within 2 MiB of cache" in found.reason
 
 
 # What comes of it.
