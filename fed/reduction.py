@@ -12,9 +12,9 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import math
-import struct
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 
 from fed.errors import FedError
 from fed.tensors import Tensor, torch
@@ -175,8 +175,8 @@ class WeightedMean:
         if not self.weight:
             raise FedError("the mean of no vectors is undefined: at least one must be added")
         if self.atoms == 1 and self._products:  # on the grid's last line, as lanes would leave it; + 0 makes −0 to 0
-            units_P = (self._products[0] * 2.0**-_LOWEST_EXPONENT).round_()
-            return units_P.mul_(2.0**_LOWEST_EXPONENT).add_(0.0).div_(float(self.weight))
+            units_P = (self._products[0] * _constant(2.0**-_LOWEST_EXPONENT)).round_()
+            return units_P.mul_(_constant(2.0**_LOWEST_EXPONENT)).add_(_constant(0.0)).div_(float(self.weight))
         self._cut_products()
         # each of its pieces is read before the sum overwrites it
         lowest_P = self._lanes[0].view(torch.float64) if is_last and self._lanes else None
@@ -257,8 +257,12 @@ class WeightedMean:
         self._add_units(0, rest_J.add_(_magnet(0)).view(torch.int64), start, sign)
 
     def _add_units(self, index: int, units_J: Tensor, start: int, sign: int) -> None:
-        summed_J = units_J if units_J.ndim == 1 else units_J.sum(0)
-        self._lane(index)[start : start + len(summed_J)].add_(summed_J, alpha=sign)
+        if units_J.ndim == 2:  # of whole vectors
+            units_J = units_J.sum(0)
+            if index not in self._lanes:
+                self._lanes[index] = units_J
+                return
+        self._lane(index)[start : start + len(units_J)].add_(units_J, alpha=sign)
 
     def _digits(self, start: int) -> Iterator[Tensor]:
         """Piece of each lane in turn, in [−½, ½) of the next lane's unit: the same for equal sums.
@@ -326,12 +330,20 @@ def _unit(index: int) -> float:
     return math.ldexp(1.0, _LANE_BITS * index + _LOWEST_EXPONENT)
 
 
-def _magnet(index: int) -> float:
-    return math.ldexp(1.5, 52 + _LANE_BITS * index + _LOWEST_EXPONENT)
+@cache
+def _constant(value: float) -> Tensor:
+    """A number as a tensor, of which operations on small tensors take less time."""
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
+@cache
+def _magnet(index: int) -> Tensor:
+    return _constant(math.ldexp(1.5, 52 + _LANE_BITS * index + _LOWEST_EXPONENT))
+
+
+@cache
 def _magnet_bits(index: int) -> int:
-    return int.from_bytes(struct.pack(">d", _magnet(index)))
+    return int(_magnet(index).view(torch.int64))
 
 
 def _as_int64(number: int) -> int:

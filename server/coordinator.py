@@ -28,6 +28,7 @@ from fed.wire.messages import GlobalModel, Task, task_of
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger(__name__)
+_MOST_TO_SQUARE = 1e150
 _MOST_CLIPPED = 1e-3  # of all coordinates of a round, without a warning
 
 
@@ -273,21 +274,28 @@ class Coordinator:
         mean_update_M = mean_update_M if share is None or share == 1.0 else mean_update_M * share
         if self._sent_sum is not None:
             mean_update_M = self._sent_sum.add(mean_update_M, accumulator, self.fleet)
-        *mean, buffers_R = self.message.read(mean_update_M, self.streams, number).split_with_sizes(self.message.sizes)
+        read_M, parts = self.message.read(mean_update_M, self.streams, number), len(self.message.parts)
+        is_one = parts == 1 and not self.message.buffers
+        mean = (read_M,) if is_one else read_M.split_with_sizes(self.message.sizes)
         clients, stream = accumulator.replied if share is None else members, partial(self._stream, number)
-        reduced = Reduced(tuple(mean), clients, population, stream)
-        state = self.aggregator.apply(state, reduced)
+        state = self.aggregator.apply(state, Reduced(mean[:parts], clients, population, stream))
         self.aggregator.check_state(state, self.layout.parameters, "apply")
-        largest = max(map(abs, map(float, torch.aminmax(state.model_P))))
-        if not largest <= torch.finfo(self.layout.dtype).max:  # so written, NaN is refused
+        self._check_numbers(state.model_P, number)
+        buffers_R = self._buffers_R + mean[-1] if self.message.buffers else self._buffers_R
+        # At once, so that an interruption finds the model of one round or of the other.
+        self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
+        self._population = population
+
+    def _check_numbers(self, model_P: Tensor, number: int) -> None:
+        most = torch.finfo(self.layout.dtype).max
+        if torch.dot(model_P, model_P).item() <= min(most, _MOST_TO_SQUARE) ** 2:
+            return  # most models are far below, and one number says so
+        largest = max(map(abs, map(float, torch.aminmax(model_P))))
+        if not largest <= most:  # so written, NaN is refused
             raise Diverged(
                 f"round {number}: the model becomes {largest:.3g}; the last good model is kept: lower the step sizes "
                 "of algorithm and local"
             )
-        buffers_R = self._buffers_R + buffers_R if self.message.buffers else self._buffers_R
-        # At once, so that an interruption finds the model of one round or of the other.
-        self._state, self._buffers_R, self._integers_I, self._sent = state, buffers_R, accumulator.integers_I, None
-        self._population = population
 
     def _stream(self, number: int) -> np.random.Generator:
         return self.streams.generator("combine", number)
@@ -305,7 +313,8 @@ class Coordinator:
         """The whole vector as it travels; the same tensor for the same parameters."""
         # by identity: comparing the numbers would cost more than the copy
         if self._kept is None or self._kept[0] is not params_P or self._kept[1] is not self._buffers_R:
-            vector_V = self._whole(params_P).to(self.layout.dtype, copy=True)
+            whole_V = self._whole(params_P)
+            vector_V = whole_V.clone() if whole_V.dtype == self.layout.dtype else whole_V.type(self.layout.dtype)
             self._kept = params_P, self._buffers_R, vector_V
         return self._kept[2]
 

@@ -76,7 +76,8 @@ def choose(
 
     Batching saves the overhead of operations, and costs speed where they are large: on a CPU it is left out where a
     step takes many floating-point operations, or, without convolutions, where the parameters of two clients do not fit
-    into the cache. A trial decides whether a model can be batched: a few steps of a few clients, in a group and one by one, must agree.
+    into the cache. A trial decides whether a model can be batched: a few steps of a few clients, in a group and one by
+    one, must agree.
 
     Args:
         execution: the experiment's section ``simulation``.
@@ -168,7 +169,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
 
     @property
     def what_moves(self) -> str:
-        """What a group reads and writes in each step."""
+        """Name of most of what a group reads and writes in a step."""
         return "their images" if self.mostly_convolves else "their parameters"
 
     def room(self, model_bytes: int) -> int:

@@ -1,8 +1,11 @@
 """Index of available clients: counts, removes, adds and finds the i-th in logarithmic time."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import overload
+
+import numpy as np
 
 from fed.clients.data import ClientId
 
@@ -30,7 +33,7 @@ class Presence(Sequence[ClientId]):
         self._size = len(clients)
         self._there = bytearray(b"\x01") * len(clients)
         self._places: dict[ClientId, int] | None = None
-        self._counts: list[int] | None = None  # present clients by node of the tree; made when the first client leaves
+        self._counts: array[int] | None = None  # present clients by node of the tree; made when the first client leaves
 
     def set(self, client: ClientId, is_there: bool) -> None:
         """Note that a client is present, or is not."""
@@ -65,7 +68,8 @@ class Presence(Sequence[ClientId]):
 
     def _change(self, place: int, by: int) -> None:
         if self._counts is None:
-            self._counts = [node & -node for node in range(len(self._clients) + 1)]
+            nodes = np.arange(len(self._clients) + 1, dtype=np.int32)
+            self._counts = array("i", (nodes & -nodes).tobytes())  # of numbers that lie side by side
         counts, size, node = self._counts, len(self._counts), place + 1
         while node < size:
             counts[node] += by

@@ -18,7 +18,7 @@ _Dims: TypeAlias = tuple[int | None, ...]
 
 
 class ChannelGroups(TorchFunctionMode):
-    r"""Under it, ``vmap`` computes what keeps channels apart on all clients' channels side by side.
+    r"""Mode in which ``vmap`` computes what keeps channels apart on all clients' channels side by side.
 
     .. math:: x_{k,b,c,\dots} → x_{b,\,(k,c),\dots}
 

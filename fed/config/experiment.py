@@ -71,7 +71,7 @@ class Local(Section):
             cohort: how many clients take part.
         """
         ratio = cohort / self.base_cohort
-        scale = {"none": 1.0, "linear": ratio, "square_root": math.sqrt(ratio)}[self.scaling]
+        scale = 1.0 if self.scaling == "none" else ratio if self.scaling == "linear" else math.sqrt(ratio)
         return self.lr * scale * self._schedule.factor(number, count)
 
     @cached_property
