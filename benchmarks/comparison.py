@@ -29,12 +29,14 @@ class Side:
         program: in ``sides/``.
         options: of the program.
         processes: that train at the same time.
+        most_turns: the most measurements, of one that takes long to start, or that is no part of a ratio.
     """
 
     title: str
     program: str
     options: tuple[str, ...] = ()
     processes: int = 1
+    most_turns: int = sys.maxsize
 
     @property
     def python(self) -> str:
@@ -51,8 +53,8 @@ SIDES = {
     "lean": Side("lean PyTorch loop", "lean.py"),
     "pfl-1": Side("pfl-research, 1 process", "pfl_research.py"),
     "pfl-2": Side("pfl-research, 2 processes", "pfl_research.py", ("--processes", "2"), processes=2),
-    "flower": Side("Flower, 2 actors", "flower.py", ("--actors", "2"), processes=2),
-    "limit": Side("limit: matrix products alone, 1 thread", "limit.py"),
+    "flower": Side("Flower, 2 actors", "flower.py", ("--actors", "2"), processes=2, most_turns=3),
+    "limit": Side("limit: matrix products alone, 1 thread", "limit.py", most_turns=1),
 }
 
 
@@ -81,8 +83,10 @@ class Comparison:
         first = {name: self._train(name, rounds) for name in self._sides}
         plan = {name: _plan(answer["ends_s"], seconds) for name, answer in first.items()}
         rates: dict[str, list[float]] = {name: [] for name in self._sides}
-        for _ in range(repetitions):
+        for turn in range(repetitions):
             for name, (warm_up, timed) in plan.items():
+                if turn >= self._sides[name].most_turns:
+                    continue
                 ends_s = self._train(name, warm_up + timed)["ends_s"]
                 rates[name].append(timed / (ends_s[-1] - ends_s[warm_up - 1]))
         sides = {
@@ -151,10 +155,12 @@ def _add_shares(sides: dict[str, Any]) -> None:
 
 
 def _ratios(sides: dict[str, Any]) -> dict[str, dict[str, Ratio]]:
-    """Ratios of the rates: each of ours over each of the others, which took turns."""
+    """Ratios of the rates: each of ours over each of the others, in the turns that both had."""
+
+    def ratio(ours: str, other: str) -> Ratio:
+        rates = [sides[name]["rounds_per_s"] for name in (ours, other)]
+        turns = min(map(len, rates))
+        return Ratio.of(*(of_side[:turns] for of_side in rates))
+
     others = [name for name in sides if not name.startswith("ours") and name != "limit"]
-    return {
-        ours: {other: Ratio.of(*(sides[side]["rounds_per_s"] for side in (ours, other))) for other in others}
-        for ours in sides
-        if ours.startswith("ours")
-    }
+    return {ours: {other: ratio(ours, other) for other in others} for ours in sides if ours.startswith("ours")}

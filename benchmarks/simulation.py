@@ -72,8 +72,8 @@ def arguments() -> argparse.Namespace:
         ("--parts", PARTS, ()),
     ):
         parser.add_argument(option, **some_of(known, usual), help=f"of {', '.join(known)}")
-    parser.add_argument("--repetitions", type=int, default=5, help="measurements of each side; their median counts")
-    parser.add_argument("--seconds", type=float, default=2.0, help="about how long a measurement takes")
+    parser.add_argument("--repetitions", type=int, default=4, help="measurements of each side; their median counts")
+    parser.add_argument("--seconds", type=float, default=1.5, help="about how long a measurement takes")
     parser.add_argument("--output", type=Path, help="where to write the results; all of them go beside this program")
     return parser.parse_args()
 

@@ -17,6 +17,7 @@ from fed.clients.data import Pair
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.losses import Loss
 from fed.clients.training.op_graphs import record
+from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.layout import Layout
 from fed.tensors import torch
 
@@ -130,7 +131,7 @@ class BatchedEvaluator:
     def _forward(self, *tensors: Tensor) -> tuple[Tensor]:
         *states, inputs = tensors
         named = dict(zip(self._names, states, strict=True))
-        with ChannelGroups():
+        with ChannelGroups(), RecurrentLayers():
             return (vmap(lambda state: functional_call(self._module, state, (inputs,)))(named),)
 
 

@@ -22,6 +22,7 @@ from fed.clients.training.local_trainer import LocalTrainer
 from fed.clients.training.losses import of_each_sample
 from fed.clients.training.op_graphs import keeps, move_in_place, record
 from fed.clients.training.optimizers import optimizer_for
+from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.errors import InvalidModel
 from fed.tensors import torch
 
@@ -235,7 +236,7 @@ class BatchedTrainer(LocalTrainer):
         return *gradients, losses_K.detach()
 
     def _outputs(self, state: Sequence[Tensor], inputs: Tensor) -> Tensor:
-        with ChannelGroups():
+        with ChannelGroups(), RecurrentLayers():
             outputs: Tensor = vmap(self._forward)(tuple(state), inputs)
         return outputs
 

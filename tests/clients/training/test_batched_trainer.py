@@ -228,6 +228,17 @@ class Residual(nn.Module):
         return scores
 
 
+class Recurrent(nn.LSTM):
+    """The last outputs, of both directions."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4, batch_first=True, bidirectional=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # type: ignore[override]
+        outputs: Tensor = super().forward(inputs)[0]
+        return outputs[:, -1]
+
+
 class Embedded(nn.Module):
     """Reads out by the weights that it reads in by, and scales by a frozen parameter."""
 
@@ -269,6 +280,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[Pair]]] = {
     "cnn": (lambda: cnn((2, 6, 6), 3, (4,), 8), IMAGES),
     "cnn of one channel": (lambda: cnn((6, 6), 3, (2, 4), 8), samples(UNEQUAL, (6, 6))),
     "char_transformer": (lambda: char_transformer((6,), 7, width=8, heads=2, layers=1), TEXTS),
+    "char_gru": (lambda: char_gru(7, 4, 4, 2), TEXTS),
+    "lstm": (lambda: nn.Sequential(Recurrent(), nn.Linear(8, 3)), samples(UNEQUAL, (6, 5))),
     "residual, in place": (Residual, VECTORS),
     "embedding, tied, frozen": (Embedded, TEXTS),
     "convolution with stride": (lambda: nn.Sequential(spectral(4), nn.Flatten(), nn.Linear(36, 3)), IMAGES),
@@ -614,13 +627,12 @@ class Transposed(nn.Module):
 @pytest.mark.parametrize(
     "module",
     [
-        lambda: char_gru(7, 4, 4),
         lambda: embedded(sparse=True),
         lambda: embedded(max_norm=0.5),
         lambda: embedded(padding_idx=2),
         lambda: embedded(scale_grad_by_freq=True),
     ],
-    ids=["GRU", "sparse", "max_norm", "padding_idx", "scale_grad_by_freq"],
+    ids=["sparse", "max_norm", "padding_idx", "scale_grad_by_freq"],
 )
 def test_text_model_that_cannot_be_batched_raises_an_error(module: Callable[[], nn.Module]) -> None:
     """vmap applies an embedding's padding to the first client alone, and frequencies to all of them together."""

@@ -4,7 +4,6 @@ Shapes: K, clients; B, samples; C, channels.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from torch.nn import functional
 from fed.clients.models import cnn
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.op_graphs import record
+from tests.clients.training.client_groups import CLIENTS, assert_computed_alike
 
-CLIENTS = 3
 SHAPES = {1: (4, 9), 2: (4, 8, 7), 3: (4, 5, 6, 4)}
 
 
@@ -87,44 +86,12 @@ MODULES: dict[str, tuple[int, Callable[[], nn.Module]]] = {
 }
 
 
-def group_of(name: str) -> tuple[nn.Module, dict[str, Tensor], Tensor]:
-    """A module, the parameters of clients, and their samples."""
-    torch.manual_seed(0)
-    dims, make = MODULES[name]
-    module = make().double()
-    parameters = {
-        name: (part + 0.3 * torch.randn(CLIENTS, *part.shape)).detach().requires_grad_(part.requires_grad)
-        for name, part in module.named_parameters()
-    }
-    return module, parameters, torch.randn(CLIENTS, 5, *SHAPES[dims], dtype=torch.float64)
-
-
-def gradients(outputs: Tensor, parameters: dict[str, Tensor]) -> list[Tensor]:
-    trained = [part for part in parameters.values() if part.requires_grad]
-    weighed = outputs * torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)
-    return [*torch.autograd.grad(weighed.sum(), trained, materialize_grads=True, allow_unused=True)]
-
-
 @pytest.mark.parametrize("is_common", [False, True], ids=["own samples", "common samples"])
 @pytest.mark.parametrize("name", MODULES)
 def test_outputs_and_gradients_are_those_of_each_client(name: str, is_common: bool) -> None:
-    module, parameters, inputs = group_of(name)
-
-    def forward(own: dict[str, Tensor], x: Tensor) -> Any:
-        return functional_call(module, own, (x.clone(),))
-
-    given = inputs[0] if is_common else inputs
-    with ChannelGroups():
-        together = vmap(forward, in_dims=(0, None if is_common else 0))(parameters, given)
-    alone = torch.stack(
-        [
-            forward({name: part[client] for name, part in parameters.items()}, inputs[0 if is_common else client])
-            for client in range(CLIENTS)
-        ]
-    )
-    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
-    for ours, theirs in zip(gradients(together, parameters), gradients(alone, parameters), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    torch.manual_seed(0)
+    dims, make = MODULES[name]
+    assert_computed_alike(make().double(), SHAPES[dims], ChannelGroups(), is_common=is_common)
 
 
 def test_maximum_before_relu_changes_no_bit() -> None:

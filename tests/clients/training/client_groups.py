@@ -1,0 +1,52 @@
+"""Modules of several clients as one computation under ``vmap``, against each client alone."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+__all__ = ["CLIENTS", "assert_computed_alike"]
+
+CLIENTS = 3
+
+
+def assert_computed_alike(
+    module: nn.Module, shape: tuple[int, ...], mode: AbstractContextManager[Any], *, is_common: bool
+) -> None:
+    """Outputs and gradients of clients, each with parameters of its own.
+
+    Args:
+        module: in float64.
+        shape: of one sample.
+        mode: under which ``vmap`` computes them together.
+        is_common: all clients read the same samples.
+    """
+    torch.manual_seed(0)
+    parameters = {
+        name: (part + 0.3 * torch.randn(CLIENTS, *part.shape)).detach().requires_grad_(part.requires_grad)
+        for name, part in module.named_parameters()
+    }
+    inputs = torch.randn(CLIENTS, 5, *shape, dtype=torch.float64)
+
+    def forward(own: dict[str, Tensor], x: Tensor) -> Any:
+        return functional_call(module, own, (x.clone(),))
+
+    with mode:
+        together = vmap(forward, in_dims=(0, None if is_common else 0))(parameters, inputs[0] if is_common else inputs)
+    alone = torch.stack(
+        [
+            forward({name: part[client] for name, part in parameters.items()}, inputs[0 if is_common else client])
+            for client in range(CLIENTS)
+        ]
+    )
+    torch.testing.assert_close(together, alone, rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(_gradients(together, parameters), _gradients(alone, parameters), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def _gradients(outputs: Tensor, parameters: dict[str, Tensor]) -> list[Tensor]:
+    trained = [part for part in parameters.values() if part.requires_grad]
+    weighed = outputs * torch.linspace(-1, 1, outputs.numel(), dtype=torch.float64).view_as(outputs)
+    return [*torch.autograd.grad(weighed.sum(), trained, materialize_grads=True, allow_unused=True)]
