@@ -31,8 +31,7 @@ class RecurrentLayers(TorchFunctionMode):
     ) -> Any:
         """Compute an operation, step by step if it is one of those."""
         cell = _CELLS.get(function)
-        is_packed = len(args) > 2 and isinstance(args[2], Tensor)
-        if cell is None or kwargs or is_packed or _has_projections(*args[2:6], args[7]):
+        if cell is None or kwargs or isinstance(args[2], Tensor) or _has_projections(*args):
             return function(*args, **(kwargs or {}))
         return _stacked(cell, *args)
 
@@ -111,7 +110,17 @@ def _plain(activation: Callable[[Tensor], Tensor], step: Tensor, state: _State, 
     return (activation(step + functional.linear(state[0], weight, bias)),)
 
 
-def _has_projections(weights: Sequence[Tensor], has_bias: bool, layers: int, _: float, is_bidirectional: bool) -> bool:
+def _has_projections(
+    _x: Tensor,
+    _begin: Any,
+    weights: Sequence[Tensor],
+    has_bias: bool,
+    layers: int,
+    _dropout: float,
+    _training: bool,
+    is_bidirectional: bool,
+    _batch_first: bool,
+) -> bool:
     return len(weights) != layers * (1 + is_bidirectional) * (4 if has_bias else 2)
 
 
