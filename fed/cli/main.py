@@ -7,6 +7,7 @@ completion come at once.
 """
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -74,6 +75,10 @@ for _name, _command in _COMMANDS.items():
     app.command(_name, help=summary(_command))(_command)
 
 
+_NEW_OBJECTS = 50_000
+"""After so many the command looks for garbage, rather than after 700: modules make many objects and leave none."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -83,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    if arguments is None:
+        gc.set_threshold(_NEW_OBJECTS)
     _append_working_folder()
     _prepare_streams()
     try:
