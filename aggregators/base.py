@@ -4,7 +4,7 @@ Shapes: see :mod:`fed.layout`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -216,6 +216,8 @@ class Algorithm(LocalRule, Hyperparameters, ABC):
     """Codecs of clients' updates, unless the experiment names others."""
     downlink: ClassVar[tuple[str, ...]] = ()
     """Codecs of what goes out, unless the experiment names others."""
+    default_rounds: ClassVar[Mapping[str, Any]] = {}
+    """Keys of the section ``rounds`` where an experiment has none."""
     pools_data: ClassVar[bool] = False
     """Whether one client holds all clients' data, so that no client reports to a coordinator."""
 

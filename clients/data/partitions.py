@@ -8,17 +8,18 @@ Shapes: see :mod:`fed.layout`.
 """
 
 import hashlib
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from fed.clients.data.samples import Samples
 from fed.config.validation import nearest
 from fed.errors import InvalidData
 from fed.tensors import torch
 
-__all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards"]
+__all__ = ["by_hash", "by_range", "dirichlet", "file", "iid", "natural", "quantity", "rank", "shards", "similarity"]
 
 _DRAWS = 1000
 _OF_ALL = ("index", "label", "mean")
@@ -201,6 +202,34 @@ def _shards(sizes_C: NDArray[np.int64], clients: int, classes_per_client: int) -
     for _ in range(total - len(sizes_C)):
         shards_C[np.argmax(np.where(shards_C < most_C, sizes_C / shards_C, -1.0))] += 1
     return shards_C
+
+
+def similarity(
+    samples: Samples,
+    clients: int,
+    generator: np.random.Generator,
+    percent: Annotated[float, Field(ge=0, le=100)] = 10.0,
+) -> NDArray[np.int64]:
+    """Deal a share of the samples at random, and the rest sorted by label, a range for each client.
+
+    All clients have as many samples, give or take two. (Karimireddy et al. 2020, 1910.06378, section 7, from Hsu et al.
+    2019, 1909.06335: "s % similarity".)
+
+    Args:
+        samples: what is dealt.
+        clients: K.
+        generator: the stream to draw from.
+        percent: s in [0, 100]. 100: independent and identically distributed; 0: a client holds few labels.
+
+    Raises:
+        InvalidData: if targets are not one integer label a sample.
+    """
+    labels_E = _labels(samples, "similarity")
+    order = generator.permutation(len(samples))
+    alike, rest = np.split(order, [round(len(samples) * percent / 100)])
+    rest = rest[np.argsort(labels_E[rest], kind="stable")]
+    ranges = np.arange(len(rest)) * clients // max(len(rest), 1)
+    return _dealt(np.concatenate([alike, rest]), np.concatenate([np.arange(len(alike)) % clients, ranges]))
 
 
 def quantity(

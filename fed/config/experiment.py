@@ -133,6 +133,10 @@ def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     return registry.TOPOLOGIES.make(getattr(algorithm, "topology", "ring"))
 
 
+def _rounds_of_the_algorithm(values: dict[str, Any]) -> Component:
+    return registry.ROUNDS.make(**getattr(values["algorithm"].make(), "default_rounds", {}))
+
+
 def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Component, ...]:
     return tuple(map(registry.CODECS.make, getattr(values["algorithm"].make(), key, ())))
 
@@ -173,8 +177,8 @@ class Experiment(Document):
     """How clients' work becomes one model."""
     topology: Annotated[Component, registry.TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
-    rounds: Annotated[Component, registry.ROUNDS] = Field(default_factory=registry.ROUNDS.make)
-    """Who trains when, and how often."""
+    rounds: Annotated[Component, registry.ROUNDS] = Field(default_factory=_rounds_of_the_algorithm)
+    """Who trains when, and how often; synchronous rounds of all clients, unless given or of the algorithm."""
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "uplink")
     )

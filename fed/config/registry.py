@@ -59,7 +59,7 @@ class PartitionSection(Component):
 PARTITIONS = Family(
     "partition",
     PartitionSection,
-    _in("clients.data.partitions", "iid", "dirichlet", "shards", "quantity")
+    _in("clients.data.partitions", "iid", "dirichlet", "shards", "similarity", "quantity")
     | _in("clients.data.partitions", range="by_range", hash="by_hash")
     | _in("clients.data.partitions", "rank", "file", "natural"),
     given=("samples", "clients", "generator"),
@@ -124,6 +124,7 @@ _RULES = {
     **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto"),
     **_in("aggregators.local_sgd", "LocalSGD"),
     **_in("aggregators.post_local_sgd", "PostLocalSGD"),
+    **_pages("Cyclic"),
 }
 
 RULES = Family("rule", Component, _RULES, default="fedavg")

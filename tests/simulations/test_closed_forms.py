@@ -10,6 +10,7 @@ from torch import nn
 
 import fed
 from fed.config.registry import TOPOLOGIES
+from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.simulations.simulate import simulate
 from fed.topology import Topology
@@ -67,6 +68,41 @@ def test_fedprox_reaches_its_fixed_point(quadratics: Quadratics, steps: int, mu:
         rounds=ENOUGH[steps],
     )
     np.testing.assert_allclose(point(finished), fixed_point(quadratics, steps, mu), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_cyclic_visits_every_client_in_turn(quadratics: Quadratics, cycles: int) -> None:
+    """x ← b_i + (I − η A_i)^K (x − b_i), for one client after another."""
+    clients, steps = len(quadratics.centre_ND), 3
+    finished = run(
+        quadratics,
+        algorithm="cyclic",
+        local={"lr": LR, "steps": steps, "batch_size": 100},
+        rounds={"count": cycles * clients, "cohort": 1, "sampling": "round_robin"},
+    )
+    begin = quadratics.model(torch.float64)
+    assert isinstance(begin, Point)
+    x_D = begin.x_D.detach().numpy()
+    order = Streams(0).generator("order of clients").permutation(clients)
+    for client in [*order] * cycles:
+        curvature, centre = quadratics.curvature_NDD[client], quadratics.centre_ND[client]
+        x_D = centre + np.linalg.matrix_power(np.eye(len(x_D)) - LR * curvature, steps) @ (x_D - centre)
+    np.testing.assert_allclose(point(finished), x_D, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ({"sampling": "round_robin"}, r"rounds\.cohort must be 1 with algorithm cyclic.*, got all: write rounds"),
+        ({"cohort": 1}, r"rounds\.sampling must be round_robin with algorithm cyclic.*, got uniform"),
+        ({"kind": "buffered"}, r"rounds\.kind must be synchronous with algorithm cyclic.*, got buffered"),
+        ({"cohort": 1, "sampling": "round_robin", "over_selection": 2.0}, r"rounds\.over_selection must be 1\.0"),
+    ],
+    ids=["cohort", "sampling", "kind", "over_selection"],
+)
+def test_cyclic_is_refused_where_others_would_train(rounds: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidExperiment, match=said):
+        fed.Experiment(algorithm="cyclic", rounds=rounds)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

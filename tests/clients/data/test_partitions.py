@@ -1,6 +1,7 @@
 """What every partition keeps, and what each of them promises."""
 
 import hashlib
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -21,6 +22,7 @@ NUMBERED: list[dict[str, Any]] = [
     {"kind": "iid"},
     {"kind": "dirichlet", "alpha": 1.0, "min_samples": 1},
     {"kind": "shards", "classes_per_client": 2},
+    {"kind": "similarity", "percent": 30.0},
     {"kind": "quantity", "alpha": 0.3},
     {"kind": "range"},
     {"kind": "range", "by": "label"},
@@ -70,7 +72,7 @@ def test_a_stream_says_all_about_a_partition(keys: dict[str, Any]) -> None:
     first = deal(keys, dealt, 5)
     torch.manual_seed(2)
     np.testing.assert_array_equal(first, deal(keys, dealt, 5))
-    draws = keys["kind"] in ("iid", "dirichlet", "shards", "quantity")
+    draws = keys["kind"] in ("iid", "dirichlet", "shards", "similarity", "quantity")
     assert draws != np.array_equal(first, deal(keys, dealt, 5, seed=1))
 
 
@@ -84,6 +86,26 @@ def test_iid_range_and_rank_give_nearly_equal_sizes(number: int, clients: int, b
     ):
         sizes = np.bincount(holders, minlength=clients)
         assert sizes.max() - sizes.min() <= 1
+
+
+@pytest.mark.parametrize("percent", [0.0, 25.0, 60.0, 100.0])
+def test_similarity_mixes_random_and_sorted_samples(percent: float) -> None:
+    """Four classes, four clients: of the sorted part each holds one class, but for what the random part has taken."""
+    dealt = samples(20_000)
+    holders = deal({"kind": "similarity", "percent": percent}, dealt, 4)
+    assert np.ptp(np.bincount(holders)) <= 2
+    labels = dealt.targets.numpy()
+    own = [float((labels[holders == client] == client).mean()) for client in range(4)]
+    # 20,000 labels, drawn at random, leave a class up to 2 % larger or smaller than a client's range
+    np.testing.assert_allclose(own, 1 - percent / 100 * 3 / 4, atol=0.03)
+
+
+@given(number=st.integers(4, 120), clients=st.integers(1, 8))
+def test_similarity_of_nothing_sorts_by_label(number: int, clients: int) -> None:
+    dealt = samples(number)
+    holders = deal({"kind": "similarity", "percent": 0.0}, dealt, clients)
+    ends = [dealt.targets.numpy()[holders == client] for client in range(clients) if (holders == client).any()]
+    assert all(before.max() <= after.min() for before, after in itertools.pairwise(ends))
 
 
 def test_range_cuts_the_sorted_samples_into_runs() -> None:

@@ -287,6 +287,8 @@ def test_asynchronous_rounds_take_plain_updates_alone(kind: str) -> None:
         assert f"got algorithm {kind}, whose clients" in line
         assert BESIDE_UPDATES[kind] in line
         assert line.endswith(": choose buffered rounds, or choose an algorithm such as fedavg")
+    elif kind == "cyclic":
+        assert problem(**keys).startswith("rounds.kind must be synchronous with algorithm cyclic")
     else:
         assert Experiment(**keys).algorithm.kind == kind
 

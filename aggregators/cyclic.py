@@ -1,0 +1,47 @@
+"""Cyclic weight transfer: the model visits the clients in turn.
+
+Chang et al., "Distributed deep learning networks among institutions for medical imaging", JAMIA 2018, doi
+10.1093/jamia/ocy017.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fed.aggregators.fedavg import FedAvg
+from fed.config.experiment import Experiment
+from fed.errors import InvalidExperiment
+
+__all__ = ["Cyclic"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cyclic(FedAvg):
+    r"""One client after another trains the model, in an order that stays (Chang et al. 2018, 10.1093/jamia/ocy017).
+
+    .. math:: x ← y_i, \qquad i = π(t \bmod N)
+
+    A round is one visit, with ``rounds: {cohort: 1, sampling: round_robin}``, and a cycle is N rounds. A client whose
+    visit fails is left out of that cycle.
+    """
+
+    default_rounds: ClassVar[Mapping[str, Any]] = {"kind": "synchronous", "cohort": 1, "sampling": "round_robin"}
+
+    def check_experiment(self, experiment: Experiment) -> None:
+        """Refuse rounds in which another number of clients trains, or others than those whose turn it is."""
+        super().check_experiment(experiment)
+        rounds = experiment.rounds.make()
+        got = {
+            "kind": experiment.rounds.kind,
+            "cohort": getattr(rounds, "cohort", None),
+            "over_selection": getattr(rounds, "over_selection", 1.0),
+            "sampling": rounds.sampling.kind,
+        }
+        for key, value in {**self.default_rounds, "over_selection": 1.0}.items():
+            if got[key] != value:
+                raise InvalidExperiment(
+                    f"rounds.{key} must be {value} with algorithm cyclic, whose model visits one client after another, "
+                    f"got {got[key]}: write rounds: {{cohort: 1, sampling: round_robin}}"
+                )
