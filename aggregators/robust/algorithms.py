@@ -41,6 +41,8 @@ class Robust(Composed):
 
     rule: ClassVar[type[Reducer]]
     """The transform in place of the mean."""
+    is_mean: ClassVar[bool] = False
+    """Whether the rule ends in a mean, in which each bucket counts by its clients."""
 
     attackers: NonNegativeInt = 0
     weights: Literal["clients", "samples"] = "clients"
@@ -58,7 +60,8 @@ class Robust(Composed):
 
     def transforms(self) -> tuple[Transform, ...]:
         """Weights, bucketing, mixing and the rule, which has the hyper-parameters of the same names."""
-        bucketing = [Bucketing(size=self.bucketing)] if self.bucketing > 1 else []
+        size, is_mean = self.bucketing, self.is_mean
+        bucketing = [Bucketing(size=size, counts_clients=is_mean)] if size > 1 else []
         mixing = [NearestNeighbourMixing(attackers=self.attackers)] if self.nearest_neighbour_mixing else []
         own = vars(self)
         given = {field.name: own[field.name] for field in fields(self.rule) if field.name in own}
@@ -227,5 +230,6 @@ class FedNormBound(Robust):
     """
 
     rule: ClassVar[type[Reducer]] = NormBound
+    is_mean: ClassVar[bool] = True
 
     norm: PositiveFloat = 1.0

@@ -119,12 +119,15 @@ class Bucketing(Reducer):
     The variance between honest clients falls by a factor of s, so that attackers are easier to tell from them. An
     attacker spoils one bucket: the f of the rule behind it stays the same while n falls to ⌈n/s⌉. A bucket's weight is
     the mean of its messages' weights: equal messages make equal buckets, also the last one, which may be smaller.
+    Before a mean it is their sum, so that each client counts as it would without buckets.
 
     Args:
         size: s ≥ 1, messages of a bucket; 1 changes nothing but their order.
+        counts_clients: a bucket's weight is the sum of its messages' weights.
     """
 
     size: PositiveInt = 2
+    counts_clients: bool = False
 
     def left(self, messages: int) -> int:
         """The number of buckets."""
@@ -136,7 +139,8 @@ class Bucketing(Reducer):
         order_S = torch.from_numpy(generator.permutation(len(messages_SM)))
         buckets = torch.split(order_S, self.size)
         means = [weights_S[bucket] @ messages_SM[bucket] / weights_S[bucket].sum() for bucket in buckets]
-        return None, Messages(torch.stack(means), torch.stack([weights_S[bucket].mean() for bucket in buckets]))
+        weigh = torch.sum if self.counts_clients else torch.mean
+        return None, Messages(torch.stack(means), torch.stack([weigh(weights_S[bucket]) for bucket in buckets]))
 
 
 @dataclass(frozen=True, kw_only=True)

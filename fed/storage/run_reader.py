@@ -227,6 +227,7 @@ def totals(experiment: "Experiment", metrics: Sequence[Mapping[str, Any]]) -> di
         "experiment": experiment.name,
         "algorithm": experiment.algorithm.kind,
         "rounds": len(metrics),
+        "empty_rounds": sum(1 for line in metrics if not line["selected"]),
         "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
         "final_test_accuracy": last["test_accuracy"],
         "final_test_loss": last["test_loss"],

@@ -393,6 +393,15 @@ def test_the_norm_bound_weighs_what_it_has_shortened() -> None:
     assert_same(result(rule, messages_SM, REPEATS), result(rule, np.repeat(messages_SM, REPEATS, axis=0)))
 
 
+@pytest.mark.parametrize("weights", [np.ones(10), np.arange(1.0, 11.0)], ids=["alike", "by samples"])
+def test_buckets_of_any_size_leave_a_mean_as_it_is(weights: Matrix) -> None:
+    """A bound that shortens nothing; of ten messages the last bucket of four has two."""
+    messages_SM = drawn(10, 9, seed=2)
+    rule = FedNormBound(norm=1e9, bucketing=4)
+    expected = np.average(messages_SM, axis=0, weights=weights)
+    np.testing.assert_allclose(result(rule, messages_SM, weights), expected, rtol=0, atol=1e-12)
+
+
 def test_buckets_and_neighbours_are_means_by_weight() -> None:
     messages_SM, weights = drawn(4, 3), [1.0, 2.0, 3.0, 6.0]
     mean_M = np.average(messages_SM, axis=0, weights=weights)

@@ -435,6 +435,14 @@ def test_clients_participate_between_registering_and_leaving(rounds: dict[str, A
     assert sum(line["failed"] for line in finished.metrics) == failed
 
 
+def test_rounds_that_ask_nobody_are_counted() -> None:
+    rounds = {"count": 20, "cohort": 1, "sampling": "poisson"}
+    run = fed.simulate(fed.Experiment(data={"clients": 6}, model="logistic", rounds=rounds))
+    empty = sum(line["selected"] == 0 for line in run.metrics)
+    assert 0 < empty < 20
+    assert (run.summary["empty_rounds"], run.summary["unanswered_rounds"]) == (empty, 0)
+
+
 def test_a_run_whose_clients_never_answer_says_so(caplog: pytest.LogCaptureFixture) -> None:
     rounds = {"count": 2, "cohort": 3, "deadline_s": 1e-3, "partial_work": "drop"}
     run = fed.simulate(fed.Experiment(data={"clients": 6}, model="logistic", rounds=rounds))
