@@ -214,14 +214,19 @@ def _writes(node: fx.Node) -> bool:
 
 def _drop_renamings(graph: fx.Graph, written: set[int]) -> None:
     """Replace each node that only renames another tensor by that tensor."""
+    sharing: dict[int | None, list[fx.Node]] = {}
+    for node in graph.nodes:
+        sharing.setdefault(node.meta.get("memory"), []).append(node)
     for node in list(graph.nodes):
         source = _same_tensor(node)
         if source is not None and not _memory(node, *node.all_input_nodes) & written:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-            for other in graph.nodes:
-                if other.meta.get("memory") == node.meta["memory"]:
-                    other.meta["memory"] = source.meta["memory"]
+            old, new = node.meta["memory"], source.meta["memory"]
+            if old != new:
+                for other in sharing.pop(old):
+                    other.meta["memory"] = new
+                    sharing.setdefault(new, []).append(other)
 
 
 def _same_tensor(node: fx.Node) -> fx.Node | None:

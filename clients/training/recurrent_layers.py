@@ -14,6 +14,7 @@ from fed.tensors import Tensor, torch
 
 __all__ = ["RecurrentLayers"]
 
+_MOST_STEPS = 256
 _State: TypeAlias = tuple[Tensor, ...]
 _Cell: TypeAlias = Callable[[Tensor, _State, Tensor, Tensor | None], _State]
 """(what a step reads, the state before it, W, b) → the state after it, whose first part is the output."""
@@ -22,8 +23,8 @@ _Cell: TypeAlias = Callable[[Tensor, _State, Tensor, Tensor | None], _State]
 class RecurrentLayers(TorchFunctionMode):
     """Mode in which LSTM, GRU and plain recurrent layers are computed step by step, with operations of their own.
 
-    PyTorch's are one operation for all steps, of which ``vmap`` knows no rule. Packed sequences and projections of the
-    state stay as they are.
+    PyTorch's are one operation for all steps, of which ``vmap`` knows no rule. Packed sequences, projections of the
+    state and sequences of more than 256 steps, which take seconds to record, stay as they are.
     """
 
     def __torch_function__(
@@ -31,7 +32,7 @@ class RecurrentLayers(TorchFunctionMode):
     ) -> Any:
         """Compute an operation, step by step if it is one of those."""
         cell = _CELLS.get(function)
-        if cell is None or kwargs or isinstance(args[2], Tensor) or _has_projections(*args):
+        if cell is None or kwargs or isinstance(args[2], Tensor) or not _is_plain(*args):
             return function(*args, **(kwargs or {}))
         return _stacked(cell, *args)
 
@@ -110,8 +111,8 @@ def _plain(activation: Callable[[Tensor], Tensor], step: Tensor, state: _State, 
     return (activation(step + functional.linear(state[0], weight, bias)),)
 
 
-def _has_projections(
-    _x: Tensor,
+def _is_plain(
+    x: Tensor,
     _begin: Any,
     weights: Sequence[Tensor],
     has_bias: bool,
@@ -119,9 +120,11 @@ def _has_projections(
     _dropout: float,
     _training: bool,
     is_bidirectional: bool,
-    _batch_first: bool,
+    batch_first: bool,
 ) -> bool:
-    return len(weights) != layers * (1 + is_bidirectional) * (4 if has_bias else 2)
+    """True for sequences that are not too long, in layers without projections."""
+    plain = layers * (1 + is_bidirectional) * (4 if has_bias else 2)
+    return x.shape[1 if batch_first else 0] <= _MOST_STEPS and len(weights) == plain
 
 
 _CELLS: Mapping[Any, _Cell] = {

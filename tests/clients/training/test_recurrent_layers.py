@@ -72,3 +72,11 @@ def test_packed_sequences_and_projections_stay_pytorchs() -> None:
     with RecurrentLayers():
         found = [projecting(x)[0], reading(packed)[0].data]
     assert all(map(torch.equal, found, expected))
+
+
+def test_long_sequences_stay_pytorchs() -> None:
+    layer = nn.GRU(1, 2)
+    with RecurrentLayers():
+        vmap(layer)(torch.zeros(2, 256, 5, 1))
+    with RecurrentLayers(), pytest.raises(RuntimeError, match="Batching rule not implemented for aten::gru"):
+        vmap(layer)(torch.zeros(2, 257, 5, 1))
