@@ -23,8 +23,8 @@ class Cyclic(FedAvg):
 
     .. math:: x ← y_i, \qquad i = π(t \bmod N)
 
-    A round is one visit, with ``rounds: {cohort: 1, sampling: round_robin}``, and a cycle is N rounds. A client whose
-    visit fails is left out of that cycle.
+    A round is one visit: its rounds have ``cohort: 1`` and ``sampling: round_robin`` unless given. A cycle is N rounds.
+    A client whose visit fails is left out of that cycle.
     """
 
     default_rounds: ClassVar[Mapping[str, Any]] = {"kind": "synchronous", "cohort": 1, "sampling": "round_robin"}

@@ -12,6 +12,9 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
     model_validator,
 )
 
@@ -133,8 +136,8 @@ def _ring_where_peers_mix(values: dict[str, Any]) -> Component | None:
     return registry.TOPOLOGIES.make(getattr(algorithm, "topology", "ring"))
 
 
-def _rounds_of_the_algorithm(values: dict[str, Any]) -> Component:
-    return registry.ROUNDS.make(**getattr(values["algorithm"].make(), "default_rounds", {}))
+def _rounds_of_the_algorithm(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return getattr(values["algorithm"].make(), "default_rounds", {}) if "algorithm" in values else {}
 
 
 def _codecs_of_the_algorithm(key: str, values: dict[str, Any]) -> tuple[Component, ...]:
@@ -177,7 +180,9 @@ class Experiment(Document):
     """How clients' work becomes one model."""
     topology: Annotated[Component, registry.TOPOLOGIES] | None = Field(default_factory=_ring_where_peers_mix)
     """Who is whose neighbour; of algorithms over mix alone, where it is a ring unless given."""
-    rounds: Annotated[Component, registry.ROUNDS] = Field(default_factory=_rounds_of_the_algorithm)
+    rounds: Annotated[Component, registry.ROUNDS] = Field(
+        default_factory=lambda values: registry.ROUNDS.make(**_rounds_of_the_algorithm(values))
+    )
     """Who trains when, and how often; synchronous rounds of all clients, unless given or of the algorithm."""
     uplink: Annotated[tuple[Annotated[Component, registry.CODECS], ...], Field(strict=False)] = Field(
         default_factory=partial(_codecs_of_the_algorithm, "uplink")
@@ -209,6 +214,16 @@ class Experiment(Document):
     if TYPE_CHECKING:  # sections are given as mappings, whatever type they become
 
         def __init__(self, **keys: Any) -> None: ...
+
+    @field_validator("rounds", mode="wrap")
+    @classmethod
+    def _complete_rounds(cls, keys: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        defaults = _rounds_of_the_algorithm(info.data)
+        if not defaults or not isinstance(keys, dict) or keys.get("kind", defaults["kind"]) != defaults["kind"]:
+            return handler(keys)
+        rounds = handler({**defaults, **keys})
+        rounds.model_fields_set.difference_update(defaults.keys() - keys.keys())  # an override may change the algorithm
+        return rounds
 
     @model_validator(mode="after")
     def _hold_sections_to_each_other(self) -> Self:

@@ -124,7 +124,6 @@ _RULES = {
     **_pages("FedDyn", "MimeLite", "QFedAvg", "AFL", "FedBN", "FedPer", "FedRep", "Ditto"),
     **_in("aggregators.local_sgd", "LocalSGD"),
     **_in("aggregators.post_local_sgd", "PostLocalSGD"),
-    **_pages("Cyclic"),
 }
 
 RULES = Family("rule", Component, _RULES, default="fedavg")
@@ -134,6 +133,7 @@ ALGORITHMS = Family(
     Component,
     {
         **_RULES,
+        **_pages("Cyclic"),
         **_pages("DPSGD", "D2", "SGP", "MATCHA", "CHOCO", "DeepSqueeze", "ADPSGD", "NoLoCo", "Moshpit"),
         **_in("aggregators.gradient_tracking", "GradientTracking"),
         **_in("aggregators.clipped_gossip", "ClippedGossip"),

@@ -78,7 +78,7 @@ def test_cyclic_visits_every_client_in_turn(quadratics: Quadratics, cycles: int)
         quadratics,
         algorithm="cyclic",
         local={"lr": LR, "steps": steps, "batch_size": 100},
-        rounds={"count": cycles * clients, "cohort": 1, "sampling": "round_robin"},
+        rounds={"count": cycles * clients},
     )
     begin = quadratics.model(torch.float64)
     assert isinstance(begin, Point)
@@ -93,16 +93,22 @@ def test_cyclic_visits_every_client_in_turn(quadratics: Quadratics, cycles: int)
 @pytest.mark.parametrize(
     ("rounds", "said"),
     [
-        ({"sampling": "round_robin"}, r"rounds\.cohort must be 1 with algorithm cyclic.*, got all: write rounds"),
-        ({"cohort": 1}, r"rounds\.sampling must be round_robin with algorithm cyclic.*, got uniform"),
+        ({"cohort": "all"}, r"rounds\.cohort must be 1 with algorithm cyclic.*, got all: write rounds"),
+        ({"sampling": "uniform"}, r"rounds\.sampling must be round_robin with algorithm cyclic.*, got uniform"),
         ({"kind": "buffered"}, r"rounds\.kind must be synchronous with algorithm cyclic.*, got buffered"),
-        ({"cohort": 1, "sampling": "round_robin", "over_selection": 2.0}, r"rounds\.over_selection must be 1\.0"),
+        ({"over_selection": 2.0}, r"rounds\.over_selection must be 1\.0"),
     ],
     ids=["cohort", "sampling", "kind", "over_selection"],
 )
 def test_cyclic_is_refused_where_others_would_train(rounds: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidExperiment, match=said):
         fed.Experiment(algorithm="cyclic", rounds=rounds)
+
+
+def test_an_override_of_the_algorithm_leaves_its_rounds_behind() -> None:
+    cyclic = fed.Experiment(algorithm="cyclic", rounds={"count": 3})
+    assert cyclic.rounds == fed.Experiment(algorithm="cyclic", rounds={"count": 3, "cohort": 1}).rounds
+    assert cyclic.override({"algorithm": "fedavg"}) == fed.Experiment(rounds={"count": 3})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
