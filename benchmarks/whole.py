@@ -11,6 +11,7 @@ from ratios import Ratio
 from rich.console import Console
 
 LIMITS = {"times_import": 1.6, "peak_resident_mb": 350.0}
+_AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": ""}  # pip leaves the package's bytecode, as it leaves PyTorch's
 
 
 def measure_populations(repetitions: int, console: Console) -> list[dict[str, Any]]:
@@ -41,11 +42,12 @@ def measure_command(repetitions: int, folder: Path) -> dict[str, Any]:
     fed, *arguments = written.split()
     command = [str(Path(sys.executable).with_name(fed)), *arguments, "--output", str(folder / "run"), "--overwrite"]
     importing = [sys.executable, "-c", "import torch"]
-    run(importing)  # from the disk
-    pairs = [(run(command), run(importing)) for _ in range(repetitions)]
+    for warmed_up in (importing, command):  # files come from the disk, and bytecode is written
+        run(warmed_up, _AS_INSTALLED)
+    pairs = [(run(command, _AS_INSTALLED), run(importing, _AS_INSTALLED)) for _ in range(repetitions)]
     runs, imports_s = [one for one, _ in pairs], [one.wall_s for _, one in pairs]
     ratio = Ratio.of([one.wall_s for one in runs], imports_s)
-    found = _whole(*runs, run(command, watch_memory=True))
+    found = _whole(*runs, run(command, _AS_INSTALLED, watch_memory=True))
     return {"command": written, **found, "import_s": statistics.median(imports_s), "times_import": list(ratio)}
 
 
