@@ -6,9 +6,10 @@ from typing import Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.samples import check_classes
-from fed.clients.training.losses import Loss
+from fed.clients.measures import Metric, Metrics, as_number
+from fed.clients.training.losses import Loss, cross_entropy
 from fed.config.components import Component
-from fed.errors import InvalidData, InvalidExperiment, InvalidModel
+from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel
 from fed.tensors import Tensor, nn, torch
 
 __all__ = [
@@ -45,20 +46,21 @@ def own_copy(made: object) -> "nn.Module":
         ) from error
 
 
-def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: bool) -> int:
-    """Send two samples through a model and a loss.
+def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: Metrics) -> int:
+    """Send two samples through a model, a loss and metrics.
 
     Args:
         module: the model.
         data: where the samples come from.
-        loss: (output, target) → scalar.
-        labelled: whether targets are labels of classes, as cross-entropy takes them.
+        loss: (output, target) → scalar; cross-entropy takes labels of classes.
+        metrics: name → (output, target) → number.
 
     Returns:
         Number of classes of the model's output, where targets are labels; 0 otherwise.
 
     Raises:
-        InvalidModel: if the model cannot take the data, or the loss cannot take the model's output.
+        InvalidModel: if the model cannot take the data, the loss cannot take the model's output, or a metric gives no
+            number.
         InvalidData: if targets should be labels and are none.
     """
     # copies, for a model may change its inputs in place
@@ -67,9 +69,15 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: 
     what = f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}"
     with torch.no_grad():
         output = _tried(what, module, inputs)
-    if labelled:
-        return _classes(output, targets)
-    shapes = f"an output of shape {tuple(output.shape)} and a target of shape {tuple(targets.shape)}"
+        classes = _classes(output, targets) if loss is cross_entropy else _no_classes(loss, output, targets)
+        for name, metric in metrics.items():
+            _check_metric(name, metric, output, targets)
+    return classes
+
+
+def _no_classes(loss: Loss, output: Any, targets: Tensor) -> int:
+    got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
+    shapes = f"an output of {got} and a target of shape {tuple(targets.shape)}"
     value = _tried(f"the loss cannot take {shapes}", loss, output, targets)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -77,11 +85,24 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: 
     return 0
 
 
+def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> None:
+    """Check that a metric gives a number; one that raises may need more than two samples, and is heard later."""
+    try:
+        value = metric(output, targets)
+    except FedError:
+        raise
+    except Exception:
+        return
+    as_number(name, value, torch.device("cpu"))
+
+
 def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> Any:
     """Result of a user's function; what it raises becomes a sentence."""
     try:
         return function(*arguments)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, FedError):
+            raise
         raise InvalidModel(f"{failure}: {_first_line(error)}") from error
 
 
