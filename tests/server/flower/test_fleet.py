@@ -365,7 +365,7 @@ def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.L
     ],
 )
 def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> None:
-    found = {"samples": 4, "loss": 0.25, "metric": 0.75}
+    found = {"samples": 4, "loss": 0.25, "metrics": [0.75]}
 
     def script(message: Message) -> Any:
         return scored(**found) if message.metadata.message_type == "evaluate" else None
@@ -375,7 +375,7 @@ def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> Non
     fleet.await_nodes(3)
     fleet.dispatch([task(0, 1)])
     scores = fleet.scores((torch.zeros(SIZE), INTEGERS), 10.0)
-    assert [(one.samples, one.loss, one.metric) for one in scores if not one.problem] == [(4, 0.25, 0.75)]
+    assert [(one.samples, one.loss, *one.metrics) for one in scores.values() if not one.problem] == [(4, 0.25, 0.75)]
     assert fleet.counts.refused == 1
 
 
