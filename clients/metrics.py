@@ -155,12 +155,14 @@ def c_index(output: Tensor, target: Tensor) -> float:
     """
     risk_B, time_B, event_B = risks_and_times(output, target)
     comparable = right = 0.0
+    events_K = event_B.nonzero().flatten()
     rows = max(1, _MOST_PAIRS // max(len(time_B), 1))
-    for risk_K, time_K in zip(risk_B[event_B].split(rows), time_B[event_B].split(rows), strict=True):
-        later_KB = (time_B > time_K[:, None]) | ((time_B == time_K[:, None]) & ~event_B)
-        comparable += float(later_KB.sum())
-        right += float((later_KB & (risk_B < risk_K[:, None])).sum())
-        right += float((later_KB & (risk_B == risk_K[:, None])).sum()) / 2
+    for first in range(0, len(events_K), rows):
+        at = events_K[first : first + rows]
+        risk_K, time_K = risk_B[at, None], time_B[at, None]
+        later_KB = (time_B > time_K) | ((time_B == time_K) & ~event_B)
+        comparable += int(later_KB.sum())
+        right += int((later_KB & (risk_B < risk_K)).sum()) + int((later_KB & (risk_B == risk_K)).sum()) / 2
     return right / comparable if comparable else math.nan
 
 

@@ -384,15 +384,15 @@ def test_late_scores_are_dropped_and_no_longer_awaited(caplog: pytest.LogCapture
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
     model = torch.zeros(SIZE), INTEGERS
-    assert fleet.scores(model, 0.01) == []
-    assert fleet.scores(model, 600.0) == []
+    assert fleet.scores(model, 0.01) == {}
+    assert fleet.scores(model, 600.0) == {}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "1 clients have not scored the model within 0.01 s, and are not waited for until they have: 0"
     ]
     (late,) = grid.open
     grid.answer(late, scored(samples=4, loss=0.25))
     assert fleet.wait(fleet.clock + 10)
-    assert fleet.scores(model, 0.01) == []
+    assert fleet.scores(model, 0.01) == {}
 
 
 def test_what_is_packed_comes_back() -> None:

@@ -465,7 +465,7 @@ def test_node_that_never_scores_delays_one_evaluation_alone(tmp_path: Path, capl
     def examined(wire: Wire, examination: Examination) -> None:
         scored.append(examination.id)
         if wire.name == "1":
-            wire.say(scores=Scores(id=examination.id, samples=4, loss=0.5))
+            wire.say(scores=Scores(id=examination.id, samples=4, loss=0.5, metrics=[0.5]))
 
     rounds = {"count": 4, "deadline_s": 5.0}
     run = run_with(tmp_path, None, examined=examined, evaluation="clients", rounds=rounds)
