@@ -15,6 +15,7 @@ from fed.clients.checks import (
     check_labels,
     check_model,
     check_state,
+    check_targets,
     made_by,
     own_copy,
 )
@@ -177,6 +178,7 @@ class Preparation:
             classes = check_model(tried, self.data, self.loss, self.metrics)
         if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
+        check_targets(self.data, self.loss)
         check_state(module, experiment.local.precision)
         return module
 
