@@ -55,7 +55,7 @@ def test_a_built_in_loss_without_keys_is_the_function_itself() -> None:
     assert LOSSES.make("huber", delta=2.0).make() is not huber
 
 
-def test_a_function_with_keys_can_be_pickled_with_what_it_says() -> None:
+def test_functions_with_keys_are_pickled_with_their_attributes() -> None:
     made = pickle.loads(pickle.dumps(LOSSES.make("huber", delta=2.0).make()))
     output, target = torch.tensor([0.0, 5.0]), torch.zeros(2)
     assert made(output, target) == functional.huber_loss(output, target, delta=2.0)

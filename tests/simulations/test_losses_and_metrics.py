@@ -162,7 +162,7 @@ def test_several_metrics_may_be_given_in_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_a_metric_without_a_number_stops_the_run_in_a_sentence(workers: int) -> None:
+def test_a_metric_without_a_number_stops_the_run(workers: int) -> None:
     """Of more than the two samples that it is tried on before, in a worker too."""
     keys = experiment(rounds={"count": 1}, metrics=[f"python:{__name__}:several"], simulation={"workers": workers})
     with pytest.raises(
