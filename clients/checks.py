@@ -1,14 +1,15 @@
 """Checks that algorithm, model, data and loss fit each other, made before any training."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fed.clients.data import FederatedData
 from fed.clients.data.samples import check_classes
-from fed.clients.training.losses import Loss
+from fed.clients.measures import Metric, Metrics, as_number
+from fed.clients.training.losses import Loss, cross_entropy
 from fed.config.components import Component
-from fed.errors import InvalidData, InvalidExperiment, InvalidModel
+from fed.errors import FedError, InvalidData, InvalidExperiment, InvalidModel
 from fed.tensors import Tensor, nn, torch
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "check_labels",
     "check_model",
     "check_state",
+    "check_targets",
     "made_by",
     "own_copy",
 ]
@@ -45,20 +47,21 @@ def own_copy(made: object) -> "nn.Module":
         ) from error
 
 
-def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: bool) -> int:
-    """Send two samples through a model and a loss.
+def check_model(module: "nn.Module", data: FederatedData, loss: Loss, metrics: Metrics) -> int:
+    """Send two samples through a model, a loss and metrics.
 
     Args:
         module: the model.
         data: where the samples come from.
-        loss: (output, target) → scalar.
-        labelled: whether targets are labels of classes, as cross-entropy takes them.
+        loss: (output, target) → scalar; cross-entropy takes labels of classes.
+        metrics: name → (output, target) → number.
 
     Returns:
         Number of classes of the model's output, where targets are labels; 0 otherwise.
 
     Raises:
-        InvalidModel: if the model cannot take the data, or the loss cannot take the model's output.
+        InvalidModel: if the model cannot take the data, the loss cannot take the model's output, or a metric gives no
+            number.
         InvalidData: if targets should be labels and are none.
     """
     # copies, for a model may change its inputs in place
@@ -67,9 +70,15 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: 
     what = f"the model cannot take the data's inputs, {inputs.dtype} of shape {tuple(inputs.shape)}"
     with torch.no_grad():
         output = _tried(what, module, inputs)
-    if labelled:
-        return _classes(output, targets)
-    shapes = f"an output of shape {tuple(output.shape)} and a target of shape {tuple(targets.shape)}"
+        classes = _classes(output, targets) if loss is cross_entropy else _no_classes(loss, output, targets)
+        for name, metric in metrics.items():
+            _check_metric(name, metric, output, targets)
+    return classes
+
+
+def _no_classes(loss: Loss, output: Any, targets: Tensor) -> int:
+    got = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"type {type(output).__name__}"
+    shapes = f"an output of {got} and a target of shape {tuple(targets.shape)}"
     value = _tried(f"the loss cannot take {shapes}", loss, output, targets)
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -77,11 +86,24 @@ def check_model(module: "nn.Module", data: FederatedData, loss: Loss, labelled: 
     return 0
 
 
+def _check_metric(name: str, metric: Metric, output: Any, targets: Tensor) -> None:
+    """Check that a metric gives a number; one that raises may need more than two samples, and is heard later."""
+    try:
+        value = metric(output, targets)
+    except FedError:
+        raise
+    except Exception:
+        return
+    as_number(name, value, torch.device("cpu"))
+
+
 def _tried(failure: str, function: Callable[..., Any], *arguments: Tensor) -> Any:
     """Result of a user's function; what it raises becomes a sentence."""
     try:
         return function(*arguments)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, FedError):
+            raise
         raise InvalidModel(f"{failure}: {_first_line(error)}") from error
 
 
@@ -113,11 +135,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
         InvalidData: if a label is negative or too large, in memory, in the test set or on the first client on demand;
             the message names whose it is. Or if data on demand have more classes than the model.
     """
-    clients = data.clients[:1] if data.is_on_demand else data.clients
-    held = [(f"client {client!r}", data.read(client)) for client in clients]
-    if data.test is not None:
-        held.append(("the test set", data.test))
-    for whose, (_, targets) in held:
+    for whose, targets in _targets(data):
         check_classes(targets, whose, classes, "for the model has as many outputs", are_labels=True)
     if not data.is_on_demand:
         return data
@@ -127,6 +145,35 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
             f"classes={data.classes}: give the model as many outputs as there are classes"
         )
     return data.labelled(classes)
+
+
+def check_targets(data: FederatedData, loss: Loss) -> None:
+    """Check that targets are such as a built-in loss takes.
+
+    Args:
+        data: whose targets.
+        loss: that says so.
+
+    Raises:
+        InvalidData: if some are not, in memory, in the test set or on the first client on demand.
+    """
+    fit, what = getattr(loss, "targets", (None, ""))
+    if fit is None:
+        return
+    for whose, targets in _targets(data):
+        if not fit(targets):
+            name = getattr(loss, "__name__", type(loss).__name__)
+            raise InvalidData(
+                f"targets of {whose} must be {what} for the loss {name}, got others: correct them, or use another loss"
+            )
+
+
+def _targets(data: FederatedData) -> Iterator[tuple[str, Tensor]]:
+    """The targets that are in memory, and whose they are; on demand those of the first client and the test set."""
+    for client in data.clients[:1] if data.is_on_demand else data.clients:
+        yield f"client {client!r}", data.read(client)[1]
+    if data.test is not None:
+        yield "the test set", data.test[1]
 
 
 def check_state(module: "nn.Module", precision: str) -> None:

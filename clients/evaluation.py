@@ -5,15 +5,16 @@ Shapes: see :mod:`fed.layout`.
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from fed.clients.data import Pair
+from fed.clients.measures import Metrics, is_mean_over_samples, measured
 from fed.clients.training.channel_groups import ChannelGroups
 from fed.clients.training.losses import Loss
 from fed.clients.training.op_graphs import record
@@ -21,55 +22,30 @@ from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.layout import Layout
 from fed.tensors import torch
 
-__all__ = ["BatchedEvaluator", "Metric", "Score", "accuracy", "evaluate", "is_mean_over_samples"]
-
-Metric: TypeAlias = Callable[[Tensor, Tensor], Tensor | float]
-"""(output, target) → a number."""
+__all__ = ["BatchedEvaluator", "Score", "evaluate"]
 
 _BATCH = 128  # so that what a convolution computes stays in the cache
 
 
 class Score(NamedTuple):
-    """A model's loss and its metric: accuracy, unless the user gave another; None where there is none."""
+    """A model's loss and its metrics, in the order of their names; NaN where one is undefined for these samples."""
 
     loss: float
-    accuracy: float | None
+    metrics: tuple[float, ...] = ()
 
 
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
-    """The share of labels that score highest, over samples and positions.
-
-    Args:
-        output: [B, C, ...], scores of C classes.
-        target: [B, ...], labels.
-    """
-    return (output.argmax(1) == target.long()).to(torch.float64).mean()  # some integers cannot be compared with others
-
-
-accuracy.mean_over_samples = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
-
-
-def is_mean_over_samples(measure: Loss | Metric | None) -> bool:
-    """True for a loss or metric that says so by an attribute ``mean_over_samples``, and for none at all.
-
-    Such a measure is computed batch by batch. Any other is given all outputs and targets in one call, for of a
-    correlation, a C-index or a Cox loss the mean over batches is another number.
-    """
-    return measure is None or bool(getattr(measure, "mean_over_samples", False))
-
-
-def evaluate(module: "nn.Module", loss: Loss, metric: Metric | None, samples: Pair, device: "torch.device") -> Score:
+def evaluate(module: "nn.Module", loss: Loss, metrics: Metrics, samples: Pair, device: "torch.device") -> Score:
     """Score a module, in evaluation mode, over all samples; the forward passes are in batches of 128.
 
     Args:
         module: on ``device``.
         loss: (output, target) → a scalar.
-        metric: (output, target) → a number; or None.
+        metrics: name → (output, target) → a number.
         samples: (inputs, targets), anywhere.
         device: where to compute.
     """
     module.eval()
-    tally = _Tally(loss, metric, device)
+    tally = _Tally(loss, metrics, device)
     with torch.no_grad():  # not inference_mode: what a module caches here it may train with later
         for inputs, target in _batches(samples, device):
             tally.add(module(inputs), target)
@@ -86,14 +62,14 @@ class BatchedEvaluator:
     Args:
         module: the model; it is only read.
         loss: (output, target) → a scalar.
-        metric: (output, target) → a number; or None.
+        metrics: name → (output, target) → a number.
         device: where to compute.
         private: the names of the tensors that the model does not share.
     """
 
     module: "nn.Module"
     loss: Loss
-    metric: Metric | None
+    metrics: Metrics
     device: "torch.device"
     private: Collection[str] = ()
 
@@ -112,7 +88,7 @@ class BatchedEvaluator:
             samples: (inputs, targets), anywhere.
         """
         states = [part.to(self.device) for part in self._layout.tensors(vectors_KV, integers_KI)]
-        tallies_K = [_Tally(self.loss, self.metric, self.device) for _ in vectors_KV]
+        tallies_K = [_Tally(self.loss, self.metrics, self.device) for _ in vectors_KV]
         with torch.no_grad():
             for inputs, target in _batches(samples, self.device):
                 for tally, output in zip(tallies_K, self._outputs(states, inputs), strict=True):
@@ -136,13 +112,13 @@ class BatchedEvaluator:
 
 
 class _Tally:
-    """The loss and the metric of one model while its outputs come batch by batch."""
+    """The loss and the metrics of one model while its outputs come batch by batch."""
 
-    def __init__(self, loss: Loss, metric: Metric | None, device: "torch.device") -> None:
-        self._measures = (loss, metric)
+    def __init__(self, loss: Loss, metrics: Metrics, device: "torch.device") -> None:
+        self._measures = [("loss", loss), *metrics.items()]
         self._device = device
-        self._streams_all = all(map(is_mean_over_samples, self._measures))
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self._streams_all = all(is_mean_over_samples(measure) for _, measure in self._measures)
+        self._sums = torch.zeros(len(self._measures), dtype=torch.float64, device=device)
         self._outputs: list[Any] = []
 
     def add(self, output: Any, target: Tensor) -> None:
@@ -157,16 +133,20 @@ class _Tally:
         if not self._streams_all:
             output = tree_map(lambda *batches: torch.cat(batches), *self._outputs)  # outputs may be tuples or dicts
             values += self._values(output, targets_E.to(self._device, copy=True), streamed=False)
-        mean_loss, mean_metric = values.tolist()
-        return Score(mean_loss, None if self._measures[1] is None else mean_metric)
+        loss, *metrics = values.tolist()
+        return Score(loss, tuple(metrics))
 
     def _values(self, output: Any, target: Tensor, *, streamed: bool) -> Tensor:
-        """Loss and metric in float64: those that are ``streamed`` batch by batch, or the others; 0 for the rest."""
-        values = [
-            0.0 if measure is None or is_mean_over_samples(measure) != streamed else measure(output, target)
-            for measure in self._measures
-        ]
-        return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self._device) for value in values])
+        """Loss and metrics in float64: those that are ``streamed`` batch by batch, or the others; 0 for the rest."""
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        return torch.stack(
+            [
+                measured(name, measure, output, target, self._device)
+                if is_mean_over_samples(measure) == streamed
+                else zero
+                for name, measure in self._measures
+            ]
+        )
 
 
 def _batches(samples: Pair, device: "torch.device") -> Iterator[Pair]:

@@ -15,14 +15,15 @@ from fed.clients.checks import (
     check_labels,
     check_model,
     check_state,
+    check_targets,
     made_by,
     own_copy,
 )
 from fed.clients.client_states import ClientStates
 from fed.clients.data import ClientId, FederatedData, Pair, held_out
-from fed.clients.evaluation import Metric, accuracy
+from fed.clients.measures import Metric, Metrics, loss_of, metrics_of
 from fed.clients.training.local_context import LocalContext
-from fed.clients.training.losses import Loss, cross_entropy
+from fed.clients.training.losses import Loss, cross_entropy, outputs_for
 from fed.clients.training.work_items import Recipe
 from fed.compression.codec import Codec
 from fed.compression.feedback import Encoder, ErrorFeedback, ScaleAlone
@@ -48,6 +49,8 @@ class Preparation:
         streams: the run's.
         data: to train on: without what clients hold out, and held to the model's classes.
         held_out: what clients score models on, where they do.
+        loss: that is minimised.
+        metrics: of evaluation, by name.
         module: the first model.
         algorithm: the experiment's.
         phases: what local training consists of.
@@ -61,8 +64,9 @@ class Preparation:
         experiment: what is to be run.
         data: by client: of all clients, or of those that this process knows.
         model: a factory of modules, or a module to copy, in place of the experiment's.
-        loss: (output, target) → scalar, in place of cross-entropy.
-        metric: (output, target) → number, in place of accuracy; with a ``loss`` there is none unless given.
+        loss: (output, target) → scalar, in place of the experiment's.
+        metric: (output, target) → number, to be called accuracy, or several by name, in place of the experiment's. With
+            a ``loss`` there are those alone that the experiment names.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -74,11 +78,12 @@ class Preparation:
         data: FederatedData,
         model: "Callable[[], nn.Module] | nn.Module | None" = None,
         loss: Loss | None = None,
-        metric: Metric | None = None,
+        metric: Metric | Metrics | None = None,
     ) -> None:
         self.streams = Streams(experiment.seed)
         self.data = data
-        self.module = self._first_module(experiment, model, loss)
+        self.loss, self.metrics = loss_of(experiment, loss), metrics_of(experiment, loss, metric)
+        self.module = self._first_module(experiment, model)
         self.held_out: Mapping[ClientId, Pair] | None = None
         evaluation = made_by(experiment.evaluation, "evaluation", ByClients, ByCoordinator)
         if isinstance(evaluation, ByClients):
@@ -92,8 +97,8 @@ class Preparation:
         self.secure_aggregation = experiment.secure_aggregation
         self.recipe = Recipe(
             module=self.module,
-            loss=loss or cross_entropy,
-            metric=metric or (None if loss else accuracy),
+            loss=self.loss,
+            metrics=self.metrics,
             local=experiment.local,
             aggregator=self.algorithm if isinstance(self.algorithm, Aggregator) else None,
             phases=self.phases,
@@ -164,17 +169,16 @@ class Preparation:
         first = self.layout.pack(self.module)
         return ClientStates(self.data.clients, self.layout, first, state, keeps_models, codec)
 
-    def _first_module(
-        self, experiment: Experiment, model: "Callable[[], nn.Module] | nn.Module | None", loss: Loss | None
-    ) -> "nn.Module":
+    def _first_module(self, experiment: Experiment, model: "Callable[[], nn.Module] | nn.Module | None") -> "nn.Module":
         """Module initialised from its own stream, and checked against the data."""
         with seeded_torch(self.streams.torch_seed("model"), torch.device("cpu")):
             made = self._built_in(experiment) if model is None else model if isinstance(model, nn.Module) else model()
             module = own_copy(made)
             tried = copy.deepcopy(module)  # what forward passes leave may not be copied
-            classes = check_model(tried, self.data, loss or cross_entropy, labelled=loss is None)
-        if loss is None:
+            classes = check_model(tried, self.data, self.loss, self.metrics)
+        if self.loss is cross_entropy:
             self.data = check_labels(self.data, classes)
+        check_targets(self.data, self.loss)
         check_state(module, experiment.local.precision)
         return module
 
@@ -182,10 +186,9 @@ class Preparation:
         section = experiment.model
         if section is None:
             raise InvalidExperiment("model: null needs a model given in Python: fed.simulate(…, model=…)")
-        inputs, _ = self.data.read(self.data.clients[0])
-        module: nn.Module = section.make(
-            input_shape=tuple(inputs.shape[1:]), classes=max(1, self.data.number_of_classes() or 1)
-        )
+        inputs, targets = self.data.read(self.data.clients[0])
+        outputs = outputs_for(self.loss, targets, self.data.number_of_classes)
+        module: nn.Module = section.make(input_shape=tuple(inputs.shape[1:]), classes=outputs)
         is_users_own = section.kind.startswith("python:")
         # a matrix product of two types raises
         return module.to(inputs.dtype) if inputs.is_floating_point() and not is_users_own else module

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fed.clients.data import FederatedData, load
+from fed.clients.data import ClientId, FederatedData, load
 from fed.clients.evaluation import Score
+from fed.clients.measures import Metrics, directions, loss_of
 from fed.clients.node.own_data import signature_of
 from fed.clients.node.plans import part_of_nodes
 from fed.clients.node.sessions import plan_digest
@@ -23,7 +24,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.population import described
-from fed.server.evaluation import ScoringByCoordinator, scores_over_clients
+from fed.server.evaluation import ClientScore, ScoringByCoordinator, scores_over_clients
 from fed.server.federation import Coordinated, State
 from fed.server.grpc.fleet import NodeFleet
 from fed.server.grpc.service import Patience
@@ -32,12 +33,13 @@ from fed.server.real_fleet import RealFleet
 from fed.server.resume import newest_checkpoint, run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
 from fed.server.secure_fleet import SecureFleet
-from fed.server.training_loop import Scoring, TrainingLoop
+from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.server.validation import refusal_of_signature
 from fed.storage.run_folder import Run, RunFolder
 from fed.tensors import Tensor, nn, torch
 from fed.wire.format import Format
-from fed.wire.protocol_pb2 import Joining, Plan, Scores, Signature
+from fed.wire.protocol_pb2 import Joining, Plan, Signature
+from fed.wire.protocol_pb2 import Scores as NodeScores
 
 if TYPE_CHECKING:
     from fed.identity.credentials import ServerCredentials
@@ -48,7 +50,7 @@ __all__ = ["Deployment", "serve"]
 _log = logging.getLogger(__name__)
 _SCORED_WITHIN_S = 600.0  # where rounds have no deadline
 _TYPES = ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int8", "int16", "int32", "int64")
-_INPUTS: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
+_DTYPES: "dict[str, torch.dtype]" = {name: getattr(torch, name) for name in _TYPES}
 
 
 def serve(
@@ -135,15 +137,18 @@ class Deployment:
         # the share that clients hold out to score models; None: the coordinator scores them
         self._held_out = evaluation.fraction if isinstance(evaluation, ByClients) else None
         self._signature: Signature | None = None
+        # None of a loss whose outputs are as many as a sample's targets, such as counts, whatever these are.
+        self._has_classes = not hasattr(loss_of(experiment, None), "outputs")
         if self._data is not None:
-            inputs, _ = self._data.read(self._data.clients[0])
-            self._signature = signature_of(inputs, self._data.number_of_classes() or 0, self._data.names)
+            classes = self._data.number_of_classes() if self._has_classes else None
+            self._signature = signature_of(self._data.read(self._data.clients[0]), classes or 0, self._data.names)
 
     def accepts(self, joining: Joining) -> str | None:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
-        if said.input_dtype not in _INPUTS:
-            return f"inputs must be of one of {', '.join(_INPUTS)}, got {said.input_dtype[:20]!r}"
+        for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
+            if dtype not in _DTYPES:
+                return f"{what} must be of one of {', '.join(_DTYPES)}, got {dtype[:20]!r}"
         if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
             if joining.hides_numbers:
                 return (
@@ -153,6 +158,8 @@ class Deployment:
             return "the run hides clients' numbers by secure_aggregation: start fed client with --secure"
         if self._signature is None:
             self._signature = said
+            if not self._has_classes:
+                self._signature.classes = 0
         return refusal_of_signature(said, self._signature)
 
     def run(
@@ -255,8 +262,8 @@ class Deployment:
             if self._held_out is not None:
                 policy = federation.policy
                 limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
-                return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s))
-            return ScoringByCoordinator(recipe, federation, executor).line
+                return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s), prepared.metrics)
+            return ScoringByCoordinator(recipe, federation, executor).scores
 
         restore_memory = _free_memory(prepared.module)
         secure, fixed = self.experiment.secure_aggregation, federation.coordinator.message.fixed
@@ -274,6 +281,7 @@ class Deployment:
             has_scores=self._held_out is not None or recipe.test is not None,
             scores_meanwhile=False,
             load_module=load_module,
+            metrics=directions(prepared.metrics),
             facts=lambda: {
                 "clients": len(fleet.registered()),
                 "parameters": prepared.layout.parameters,
@@ -289,14 +297,17 @@ class Deployment:
         )
 
 
-def _scored_by_nodes(scores: list[Scores]) -> dict[str, Any]:
-    """The mean over clients, weighted by their held-out samples, and the spread over clients."""
-    for one in scores:
+def _scored_by_nodes(scores: Mapping[ClientId, NodeScores], metrics: Metrics) -> Scores:
+    """The mean over clients, weighted by their held-out samples, the spread over clients, and each client's."""
+    found = []
+    for client, one in sorted(scores.items(), key=lambda item: (isinstance(item[0], str), item[0])):
         if one.problem:
-            _log.warning("a node could not score the model: %s", one.problem)
-    found = [one for one in scores if one.samples and not one.problem]
-    scored = [Score(one.loss, one.metric if one.HasField("metric") else None) for one in found]
-    return scores_over_clients(scored, [one.samples for one in found])
+            _log.warning("client %r could not score the model: %s", client, one.problem)
+        elif one.samples and len(one.metrics) != len(metrics):
+            _log.warning("client %r must score the model by %d metrics, got %d", client, len(metrics), len(one.metrics))
+        elif one.samples:
+            found.append(ClientScore(client, one.samples, Score(one.loss, tuple(one.metrics))))
+    return scores_over_clients(found, metrics)
 
 
 def _no_work(_: int) -> Callable[[object, Sequence[Tensor]], tuple[None, Sequence[Tensor]]]:
@@ -325,5 +336,6 @@ def _free_memory(module: "nn.Module") -> Callable[[], None]:
 def _stand_in(signature: Signature, held_out: float) -> FederatedData:
     """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out."""
     samples = math.ceil(2 / min(held_out, 1 - held_out))
-    inputs = torch.zeros(samples, *signature.input_shape, dtype=_INPUTS[signature.input_dtype])
-    return FederatedData({0: (inputs, torch.zeros(samples, dtype=torch.int64))}, None, signature.classes or None)
+    inputs = torch.zeros(samples, *signature.input_shape, dtype=_DTYPES[signature.input_dtype])
+    targets = torch.zeros(samples, *signature.target_shape, dtype=_DTYPES[signature.target_dtype or "int64"])
+    return FederatedData({0: (inputs, targets)}, None, signature.classes or None)

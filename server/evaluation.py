@@ -3,19 +3,22 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fed.clients.data import ClientId, Pair
 from fed.clients.data.held_out import no_held_out_samples
 from fed.clients.evaluation import Score
+from fed.clients.measures import Metrics, is_higher_better
 from fed.clients.training.executor import Executor, Item
 from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe
 from fed.server.federation import Federation, State
+from fed.server.training_loop import Scores
 from fed.tensors import Tensor, torch
 
 __all__ = [
     "CLIENTS_AT_ONCE",
     "MODELS_AT_ONCE",
+    "ClientScore",
     "ScoringByClients",
     "ScoringByCoordinator",
     "scores_over_clients",
@@ -35,7 +38,7 @@ class ScoringByCoordinator:
     """Scores of the federation's model and the clients' own on the test set.
 
     Args:
-        recipe: with the test set, the loss and the metric.
+        recipe: with the test set, the loss and the metrics.
         federation: whose models are scored, as they are now.
         executor: does the work.
         only_own: True to score the clients' own models alone, where they have some.
@@ -52,10 +55,12 @@ class ScoringByCoordinator:
         own: Sequence[ClientId] | None = None,
     ) -> None:
         self._executor = executor
+        self._metrics = recipe.metrics
         models = federation.models()
-        self._own = [models[client] for client in (models if own is None else own)]
+        self._own = list(models if own is None else own)
         self._only_own = bool(self._own) and only_own
-        states = self._own if self._only_own else [*self._own, federation.model()]
+        own_models = [models[client] for client in self._own]
+        states = own_models if self._only_own else [*own_models, federation.model()]
         samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0
         part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
         self._sizes = [min(part, samples - first) for first in range(0, samples, part)]
@@ -66,18 +71,21 @@ class ScoringByCoordinator:
             for number, size in enumerate(self._sizes)
         ]
 
-    def line(self) -> dict[str, Any]:
-        """The scores of the federation's model, or the mean over the clients' models; None without a test set."""
+    def scores(self) -> Scores:
+        """Scores of the federation's model, or the mean over the clients' models; None without a test set."""
         if not self._sizes:
-            return {"test_accuracy": None, "test_loss": None, **(_over_clients([]) if self._own else {})}
+            nothing = _test(None, [None] * len(self._metrics), self._metrics)
+            return Scores({**nothing, **(_over_clients([], self._metrics) if self._own else {})})
         in_order = iter(_answers(self._executor, self._tickets))
         scores = [score for _ in self._models for score in self._joined([next(in_order) for _ in self._sizes])]
         own = scores[: len(self._own)]
-        line = _over_clients(own) if own else {}
+        of_clients = [ClientScore(*one) for one in zip(self._own, [sum(self._sizes)] * len(own), own, strict=True)]
+        rows = [_row(one, self._metrics) for one in of_clients]
+        line = _over_clients(own, self._metrics) if own else {}
         if self._only_own:
-            loss = statistics.fmean(score.loss for score in own)
-            return {"test_accuracy": line["client_accuracy_mean"], "test_loss": loss, **line}
-        return {"test_accuracy": scores[-1].accuracy, "test_loss": scores[-1].loss, **line}
+            means = [line[f"client_{name}_mean"] for name in self._metrics]
+            return Scores({**_test(statistics.fmean(score.loss for score in own), means, self._metrics), **line}, rows)
+        return Scores({**_test(*scores[-1], self._metrics), **line}, rows)
 
     def _item(self, models: Sequence[State], first: int, size: int) -> Item:
         label = f"the evaluation of test samples {first} to {first + size - 1}"
@@ -86,30 +94,44 @@ class ScoringByCoordinator:
     def _joined(self, parts: list[Evaluated]) -> list[Score]:
         """Each model's scores over all parts of the test set, of means over samples; a single part is as it is."""
         by_model = zip(*(part.scores for part in parts), strict=True)
-        return [Score(*_mean_score(of_parts, self._sizes)) for of_parts in by_model]
+        return [_mean_score(of_parts, self._sizes) for of_parts in by_model]
 
 
 class ScoringByClients:
-    """Scores of each client's model, its own or the federation's, on its held-out samples."""
+    """Scores of each client's model, its own or the federation's, on its held-out samples.
 
-    def __init__(self, held_out: Mapping[ClientId, Pair], federation: Federation, executor: Executor) -> None:
+    Args:
+        held_out: each client's samples.
+        metrics: that are computed, by name.
+        federation: whose models are scored, as they are now.
+        executor: does the work.
+    """
+
+    def __init__(
+        self, held_out: Mapping[ClientId, Pair], metrics: Metrics, federation: Federation, executor: Executor
+    ) -> None:
         self._executor = executor
         self._held_out = held_out
+        self._metrics = metrics
         self._model, self._own = federation.model(), federation.models()
         groups = _split(list(held_out), MODELS_AT_ONCE if self._own else CLIENTS_AT_ONCE)
         self._tickets = [executor.submit(self._item(clients)) for clients in groups]
 
-    def line(self) -> dict[str, Any]:
-        """The mean over clients, weighted by their held-out samples, and the spread over clients.
+    def scores(self) -> Scores:
+        """The mean over clients, weighted by their held-out samples, the spread over clients, and each client's.
 
         Raises:
             InvalidData: if no client holds anything out.
         """
         answers = _answers(self._executor, self._tickets)
-        samples = [size for answer in answers for size in answer.samples]
-        if not samples:
+        found = [
+            ClientScore(*of_client)
+            for answer in answers
+            for of_client in zip(answer.clients, answer.samples, answer.scores, strict=True)
+        ]
+        if not found:
             raise no_held_out_samples(len(self._held_out))
-        return scores_over_clients([score for answer in answers for score in answer.scores], samples)
+        return scores_over_clients(found, self._metrics)
 
     def _item(self, clients: Sequence[ClientId]) -> Item:
         tensors = _stacked([self._own.get(client, self._model) for client in clients]) if self._own else self._model
@@ -120,16 +142,47 @@ class ScoringByClients:
         return Item(EvaluateByClients(tuple(clients)), tensors, label, cost=cost, priority=_AFTER_TRAINING)
 
 
-def scores_over_clients(scores: Sequence[Score], samples: Sequence[int]) -> dict[str, Any]:
-    """The scores of clients as a part of a round's metrics: means weighted by samples, and the spread over clients.
+class ClientScore(NamedTuple):
+    """Score of a client's model on so many samples."""
+
+    client: ClientId
+    samples: int
+    score: Score
+
+
+def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Scores:
+    """The scores of clients: means weighted by samples, the spread over clients, and each one's own.
+
+    Clients for whose samples a metric is undefined, such as AUROC of one class, have no part in what is said of it.
 
     Args:
-        scores: of each client.
-        samples: the number of samples that each client holds out.
+        found: of each client.
+        metrics: that were computed, by name.
     """
-    loss, accuracy = _mean_score(scores, samples)
-    worst = {"client_accuracy_worst_decile": _worst_decile(_measured(scores))}
-    return {"test_accuracy": accuracy, "test_loss": loss, **_over_clients(scores), **worst}
+    if not found:
+        names = [f"client_{name}_{what}" for name in metrics for what in ("mean", "std", "worst_decile")]
+        return Scores({**_test(None, [None] * len(metrics), metrics), **dict.fromkeys(names)})
+    scores = [one.score for one in found]
+    mean = _mean_score(scores, [one.samples for one in found])
+    spread = _over_clients(scores, metrics)
+    worst = {
+        f"client_{name}_worst_decile": _worst_decile(_defined(scores, place), is_higher_better(metric))
+        for place, (name, metric) in enumerate(metrics.items())
+    }
+    rows = [_row(one, metrics) for one in found]
+    return Scores({**_test(*mean, metrics), **spread, **worst}, rows)
+
+
+def _test(loss: float | None, values: Sequence[float | None], metrics: Metrics) -> dict[str, Any]:
+    """The part of a round's line on one model's scores; the accuracy is None where it is no metric."""
+    named = {f"test_{name}": value for name, value in zip(metrics, values, strict=True)}
+    return {"test_accuracy": None, "test_loss": loss, **named}
+
+
+def _row(one: ClientScore, metrics: Metrics) -> dict[str, Any]:
+    """A client's line of the round."""
+    named = dict(zip(metrics, one.score.metrics, strict=True))
+    return {"client": one.client, "samples": one.samples, "loss": one.score.loss, **named}
 
 
 def _split(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:
@@ -147,34 +200,37 @@ def _answers(executor: Executor, tickets: Sequence[int]) -> list[Evaluated]:
     return [answers[ticket] for ticket in tickets]
 
 
-def _mean_score(scores: Sequence[Score], sizes: Sequence[int]) -> tuple[Any, Any]:
-    """The mean loss and the mean accuracy, weighted by the numbers of samples; None without any."""
-    return _mean([score.loss for score in scores], sizes), _mean([score.accuracy for score in scores], sizes)
+def _mean_score(scores: Sequence[Score], sizes: Sequence[int]) -> Score:
+    """The mean loss, and the mean of each metric where it is defined, weighted by the numbers of samples."""
+    losses = [score.loss for score in scores]
+    columns = zip(*(score.metrics for score in scores), strict=True)
+    defined = ([pair for pair in zip(column, sizes, strict=True) if not math.isnan(pair[0])] for column in columns)
+    return Score(_mean([*zip(losses, sizes, strict=True)]), tuple(map(_mean, defined)))
 
 
-def _mean(values: Sequence[float | None], sizes: Sequence[int]) -> float | None:
-    sized = [(value, size) for value, size in zip(values, sizes, strict=True) if value is not None]
+def _mean(sized: Sequence[tuple[float, int]]) -> float:
     if len(sized) < 2:  # a single value keeps its bits
-        return sized[0][0] if sized else None
+        return sized[0][0] if sized else math.nan
     return sum(value * size for value, size in sized) / sum(size for _, size in sized)
 
 
-def _measured(scores: Sequence[Score]) -> list[float]:
-    return [score.accuracy for score in scores if score.accuracy is not None]
+def _defined(scores: Sequence[Score], place: int) -> list[float]:
+    return [score.metrics[place] for score in scores if not math.isnan(score.metrics[place])]
 
 
-def _over_clients(scores: Sequence[Score]) -> dict[str, float | None]:
-    """The mean and standard deviation over clients, with equal weights."""
-    measured = _measured(scores)
-    is_finite = all(map(math.isfinite, measured))  # pstdev fails for infinity
-    return {
-        "client_accuracy_mean": statistics.fmean(measured) if measured else None,
-        "client_accuracy_std": (statistics.pstdev(measured) if is_finite else math.nan) if measured else None,
-    }
+def _over_clients(scores: Sequence[Score], metrics: Metrics) -> dict[str, float | None]:
+    """The mean and standard deviation over clients, with equal weights; None without scores."""
+    line: dict[str, float | None] = {}
+    for place, name in enumerate(metrics):
+        values = _defined(scores, place)
+        is_finite = bool(values) and all(map(math.isfinite, values))  # pstdev fails for infinity
+        undefined = math.nan if scores else None
+        line[f"client_{name}_mean"] = statistics.fmean(values) if values else undefined
+        line[f"client_{name}_std"] = statistics.pstdev(values) if is_finite else undefined
+    return line
 
 
-def _worst_decile(measured: Sequence[float]) -> float | None:
+def _worst_decile(values: Sequence[float], is_higher_better: bool) -> float:
     """The mean over the worst tenth of the clients, rounded up to a whole client (Li et al. 2020, 1905.10497)."""
-    if any(map(math.isnan, measured)):
-        return math.nan  # NaN has no place in an order
-    return statistics.fmean(sorted(measured)[: -(-len(measured) // 10)]) if measured else None
+    in_order = sorted(values, reverse=not is_higher_better)
+    return statistics.fmean(in_order[: -(-len(values) // 10)]) if values else math.nan

@@ -51,7 +51,7 @@ class RealFleet(ABC):
         self._unsettled: dict[int, int | str] = {}  # collected tasks, until the verdict on them
         self._examination = 0
         self._unscored: set[int | str | None] = set()  # clients whose scores are waited for
-        self._scores: list[pb.Scores] = []
+        self._scores: dict[int | str, pb.Scores] = {}
         self._keeps_states = self._adds_up = False
         self._sent_again_bytes = 0  # of whole models, which no answer has told of yet
 
@@ -175,7 +175,7 @@ class RealFleet(ABC):
             self._pass_time(until)
         return False
 
-    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> list[pb.Scores]:
+    def scores(self, model: tuple[Tensor, Tensor], limit_s: float) -> dict[int | str, pb.Scores]:
         """Let connected clients score a model, or their own, on samples that they hold out.
 
         One that lets the time pass is asked again, and waited for, once it has answered or come back.
@@ -183,8 +183,11 @@ class RealFleet(ABC):
         Args:
             model: (vector [V], integers [I]).
             limit_s: how long to wait for them.
+
+        Returns:
+            Client → what it found.
         """
-        self._examination, self._unscored, self._scores = self._examination + 1, set(), []
+        self._examination, self._unscored, self._scores = self._examination + 1, set(), {}
         until = self.clock + limit_s
         self._examine(model, limit_s)
         while self._unscored and self.clock < until:
@@ -302,9 +305,9 @@ class RealFleet(ABC):
 
     def _take_scores(self, client: int | str | None, examination: int, scores: pb.Scores) -> None:
         """Take a client's scores, unless they are of an earlier examination."""
-        if examination == self._examination:
+        if examination == self._examination and client is not None:
             self._unscored.discard(client)
-            self._scores.append(scores)
+            self._scores[client] = scores
 
     @abstractmethod
     def _examine(self, model: tuple[Tensor, Tensor], limit_s: float) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -19,13 +19,25 @@ from fed.storage.run_reader import totals
 if TYPE_CHECKING:
     from fed.tensors import nn
 
-__all__ = ["Scoring", "TrainingLoop"]
+__all__ = ["Scores", "Scoring", "TrainingLoop"]
 
 _log = logging.getLogger(__name__)
 
 
-Scoring: TypeAlias = Callable[[], dict[str, Any]]
-"""Gives the scores of one round's models, as they were when the scoring began, as a part of the round's metrics."""
+class Scores(NamedTuple):
+    """Scores of one round's models.
+
+    Args:
+        line: a part of the round's metrics.
+        clients: for each client that was scored its id, samples, loss and metrics.
+    """
+
+    line: dict[str, Any]
+    clients: Sequence[Mapping[str, Any]] = ()
+
+
+Scoring: TypeAlias = Callable[[], Scores]
+"""Gives the scores of one round's models, as they were when the scoring began."""
 
 
 class _Round(NamedTuple):
@@ -48,6 +60,7 @@ class TrainingLoop:
         has_scores: True where there are samples to score them on.
         scores_meanwhile: True where the scoring continues during the next round.
         load_module: a model's state → a module.
+        metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: called at the end for what the summary says beside the measurements.
         population: called at the end for what the report draws of the clients, as ``population.json`` keeps it.
         fingerprint: the experiment and the shapes that its checkpoints belong to.
@@ -62,6 +75,7 @@ class TrainingLoop:
     has_scores: bool
     scores_meanwhile: bool
     load_module: "Callable[[State], nn.Module]"
+    metrics: Mapping[str, str]
     facts: Callable[[], Mapping[str, Any]]
     population: Callable[[], Mapping[str, Any]]
     fingerprint: Mapping[str, Any]
@@ -88,10 +102,15 @@ class TrainingLoop:
         self._began -= state["wall_s"]
 
     def _as_measured(self, line: dict[str, Any]) -> dict[str, Any]:
-        """A line of the metrics with the losses that were not finite, for which JSON has no number."""
-        if line["test_loss"] is None and self.has_scores and self._policy.evaluates(line["round"]):
-            return {**line, "test_loss": math.nan}
-        return line
+        """A line of the metrics with the scores that were not finite, for which JSON has no number."""
+        if not self.has_scores or not self._policy.evaluates(line["round"]) or "test_loss" not in line:
+            return line
+        scored = {"test_loss", *(f"test_{name}" for name in self.metrics)}
+        starts = tuple(f"client_{name}_" for name in self.metrics)
+        return {
+            key: math.nan if value is None and (key in scored or key.startswith(starts)) else value
+            for key, value in line.items()
+        }
 
     def run(self) -> Run:
         """Run all remaining rounds.
@@ -167,12 +186,15 @@ class TrainingLoop:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        scores = pending.scoring() if pending.scoring else {"test_accuracy": None, "test_loss": None}
-        line = {**pending.line, **scores, **pending.stats.measured()}
+        unscored = {"test_accuracy": None, "test_loss": None, **{f"test_{name}": None for name in self.metrics}}
+        scores = pending.scoring() if pending.scoring else Scores(unscored)
+        line = {**pending.line, **scores.line, **pending.stats.measured()}
         # Model and line change together: after an interruption the model is the one that the last line measured.
         self._states = pending.states
         self._metrics.append(line)
         if self.folder is not None:
+            # first, so that a round with a line of metrics has its clients' too
+            self.folder.append_clients([{"round": line["round"], **row} for row in scores.clients])
             self.folder.append(line)
         if self.after_round is not None:
             self.after_round(line)
@@ -188,6 +210,6 @@ class TrainingLoop:
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:
-        summary = {"status": status, **totals(self.experiment, self._metrics), **self.facts()}
+        summary = {"status": status, **totals(self.experiment, self._metrics, self.metrics), **self.facts()}
         summary["wall_s"] = time.perf_counter() - self._began
         return {**summary, **({"reason": reason} if reason else {})}

@@ -13,6 +13,7 @@ __all__ = ["reason_of", "refusal_of_joining", "refusal_of_scores", "refusal_of_s
 _MOST_DIMENSIONS = 16
 _MOST_INPUT_NUMBERS = 1 << 28
 _MOST_SIGNATURE_BYTES = 1 << 16
+_MOST_METRICS = 1000
 _MOST_LETTERS = 60  # of a name, in a refusal
 
 
@@ -40,6 +41,12 @@ def refusal_of_joining(joining: Joining) -> str | None:
             f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
             f"{tuple(shape[:8])}"
         )
+    of_targets = joining.signature.target_shape
+    if len(of_targets) > _MOST_DIMENSIONS or not 0 < math.prod(of_targets) <= _MOST_INPUT_NUMBERS:
+        return (
+            f"a sample's targets must be 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, "
+            f"got {tuple(of_targets[:8])}"
+        )
     if classes > MOST_CLASSES:
         return f"there may be {MOST_CLASSES} classes at most, got {classes}"
     if (size_bytes := joining.signature.ByteSize()) > _MOST_SIGNATURE_BYTES:  # other engines have no limit of their own
@@ -65,9 +72,18 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
             return reason
     if said.names_sha256 and asked.names_sha256 and said.names_sha256 != asked.names_sha256:
         return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
-    if said.classes > asked.classes:
+    expected, got = _targets(asked), _targets(said)
+    if expected != got:
+        return f"the run is for targets that are {expected}, got {got}: check the node's data file"
+    if asked.classes and said.classes > asked.classes:
         return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
     return None
+
+
+def _targets(signature: Signature) -> str:
+    what = "real numbers" if "float" in signature.target_dtype else "integers"
+    shape = tuple(signature.target_shape)[:_MOST_DIMENSIONS]
+    return f"{what} of shape {shape} a sample" if shape else f"{what}, one a sample"
 
 
 def _first_difference(kind: str, said: Sequence[str], asked: Sequence[str]) -> str | None:
@@ -87,7 +103,10 @@ def refusal_of_scores(scores: Scores) -> str | None:
     """Reason for which no node can have found such scores, or None."""
     if scores.samples > MOST_SAMPLES:
         return f"scores must be of at most 2^53 samples, got {scores.samples}"
-    if not (abs(scores.loss) <= LARGEST and abs(scores.metric) <= LARGEST):  # so written, NaN is refused
-        said = f"a loss of {scores.loss} and a metric of {scores.metric}"
+    if len(scores.metrics) > _MOST_METRICS:
+        return f"scores must have at most {_MOST_METRICS} metrics, got {len(scores.metrics)}"
+    is_usual = abs(scores.loss) <= LARGEST  # so written, NaN is refused, which of a metric means that it is undefined
+    if not is_usual or any(abs(metric) > LARGEST for metric in scores.metrics):
+        said = f"a loss of {scores.loss} and metrics of {', '.join(map(str, scores.metrics[:8]))}"
         return f"scores must be finite and within ±{LARGEST:.0e}, got {said}"
     return None

@@ -238,9 +238,9 @@ def _not_scored(recipe: Recipe, loss: Loss, samples: Pair) -> str | None:
     """Reason why models cannot be evaluated together; None where they can."""
     module, device = recipe.module, device_of(0)
     try:
-        alone = evaluate(copy.deepcopy(module).to(device), loss, None, samples, device)
+        alone = evaluate(copy.deepcopy(module).to(device), loss, {}, samples, device)
         rows = [part.repeat(2, 1) for part in Layout.of(module, recipe.private).pack(module)]
-        together = BatchedEvaluator(module, loss, None, device, recipe.private).scores(rows[0], rows[1], samples)
+        together = BatchedEvaluator(module, loss, {}, device, recipe.private).scores(rows[0], rows[1], samples)
     except Exception as error:
         return f"in evaluation {_plainly(error)}"
     losses = torch.tensor([[score.loss, alone.loss] for score in together])
@@ -260,6 +260,8 @@ def _is_no_mean(module: "nn.Module", loss: Loss, samples: Pair) -> bool:
     """
     if loss is cross_entropy:
         return False
+    if getattr(loss, "mean_over_samples", None) is False:  # targets tried may not show it, such as those without events
+        return True
     device = device_of(0)
     inputs, targets = (part.clone().to(device) for part in samples)
     with torch.no_grad(), contextlib.suppress(Exception):  # what a loss does not take shows nothing

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import FederatedData, load
 from fed.clients.data.describe import partition_of
-from fed.clients.evaluation import Metric
+from fed.clients.measures import Metric, Metrics
 from fed.clients.training.losses import Loss
 from fed.config.comparison import Comparison
 from fed.config.experiment import Experiment
@@ -45,7 +45,7 @@ def compare(
     data: FederatedData | None = None,
     model: "Callable[[], nn.Module] | None" = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
+    metric: Metric | Metrics | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     jobs: int = 1,
@@ -60,8 +60,8 @@ def compare(
         comparison: what to compare.
         data: in place of the experiments' own data.
         model: makes the model, in place of the experiments' own.
-        loss: (output, target) → scalar.
-        metric: (output, target) → number, in place of accuracy.
+        loss: (output, target) → scalar, in place of the experiments' own.
+        metric: (output, target) → number, reported as accuracy, or a mapping of names to several.
         output: a folder for ``comparison.json``, ``comparison.csv``, ``comparison.svg``, ``report.html`` and each
             run's own folder, ``runs/<variant>/seed-<seed>``; None: nothing is written.
         overwrite: take the place of an earlier comparison.
@@ -82,7 +82,7 @@ def compare(
     """
     given = {"data": data, "model": model, "loss": loss, "metric": metric}
     _hold_jobs(jobs, [name for name, value in given.items() if value is not None])
-    replaced = {name: None for name in ("data", "model") if given[name] is not None}
+    replaced = {name: None for name in ("data", "model", "loss") if given[name] is not None}
     comparison = comparison.model_copy(update={"base": {**comparison.base, **replaced}})
     folder = None if output is None else ComparisonFolder(Path(output), comparison.variants(), overwrite=overwrite)
     planned = list(_planned(comparison, folder))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fed.clients.data import FederatedData
 from fed.clients.data.describe import partition_of
 from fed.clients.data.holdings import in_order
-from fed.clients.evaluation import Metric
+from fed.clients.measures import Metric, Metrics, directions
 from fed.clients.training.executor import Executor
 from fed.clients.training.losses import Loss
 from fed.compression.timing import facts_of
@@ -47,7 +47,7 @@ def simulate(
     data: FederatedData | None = None,
     model: "Callable[[], nn.Module] | None" = None,
     loss: Loss | None = None,
-    metric: Metric | None = None,
+    metric: Metric | Metrics | None = None,
     output: str | Path | None = None,
     overwrite: bool = False,
     resume: bool = False,
@@ -59,11 +59,13 @@ def simulate(
         experiment: to run.
         data: training data by client, in place of the experiment's.
         model: a factory of modules, or a module to copy, in place of the experiment's. A module of float64 stays so.
-        loss: (output, target) → scalar, in place of cross-entropy. Targets may then have any type and shape.
-        metric: (output, target) → number, reported as accuracy. With a ``loss`` and no ``metric`` accuracies are None.
-            Evaluation gives loss and metric all outputs and targets of the test set in one call, or of one client's
-            held-out samples. A function with the attribute ``mean_over_samples = True`` is given batches instead, whose
-            values are averaged.
+        loss: (output, target) → scalar, in place of the experiment's. Targets may then have any type and shape.
+        metric: (output, target) → number, reported as accuracy; or a mapping of names to several, the first of which
+            results are compared by. They replace the experiment's; with a ``loss`` and no ``metric`` there are those
+            alone that the experiment names. Evaluation gives loss and metrics all outputs and targets of the test set
+            in one call, or of one client's held-out samples. A function with the attribute ``mean_over_samples = True``
+            is given batches instead, whose values are averaged. One with ``higher_is_better = False`` is better where
+            it is low.
         output: the run's folder; nothing is written without one.
         overwrite: replace a run that the folder holds.
         resume: continue the run that the folder holds, from its newest whole checkpoint, or from the beginning where it
@@ -160,6 +162,7 @@ def _loop(
         scores_meanwhile=executor.is_parallel,
         load_module=simulation.load_module,
         facts=facts,
+        metrics=directions(simulation.recipe.metrics),
         population=lambda: described(partition_of(simulation.data), graph),
         fingerprint=fingerprint,
         folder=folder,

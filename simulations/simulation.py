@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from fed.aggregators.base import Aggregator
 from fed.aggregators.peer_rule import PeerRule
 from fed.clients.data import ClientId, FederatedData, load
-from fed.clients.evaluation import Metric
+from fed.clients.measures import Metric, Metrics
 from fed.clients.setup import Preparation
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.executor import Executor
 from fed.clients.training.groups import Groups
-from fed.clients.training.losses import Loss
+from fed.clients.training.losses import Loss, cross_entropy
 from fed.clients.training.work_items import Train
 from fed.config.components import Component
 from fed.config.experiment import Experiment
@@ -54,8 +54,8 @@ class Simulation:
         experiment: what to run.
         data: in place of the experiment's.
         model: a factory of modules, or a module to copy, in place of the experiment's.
-        loss: (output, target) → scalar, in place of cross-entropy.
-        metric: (output, target) → number, in place of accuracy; with a ``loss`` there is none unless given.
+        loss: (output, target) → scalar, in place of the experiment's.
+        metric: (output, target) → number, or several by name, in place of the experiment's.
 
     Raises:
         InvalidInput: if the parts do not fit each other.
@@ -67,7 +67,7 @@ class Simulation:
         data: FederatedData | None = None,
         model: "Callable[[], nn.Module] | None" = None,
         loss: Loss | None = None,
-        metric: Metric | None = None,
+        metric: Metric | Metrics | None = None,
     ) -> None:
         data_of_clients = _data(experiment, data)
         self.policy = experiment.rounds.make()
@@ -93,10 +93,13 @@ class Simulation:
         self.message = None if self.has_peers else self._message(experiment)
         recipe = replace(self.prepared.recipe, read=self.data.read, format=self.message)
         samples, context = self.data.read(self.data.clients[0]), self.prepared.first_context()
-        may_ignore = loss is not None and self.data.may_hold_negative_labels()
+        may_ignore = recipe.loss is not cross_entropy and self.data.may_hold_negative_labels()
         self.batching = choose(experiment.simulation, recipe, context, samples, self.trainees, may_ignore=may_ignore)
         self.recipe = replace(recipe, is_batched=self.batching.is_batched)
-        self.experiment = _resolved(experiment, data, model, self.batching)
+        given = {"data": data, "model": model, "loss": loss, "metrics": metric}
+        self.experiment = _resolved(
+            experiment, [name for name, part in given.items() if part is not None], self.batching
+        )
         batch_norm = normalises_batches(self.prepared.module)
         self.groups = Groups(experiment.local, self.batching.group, batch_norm, self.prepared.phases)
         self.topology = self._topology(experiment.topology) if self.has_peers else None
@@ -259,17 +262,17 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
         held_out = simulation.held_out
         if simulation.has_peers and simulation.attackers is not None:
             held_out = {client: held_out[client] for client in honest}
-        return ScoringByClients(held_out, federation, executor).line
+        return ScoringByClients(held_out, simulation.recipe.metrics, federation, executor).scores
     if not simulation.has_peers or simulation.algorithm.primitive is None:
         only_own = simulation.algorithm.primitive is None
-        return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).line
+        return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).scores
     own = simulation.experiment.evaluation.make().scored(honest, simulation.streams)
-    return ScoringByCoordinator(simulation.recipe, federation, executor, own=own).line
+    return ScoringByCoordinator(simulation.recipe, federation, executor, own=own).scores
 
 
-def _resolved(experiment: Experiment, data: object, model: object, batching: Batching) -> Experiment:
+def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:
     """The experiment as it is run: sections replaced by Python objects are null, and choices are written down."""
-    given: dict[str, Any] = {name: None for name, value in (("data", data), ("model", model)) if value is not None}
+    given: dict[str, Any] = dict.fromkeys(replaced)
     given["simulation.batching"] = "on" if batching.is_batched else "off"
     given |= {"simulation.group": batching.group} if batching.is_batched else {}
     return experiment.override(given)

@@ -38,22 +38,28 @@ def samples_of(description: NodeData) -> tuple[Pair, Names]:
 
 def described(pair: Pair, names: Names) -> pb.Joining:
     """Make the message with which a node joins, but for its name."""
-    inputs, targets = pair
+    _, targets = pair
     classes = 0 if targets.is_floating_point() else 1 + int(targets.long().max())
-    signature = signature_of(inputs, classes, names)
+    signature = signature_of(pair, classes, names)
     return pb.Joining(protocol=PROTOCOL, software=f"fed {__version__}", samples=len(targets), signature=signature)
 
 
-def signature_of(inputs: Tensor, classes: int, names: Names) -> pb.Signature:
+def signature_of(pair: Pair, classes: int, names: Names) -> pb.Signature:
     """Describe one sample; names beyond what a message holds are said by their hash alone.
 
     Args:
-        inputs: [E, ...].
+        pair: samples like it.
         classes: how many there are; 0 where targets are no labels.
         names: what features and classes are called.
     """
-    shape, dtype = inputs.shape[1:], str(inputs.dtype).removeprefix("torch.")
-    signature = pb.Signature(input_shape=shape, input_dtype=dtype, classes=classes)
+    shapes, (input_dtype, target_dtype) = [part.shape[1:] for part in pair], map(_dtype, pair)
+    signature = pb.Signature(
+        input_shape=shapes[0],
+        input_dtype=input_dtype,
+        target_shape=shapes[1],
+        target_dtype=target_dtype,
+        classes=classes,
+    )
     encoded = [name.encode() for part in names for name in (*part, "")]  # an empty name parts columns from classes
     ends = [*accumulate(len(name) + 3 for name in encoded)]  # Protobuf adds a tag, and a length of up to two bytes
     fitting = sum(end <= _MOST_BYTES for end in ends)
@@ -62,3 +68,7 @@ def signature_of(inputs: Tensor, classes: int, names: Names) -> pb.Signature:
     if fitting < len(encoded):
         signature.names_sha256 = hashlib.sha256(b"\0".join(encoded)).hexdigest()
     return signature
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fed.config.compatibility import check_deployment
+from fed.config.evaluation import ByClients
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 
@@ -12,7 +13,7 @@ __all__ = ["as_experiment", "hold_to_allowed", "part_of_nodes"]
 
 _MOST_LETTERS = 1 << 20
 _OF_NODES = (
-    *("name", "seed", "model", "local", "algorithm", "evaluation"),
+    *("name", "seed", "model", "loss", "metrics", "local", "algorithm", "evaluation"),
     *("uplink", "error_feedback", "downlink", "secure_aggregation"),
 )
 
@@ -20,6 +21,8 @@ _OF_NODES = (
 def part_of_nodes(experiment: Experiment) -> dict[str, Any]:
     """Sections of an experiment that nodes need to know."""
     keys = experiment.dump()
+    if not isinstance(experiment.evaluation.make(), ByClients):
+        keys["metrics"] = []  # they score nothing, and need not know the code of any
     return {**{key: keys[key] for key in _OF_NODES}, "data": None}
 
 

@@ -159,8 +159,8 @@ class NodeTraining:
         assert isinstance(found, Evaluated)
         if not found.samples:
             return pb.Scores(id=examination.id)
-        loss, metric = found.scores[0]
-        return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metric=metric)
+        loss, metrics = found.scores[0]
+        return pb.Scores(id=examination.id, samples=found.samples[0], loss=loss, metrics=metrics)
 
     def _in_time(self, train: Train, tensors: Sequence[Tensor], until_s: float) -> Train:
         """Training with as many steps as fit at the pace of the last task; before a first one a step is tried twice.

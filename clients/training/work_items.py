@@ -6,7 +6,8 @@ from typing import Literal, TypeAlias
 
 from fed.aggregators.base import Aggregator, Phase
 from fed.clients.data import ClientId, Pair
-from fed.clients.evaluation import Metric, Score, is_mean_over_samples
+from fed.clients.evaluation import Score
+from fed.clients.measures import Metrics, is_mean_over_samples
 from fed.clients.training.losses import Loss
 from fed.compression.codec import Draw
 from fed.config.experiment import Local
@@ -105,13 +106,14 @@ class EvaluateByClients:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Each model's loss and metric (None without one), with the number of samples that they are of.
+    """Each model's loss and metrics, with the number of samples that they are of.
 
-    By clients there is a score for each that holds samples out, in their order.
+    By clients there is a score for each that holds samples out, in their order, and those ``clients`` are named.
     """
 
     scores: tuple[Score, ...]
     samples: tuple[int, ...]
+    clients: tuple[ClientId, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Recipe:
     Args:
         module: the model.
         loss: (output, target) → scalar.
-        metric: (output, target) → number, or None.
+        metrics: name → (output, target) → number.
         local: the experiment's section of that name.
         aggregator: what clients report to; None where there is no coordinator.
         phases: what local training consists of.
@@ -136,7 +138,7 @@ class Recipe:
 
     module: "nn.Module"
     loss: Loss
-    metric: Metric | None
+    metrics: Metrics
     local: Local
     aggregator: Aggregator | None
     phases: tuple[Phase, ...]
@@ -150,8 +152,8 @@ class Recipe:
 
     @property
     def scores_in_parts(self) -> bool:
-        """True where loss and metric are means over samples, so that the test set may be cut into several items."""
-        return is_mean_over_samples(self.loss) and is_mean_over_samples(self.metric)
+        """True where loss and metrics are means over samples, so that the test set may be cut into several items."""
+        return all(map(is_mean_over_samples, (self.loss, *self.metrics.values())))
 
 
 def label_of(task: Train) -> str:

@@ -45,11 +45,12 @@ class Work:
         if multiprocessing.parent_process() is not None:  # the user's own process keeps its allocator's settings
             keep_freed_memory()
         device = device_of(worker)
-        self._loss, self._metric = (on_device(measure, device) for measure in (recipe.loss, recipe.metric))
+        self._loss = on_device(recipe.loss, device)
+        self._metrics = {name: on_device(metric, device) for name, metric in recipe.metrics.items()}
         self._recipe = recipe
         self._device = device
         self._training = GroupTraining(recipe, self._loss, device)
-        parts = recipe.module, self._loss, self._metric, device, recipe.private
+        parts = recipe.module, self._loss, self._metrics, device, recipe.private
         self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
 
     def __call__(
@@ -75,15 +76,16 @@ class Work:
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None
         rows = [part.expand(len(task.clients), -1) for part in (vectors, integers)]
-        scores, samples = [], []
+        scores, samples, clients = [], [], []
         for client, vector_V, integers_I in zip(task.clients, *rows, strict=True):
             pair = dense(self._recipe.held_out(client))
             if count := len(pair[1]):
                 with seeded_torch(self._recipe.streams.torch_seed("evaluation", client), self._device):
                     scores.append(self._score(vector_V, integers_I, pair))
                 samples.append(count)
-        return Evaluated(tuple(scores), tuple(samples))
+                clients.append(client)
+        return Evaluated(tuple(scores), tuple(samples), tuple(clients))
 
     def _score(self, vector_V: Tensor, integers_I: Tensor, samples: Pair) -> Score:
         module = self._training.trainer.load(vector_V, integers_I)
-        return evaluate(module, self._loss, self._metric, samples, self._device)
+        return evaluate(module, self._loss, self._metrics, samples, self._device)

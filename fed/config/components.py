@@ -11,14 +11,15 @@ import dataclasses
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial, update_wrapper
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_type_hints
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, create_model, model_validator
+from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, ValidationError, core_schema
 
 from fed.config import docstrings
@@ -57,11 +58,17 @@ class Component(Section):
         return self.kind.startswith(_OBJECT)
 
     def make(self, **given: object) -> Any:
-        """Call the kind with this section's keys, and with those of ``given`` that it asks for."""
+        """Call the kind with this section's keys, and with those of ``given`` that it asks for.
+
+        In a family of functions a kind that is one is not called, but made a function of two arguments by these keys.
+        """
         asked_for = _parameters(self.target)
         keys = {name: getattr(self, name) for name in type(self).model_fields if name in asked_for}
+        keys |= self.model_extra or {}
+        if self.family.of_functions and not inspect.isclass(self.target) and not self.is_object:
+            return update_wrapper(partial(self.target, **keys), self.target) if keys else self.target
         given = {name: value for name, value in given.items() if name in asked_for}
-        return self.target(**{**keys, **(self.model_extra or {}), **given})
+        return self.target(**{**keys, **given})
 
     @model_validator(mode="after")
     def _hold_what_spans_keys(self) -> "Component":
@@ -89,6 +96,8 @@ class Family(Generic[_Section]):
         builtin: short name → ``module:Name``.
         given: names of the parameters that the framework supplies.
         default: the kind of a section that names none.
+        of_functions: a section makes a function of (output, target). A kind is one, whose further parameters are keys,
+            or a class whose objects are called so; a function or such an object may be given in Python.
     """
 
     name: str
@@ -96,6 +105,7 @@ class Family(Generic[_Section]):
     builtin: Mapping[str, str] = field(hash=False)
     given: tuple[str, ...] = ()
     default: str | None = None
+    of_functions: bool = False
 
     @cache  # noqa: B019  # families last as long as the program
     def section(self, kind: str) -> type[_Section]:
@@ -105,17 +115,27 @@ class Family(Generic[_Section]):
             InvalidExperiment: if there is no such kind, or what it names cannot be imported or called.
         """
         target, base = _load(self, kind), self.base
-        fields = _fields(target, self.given)
+        fields = _fields(target, self._given(target))
         for name in (name for name in fields if name not in base.model_fields):
             if name.startswith("_") or name in base.__class_vars__ or hasattr(base, name):
                 raise InvalidExperiment(f"{kind} has a parameter {name}, which cannot be a key: give it another name")
         about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
             about["__cls_kwargs__"] = {"extra": "allow"}
-        section = cast("type[_Section]", create_model(f"{kind} {self.name}", **{**about, **fields}))
+        try:
+            model = create_model(f"{kind} {self.name}", **{**about, **fields})
+        except PydanticSchemaGenerationError:  # a parameter that no file can hold, such as a tensor
+            model = create_model(f"{kind} {self.name}", **{**about, **dict(_of_known_types(fields))})
+        section = cast("type[_Section]", model)
         section.target = staticmethod(target)  # a function as it is would become a method
         section.family = self
         return section
+
+    def _given(self, target: Callable[..., Any]) -> tuple[str, ...]:
+        """The parameters that are no keys; of a function of (output, target) the first two, whatever their names."""
+        if not self.of_functions:
+            return self.given
+        return () if inspect.isclass(target) else tuple(_named(target))[:2]
 
     def validate(self, value: object) -> _Section:
         """Section that these keys, ``kind`` among them, make."""
@@ -123,6 +143,8 @@ class Family(Generic[_Section]):
             return value
         if isinstance(value, Combinable) and dataclasses.is_dataclass(value):
             return self._section_of(value)
+        if self.of_functions and callable(value):
+            return self._section_of_callable(value)
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, dict):
@@ -149,10 +171,24 @@ class Family(Generic[_Section]):
                 section = self.make(kinds.get(home, f"python:{home}"), **keys)
                 if self.validate(section.model_dump(mode="json", warnings=False)).make() == made:
                     return section
+        return self._holder(made, repr(made))
+
+    def _section_of_callable(self, made: Callable[..., Any]) -> _Section:
+        """The section of a function or class that a file can name; else one that holds it."""
+        named = made if inspect.isclass(made) or inspect.isroutine(made) else type(made)
+        home = f"{named.__module__}:{named.__qualname__}"
+        kind = {target: kind for kind, target in self.builtin.items()}.get(home, f"python:{home}")
+        if named is made and named.__module__ != "__main__":
+            with suppress(InvalidExperiment, ValidationError, TypeError, ValueError):
+                if self.section(kind).target is made:
+                    return self.validate(kind)
+        return self._holder(made, home)
+
+    def _holder(self, made: Any, written: str) -> _Section:
         holder = cast("type[_Section]", create_model(f"given {self.name}", __base__=self.base))
         holder.target = staticmethod(lambda: made)
         holder.family = self
-        return holder(kind=f"{_OBJECT}{made!r}")
+        return holder(kind=f"{_OBJECT}{written}")
 
     def make(self, kind: str | None = None, **keys: object) -> _Section:
         """The section of a kind, or of the default kind, with these keys."""
@@ -256,6 +292,17 @@ def _fields(target: Callable[..., Any], given: Collection[str] = ()) -> dict[str
             default = {"default_factory": factories[name]}
         fields[name] = (annotations.get(name, Any), Field(**default, description=described.get(name)))
     return fields
+
+
+def _of_known_types(fields: Mapping[str, tuple[Any, Any]]) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The same fields, whose annotations are anything where pydantic knows no such type."""
+    for name, (annotation, about) in fields.items():
+        try:
+            TypeAdapter(annotation)
+        except PydanticSchemaGenerationError:
+            yield name, (Any, about)
+        else:
+            yield name, (annotation, about)
 
 
 def _annotations(target: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:

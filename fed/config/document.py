@@ -1,6 +1,6 @@
 """Documents: sections that stand in a YAML file of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,7 +43,7 @@ class Document(Section):
         """
         path = Path(path)
         keys = yaml.load(path)
-        keys |= {name: made for name, made in objects.items() if is_object(keys.get(name))}
+        keys |= {name: made for name, made in objects.items() if any(map(is_object, _parts_of(keys.get(name))))}
         with located(path):
             return cls(**keys)
 
@@ -57,8 +57,23 @@ class Document(Section):
 
     def objects(self) -> dict[str, Any]:
         """The sections that are objects given in Python, which no file can name."""
-        return {name: part.make() for name, part in self if isinstance(part, Component) and part.is_object}
+        held = {name: part for name, part in self if any(map(_holds_object, _parts_of(part)))}
+        return {name: [*map(_given, part)] if isinstance(part, tuple) else _given(part) for name, part in held.items()}
 
     def dump(self) -> dict[str, Any]:
         """Every value in force, in the form that YAML holds."""
         return self.model_dump(mode="json")
+
+
+def _parts_of(section: object) -> Sequence[object]:
+    """The sections of a list, or the one that there is."""
+    return section if isinstance(section, list | tuple) else (section,)
+
+
+def _holds_object(part: object) -> bool:
+    return isinstance(part, Component) and part.is_object
+
+
+def _given(part: Component) -> Any:
+    """The object that a section holds, or its keys."""
+    return part.make() if part.is_object else part.model_dump(mode="json", exclude_unset=True)

@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -24,11 +25,12 @@ from fed.config.components import Component
 from fed.config.document import Document
 from fed.config.hyperparameters import DecayRate
 from fed.config.lr_schedules import Schedule
-from fed.config.registry import AdversariesSection, DataSection
+from fed.config.registry import AdversariesSection, DataSection, MetricSection
 from fed.config.validation import Section
+from fed.errors import InvalidExperiment
 from fed.secure_aggregation.settings import SecureAggregation
 
-__all__ = ["Checkpointing", "Execution", "Experiment", "Local", "with_overrides"]
+__all__ = ["Checkpointing", "Execution", "Experiment", "Local", "check_metric_names", "with_overrides"]
 
 
 class Local(Section):
@@ -149,11 +151,27 @@ def _clients_where_models_are_theirs(values: dict[str, Any]) -> Component:
     return registry.EVALUATIONS.make("clients" if are_theirs else "coordinator")
 
 
+_METRICS_OF_LOSSES = {
+    "cross_entropy": ("accuracy",),
+    "bce": ("accuracy",),
+    "mse": ("mae",),
+    "huber": ("mae",),
+    "cox": ("c_index",),
+}
+
+_TAKEN = ("loss", "round", "client", "samples")  # by other numbers of a line of results
+
+
+def _metrics_of_the_loss(values: Mapping[str, Any]) -> tuple[MetricSection, ...]:
+    loss = values["loss"]
+    return tuple(map(registry.METRICS.make, _METRICS_OF_LOSSES.get(loss.kind, ()) if loss else ()))
+
+
 class Experiment(Document):
     """The validated description of a run, YAML ⇄ Python.
 
     Every key has a default that :meth:`dump` shows. A ``kind`` is a built-in name or ``python:package.module:Name``.
-    ``data`` and ``model`` count only where :func:`fed.simulate` is not given others.
+    ``data``, ``model``, ``loss`` and ``metrics`` count only where :func:`fed.simulate` is not given others.
 
     Raises:
         InvalidExperiment: on construction, one line for each key that is unknown, of another type or out of its range.
@@ -174,6 +192,13 @@ class Experiment(Document):
     """What is learned from, and how clients share it; null where data are given in Python."""
     model: Annotated[Component, registry.MODELS] | None = Field(default_factory=registry.MODELS.make)
     """What is trained; null where a model is given in Python."""
+    loss: Annotated[Component, registry.LOSSES] | None = Field(default_factory=registry.LOSSES.make)
+    """What training makes small: a function of (output, target); null where one is given in Python."""
+    metrics: Annotated[tuple[Annotated[MetricSection, registry.METRICS], ...], Field(strict=False)] | None = Field(
+        default_factory=_metrics_of_the_loss
+    )
+    """What evaluation computes beside the loss, first what is reported as best: unless given, what suits a built-in
+    loss; null where they are given in Python."""
     local: Local = Local()
     """A client's work in a round."""
     algorithm: Annotated[Component, registry.ALGORITHMS] = Field(default_factory=registry.ALGORITHMS.make)
@@ -225,6 +250,13 @@ class Experiment(Document):
         rounds.model_fields_set.difference_update(defaults.keys() - keys.keys())  # an override may change the algorithm
         return rounds
 
+    @field_validator("metrics")
+    @classmethod
+    def _hold_names(cls, metrics: tuple[MetricSection, ...] | None) -> tuple[MetricSection, ...] | None:
+        if metrics is not None:
+            check_metric_names([metric.called for metric in metrics])
+        return metrics
+
     @model_validator(mode="after")
     def _hold_sections_to_each_other(self) -> Self:
         check_combination(self)
@@ -242,6 +274,22 @@ class Experiment(Document):
             InvalidExperiment: one line for each thing wrong.
         """
         return type(self)(**with_overrides(self.given_keys(), values))
+
+
+def check_metric_names(names: Sequence[str]) -> None:
+    """Refuse metrics that results cannot tell apart by name.
+
+    Raises:
+        InvalidExperiment: if two have one name, or one has a name that is no key.
+    """
+    for number, name in enumerate(names):
+        if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", name, re.ASCII) or name in _TAKEN:
+            raise InvalidExperiment(
+                f"a metric's name must be letters, digits and _, and none of {', '.join(_TAKEN)}, got {name}: give "
+                "it another by the key name, or in Python as metric={name: function}"
+            )
+        if name in names[:number]:
+            raise InvalidExperiment(f"metrics must have names of their own, got {name} twice: give one the key name")
 
 
 def with_overrides(document: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

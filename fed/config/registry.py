@@ -18,6 +18,8 @@ __all__ = [
     "ERROR_FEEDBACKS",
     "EVALUATIONS",
     "HIERARCHIES",
+    "LOSSES",
+    "METRICS",
     "MODELS",
     "PARTITIONS",
     "ROUNDS",
@@ -28,6 +30,7 @@ __all__ = [
     "TOPOLOGIES",
     "AdversariesSection",
     "DataSection",
+    "MetricSection",
     "PartitionSection",
     "TopologySection",
 ]
@@ -115,6 +118,41 @@ MODELS = Family(
     _in("clients.models", "logistic", "mlp", "cnn", "char_gru", "char_transformer"),
     given=("input_shape", "classes"),
     default="mlp",
+)
+
+LOSSES = Family(
+    "loss",
+    Component,
+    _in("clients.training.losses", "cross_entropy", "mse", "huber", "bce", "cox"),
+    default="cross_entropy",
+    of_functions=True,
+)
+
+
+class MetricSection(Component):
+    """Metric: a number that evaluation computes from outputs and targets."""
+
+    name: Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]*$")] | None = None
+    """Name: how results call it, by letters, digits and _; that of the kind unless given."""
+
+    @property
+    def called(self) -> str:
+        """The name under which results have it."""
+        return self.name or re.split(r"[.:]", self.kind)[-1]
+
+    @property
+    def best(self) -> Literal["max", "min"]:
+        """The best of its values."""
+        metric = self.make() if self.is_object else self.target
+        return "min" if getattr(metric, "higher_is_better", True) is False else "max"
+
+
+METRICS = Family(
+    "metric",
+    MetricSection,
+    _in("clients.metrics", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "log_loss")
+    | _in("clients.metrics", "mse", "mae", "r2", "c_index", "calibration_error"),
+    of_functions=True,
 )
 
 _RULES = {

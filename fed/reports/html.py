@@ -86,7 +86,8 @@ def write_run_report(folder: Path) -> Path:
     """
     kept = RunFolder.existing(folder)
     experiment, metrics = kept.experiment(), [line for line, _ in metrics_lines(folder)]
-    summary = summary_of(folder) or {"status": RunState.UNFINISHED, **totals(experiment, metrics)}
+    directions = {metric.called: metric.best for metric in experiment.metrics or ()}
+    summary = summary_of(folder) or {"status": RunState.UNFINISHED, **totals(experiment, metrics, directions)}
     found = json_of(folder / "environment.json") or environment()
     found.pop("given", None)
     partition, graph = population.read(json_of(folder / "population.json") or population.described(None))

@@ -24,7 +24,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidInput, OutputExists, RunFailed, os_errors_as
 from fed.storage.atomic_files import LOCK, held, unfinished, write_atomically
 from fed.storage.checkpoint_files import remove_all
-from fed.storage.run_reader import is_run, metrics_lines, state_of
+from fed.storage.run_reader import is_run, lines_of, metrics_lines, state_of
 from fed.tensors import Tensor, nn, torch
 
 __all__ = ["Run", "RunFolder", "clear_run", "environment", "refuse_taken", "state_of", "to_json", "written_to"]
@@ -67,10 +67,12 @@ class RunFolder:
     """
 
     FILES = (
-        *("experiment.yaml", "environment.json", "metrics.jsonl"),
+        *("experiment.yaml", "environment.json", "metrics.jsonl", "clients.jsonl"),
         *("summary.json", "model.safetensors", "population.json", "report.html"),
     )
     """The files of a run, of which ``fed report`` draws the last; there may be ``checkpoints/`` too."""
+
+    _LINES = ("metrics.jsonl", "clients.jsonl")  # those with lines of rounds
 
     def __init__(self, path: Path, *, overwrite: bool = False) -> None:
         self.path = path
@@ -172,7 +174,7 @@ class RunFolder:
         return sum(line["round"] == number for number, (line, _) in enumerate(lines, 1))
 
     def resume(self, after: int) -> list[dict[str, Any]]:
-        """Remove the summary, the report, and the metrics of rounds after one.
+        """Remove the summary, the report, and the lines of rounds after one.
 
         Args:
             after: the last round that counts; 0, before the first.
@@ -184,22 +186,26 @@ class RunFolder:
             InvalidInput: if the metrics cannot be read; the folder is then as it was.
             RunFailed: if the folder cannot be written to.
         """
-        lines = [line for line in metrics_lines(self.path) if line[0]["round"] <= after]
+        lines = {name: _until(after, lines_of(self.path / name)) for name in self._LINES}
         with self._written_on():
             ended = (self.path / name for name in ("summary.json", "population.json", "report.html"))
             for path in (*unfinished(self.path, self.FILES), *ended):
                 path.unlink(missing_ok=True)
-            write_atomically(self.path / "metrics.jsonl", b"".join(text for _, text in lines))
-        return [line for line, _ in lines]
+            for name, kept in lines.items():
+                if name == "metrics.jsonl" or (self.path / name).exists():
+                    write_atomically(self.path / name, b"".join(text for _, text in kept))
+        return [line for line, _ in lines["metrics.jsonl"]]
 
     def sync(self) -> None:
-        """Wait until the disk has all lines of the metrics, so that a checkpoint never outlives the lines before it.
+        """Wait until the disk has all lines of the rounds, so that a checkpoint never outlives the lines before it.
 
         Raises:
             RunFailed: if the disk fails.
         """
-        with self._written_on(), (self.path / "metrics.jsonl").open("rb") as file:
-            os.fsync(file.fileno())  # of the file, though this descriptor only reads it
+        with self._written_on():
+            for path in filter(Path.exists, map(self.path.joinpath, self._LINES)):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # of the file, though this descriptor only reads it
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a round's line to ``metrics.jsonl``, in one write: the whole line or nothing.
@@ -207,9 +213,21 @@ class RunFolder:
         Raises:
             RunFailed: if there is no room.
         """
-        content = (to_json(line) + "\n").encode()
+        self._append("metrics.jsonl", [line])
+
+    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add the scores of a round's clients to ``clients.jsonl``, in one write: all of them or nothing.
+
+        Raises:
+            RunFailed: if there is no room.
+        """
+        if rows:
+            self._append("clients.jsonl", rows)
+
+    def _append(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        content = "".join(f"{to_json(line)}\n" for line in lines).encode()
         # unbuffered: one call of the system
-        with self._written_on(), (self.path / "metrics.jsonl").open("ab", buffering=0) as file:
+        with self._written_on(), (self.path / name).open("ab", buffering=0) as file:
             size_bytes = file.tell()
             written_bytes = file.write(content)
             if written_bytes != len(content):  # an almost full disk takes a part
@@ -245,6 +263,10 @@ class RunFolder:
         """Turn a refusal of the system during a run into RunFailed."""
         remedy = "make room there that this process may write to, then resume the run"
         return os_errors_as(RunFailed, f"{self.path} cannot be written to any more, what it holds is kept", remedy)
+
+
+def _until(round_number: int, lines: Sequence[tuple[dict[str, Any], bytes]]) -> list[tuple[dict[str, Any], bytes]]:
+    return [line for line in lines if line[0]["round"] <= round_number]
 
 
 def clear_run(folder: Path) -> None:

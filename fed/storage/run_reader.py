@@ -23,6 +23,7 @@ __all__ = [
     "is_run",
     "json_of",
     "kept_run",
+    "lines_of",
     "metrics_lines",
     "runs_below",
     "state_of",
@@ -134,7 +135,15 @@ def metrics_lines(path: Path) -> list[tuple[dict[str, Any], bytes]]:
     Raises:
         InvalidInput: if the file cannot be read, or another line is not a round's.
     """
-    file = path / "metrics.jsonl"
+    return lines_of(path / "metrics.jsonl")
+
+
+def lines_of(file: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """The whole lines of one of a run's files of lines, as :func:`metrics_lines` gives those of the metrics.
+
+    Raises:
+        InvalidInput: if the file cannot be read, or a line before the last is not a round's.
+    """
     lines = (_content(file) or b"").split(b"\n")[:-1]  # the part after the last end of a line is cut short
     found = []
     for number, line in enumerate(lines, 1):
@@ -213,16 +222,20 @@ def json_of(file: Path) -> dict[str, Any] | None:
     return values
 
 
-def totals(experiment: "Experiment", metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def totals(
+    experiment: "Experiment", metrics: Sequence[Mapping[str, Any]], directions: Mapping[str, str]
+) -> dict[str, Any]:
     """Part of a run's summary that its metrics say.
 
     Args:
         experiment: of the run.
         metrics: a line a round.
+        directions: the name of each metric → "max" or "min", the best of its values.
     """
     evaluated = [line for line in metrics if line["test_loss"] is not None]
     last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
-    own = {f"final_{name}": value for name, value in last.items() if name.startswith(("client_", "consensus_distance"))}
+    kept = ("test_", "client_", "consensus_distance")
+    own = {f"final_{name}": value for name, value in last.items() if name.startswith(kept)}
     return {
         "experiment": experiment.name,
         "algorithm": experiment.algorithm.kind,
@@ -231,6 +244,7 @@ def totals(experiment: "Experiment", metrics: Sequence[Mapping[str, Any]]) -> di
         "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
         "final_test_accuracy": last["test_accuracy"],
         "final_test_loss": last["test_loss"],
+        "metrics": dict(directions),
         "bytes_up": sum(line["bytes_up"] for line in metrics),
         "bytes_down": sum(line["bytes_down"] for line in metrics),
         "wall_s": metrics[-1]["wall_s"] if metrics else 0.0,

@@ -33,20 +33,24 @@ class Payload(_message.Message):
     def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Signature(_message.Message):
-    __slots__ = ("input_shape", "input_dtype", "classes", "columns", "labels", "names_sha256")
+    __slots__ = ("input_shape", "input_dtype", "classes", "columns", "labels", "names_sha256", "target_shape", "target_dtype")
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
     INPUT_DTYPE_FIELD_NUMBER: _ClassVar[int]
     CLASSES_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     NAMES_SHA256_FIELD_NUMBER: _ClassVar[int]
+    TARGET_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_DTYPE_FIELD_NUMBER: _ClassVar[int]
     input_shape: _containers.RepeatedScalarFieldContainer[int]
     input_dtype: str
     classes: int
     columns: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.RepeatedScalarFieldContainer[str]
     names_sha256: str
-    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ...) -> None: ...
+    target_shape: _containers.RepeatedScalarFieldContainer[int]
+    target_dtype: str
+    def __init__(self, input_shape: _Optional[_Iterable[int]] = ..., input_dtype: _Optional[str] = ..., classes: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., labels: _Optional[_Iterable[str]] = ..., names_sha256: _Optional[str] = ..., target_shape: _Optional[_Iterable[int]] = ..., target_dtype: _Optional[str] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("protocol", "software", "name", "samples", "signature", "held", "hides_numbers")
@@ -199,18 +203,18 @@ class Failed(_message.Message):
     def __init__(self, task: _Optional[_Union[TaskId, _Mapping]] = ..., reason: _Optional[str] = ..., diverged: bool = ..., lacks_model: bool = ...) -> None: ...
 
 class Scores(_message.Message):
-    __slots__ = ("id", "samples", "loss", "metric", "problem")
+    __slots__ = ("id", "samples", "loss", "problem", "metrics")
     ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
-    METRIC_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     id: int
     samples: int
     loss: float
-    metric: float
     problem: str
-    def __init__(self, id: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., metric: _Optional[float] = ..., problem: _Optional[str] = ...) -> None: ...
+    metrics: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, id: _Optional[int] = ..., samples: _Optional[int] = ..., loss: _Optional[float] = ..., problem: _Optional[str] = ..., metrics: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ToNode(_message.Message):
     __slots__ = ("plan", "assignment", "withdrawal", "examination", "heartbeat", "farewell", "session")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fed.clients.data import ClientId
+from fed.clients.measures import directions
 from fed.clients.setup import Preparation
 from fed.clients.training.executor import InProcess
 from fed.clients.training.worker import Work
@@ -25,7 +26,7 @@ from fed.server.peer.membership import Member, Timing
 from fed.server.peer.service_thread import ServiceThread
 from fed.server.resume import run_fingerprint
 from fed.server.rounds.synchronous import Synchronous
-from fed.server.training_loop import Scoring, TrainingLoop
+from fed.server.training_loop import Scores, Scoring, TrainingLoop
 from fed.storage.checkpoints import Tree
 from fed.storage.run_folder import RunFolder
 from fed.wire.rate_limits import Refusals
@@ -187,10 +188,10 @@ class RealPeer(ABC, Generic[_Service]):
 
         def begin_scoring() -> Scoring:
             if self.is_behind:
-                return lambda: {"test_accuracy": None, "test_loss": None}
+                return lambda: Scores({f"test_{name}": None for name in ("accuracy", "loss", *prepared.metrics)})
             if held_out is not None:
-                return ScoringByClients(held_out, self.federation, self.executor).line
-            return ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).line
+                return ScoringByClients(held_out, prepared.metrics, self.federation, self.executor).scores
+            return ScoringByCoordinator(prepared.recipe, self.federation, self.executor, only_own=True).scores
 
         def load_module(state: State) -> "nn.Module":
             prepared.layout.unpack(*state, prepared.module)
@@ -203,6 +204,7 @@ class RealPeer(ABC, Generic[_Service]):
             has_scores=held_out is not None or prepared.recipe.test is not None,
             scores_meanwhile=False,
             load_module=load_module,
+            metrics=directions(prepared.metrics),
             facts=lambda: {
                 "peer": self.service.own.name,
                 "clients": len(self.service.standing().present),

@@ -115,7 +115,7 @@ def _check_portable(simulation: Simulation) -> None:
         InvalidExperiment: if it cannot, with the part that stands against it.
     """
     recipe, read = simulation.recipe, (simulation.data.train, simulation.held_out)
-    parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metric}
+    parts: dict[str, Any] = {"model": recipe.module, "loss": recipe.loss, "metric": recipe.metrics}
     data = [part for part in read if not isinstance(part, dict)]
     parts |= {"algorithm": (recipe.aggregator, recipe.phases), "section local": recipe.local, "uplink": recipe.format}
     parts["data"] = data
