@@ -84,7 +84,7 @@ class ThreadedNode:
     Args:
         port: of the server, on this machine.
         client: whom it stands for.
-        pair: its samples.
+        samples: its own; with a test set as data of this one client.
         folder: of its own.
         allowed: code that it accepts.
         secure: its sessions; None: it hides nothing.
@@ -94,12 +94,13 @@ class ThreadedNode:
         self,
         port: int,
         client: int | str,
-        pair: Pair,
+        samples: Pair | FederatedData,
         folder: Path,
         allowed: Sequence[str] = (),
         secure: SecureNode | None = None,
     ) -> None:
-        self.training = ThreadedTraining(FederatedData({client: pair}), folder / "kept")
+        data = samples if isinstance(samples, FederatedData) else FederatedData({client: samples})
+        self.training = ThreadedTraining(data, folder / "kept")
         training: Any = self.training
         where = f"127.0.0.1:{port}", None, str(client), client
         self.node = EdgeNode(*where, training, folder / "files", allowed, secure=secure, patience=PATIENCE)
@@ -115,5 +116,6 @@ class ThreadedNode:
 def nodes_of(data: FederatedData, port: int, folder: Path, allowed: Sequence[str] = ()) -> list[ThreadedNode]:
     """A node for each of the clients."""
     return [
-        ThreadedNode(port, client, data.read(client), folder / f"node-{client}", allowed) for client in data.clients
+        ThreadedNode(port, client, data.only(client, client), folder / f"node-{client}", allowed)
+        for client in data.clients
     ]
