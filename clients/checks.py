@@ -132,7 +132,7 @@ def check_labels(data: FederatedData, classes: int) -> FederatedData:
         The data; those on demand hold each client that is read to these classes.
 
     Raises:
-        InvalidData: if a label is negative or too large, in memory, in the test set or on the first client on demand;
+        InvalidData: if a label is negative or too large, in memory, in a test set or on the first client on demand;
             the message names whose it is. Or if data on demand have more classes than the model.
     """
     for whose, targets in _targets(data):
@@ -169,11 +169,10 @@ def check_targets(data: FederatedData, loss: Loss) -> None:
 
 
 def _targets(data: FederatedData) -> Iterator[tuple[str, Tensor]]:
-    """The targets that are in memory, and whose they are; on demand those of the first client and the test set."""
+    """The targets that are in memory, and whose they are; of clients on demand those of the first one."""
     for client in data.clients[:1] if data.is_on_demand else data.clients:
         yield f"client {client!r}", data.read(client)[1]
-    if data.test is not None:
-        yield "the test set", data.test[1]
+    yield from ((whose, targets) for whose, (_, targets) in data.tests())
 
 
 def check_state(module: "nn.Module", precision: str) -> None:
