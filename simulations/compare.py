@@ -142,7 +142,7 @@ def _gather(ended: Ended, runs: Runs, planned: list[PlannedRun], observer: Compa
 
 def _result(comparison: Comparison, runs: Runs, status: str, directory: Path | None) -> ComparisonResult:
     kinds: dict[str, Any] = {name: variant.algorithm.kind for name, variant in comparison.variants().items()}
-    target = comparison.target_accuracy
+    target = comparison.target
     rows = [row_of(name, kinds[name], by_seed, comparison.seeds, target) for name, by_seed in runs.items()]
     in_order = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
     return ComparisonResult(comparison, rows, in_order, status, directory)

@@ -31,8 +31,8 @@ def finding(result: ComparisonResult) -> str:
         bounds.sort(key=lambda row: list(_BASELINES).index(row["algorithm"]))
         texts = [f"{row['name']}, {_BASELINES[row['algorithm']]}, ends at {accuracy_text(row)}" for row in bounds]
         sentences.append(f"{'; '.join(texts)}.")
-    if result.comparison.target_accuracy is not None:
-        sentences.append(_cheapest(rivals, result.comparison.target_accuracy))
+    if result.comparison.target is not None:
+        sentences.append(_cheapest(rivals, result.comparison.target))
     return " ".join(sentences)
 
 

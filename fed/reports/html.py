@@ -197,7 +197,7 @@ def _look(result: ComparisonResult) -> dict[str, Style]:
 
 def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Iterator[tuple[str, str]]:
     """Headings and pictures of a comparison."""
-    for what, target in (("accuracy", result.comparison.target_accuracy), ("loss", None)):
+    for what, target in (("accuracy", result.comparison.target), ("loss", None)):
         if lines := _lines(result.runs, f"test_{what}"):
             label = f"test {what}"
             yield (

@@ -29,7 +29,7 @@ class Column:
 
 def columns(result: ComparisonResult) -> list[Column]:
     """Columns that hold a value for at least one variant of this comparison."""
-    rows, target = result.rows, result.comparison.target_accuracy
+    rows, target = result.rows, result.comparison.target
     shown = [
         Column("variant", [row["name"] for row in rows], is_number=False),
         Column("final accuracy", [accuracy_text(row) for row in rows]),
