@@ -19,7 +19,7 @@ from rich.console import Console
 import fed
 from fed.clients.data.describe import partition_of
 from fed.errors import InvalidData
-from fed.reports import charts
+from fed.reports import charts, heat_maps
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report, write_run_report
 from fed.reports.plot_style import INK, styles
@@ -314,7 +314,7 @@ def test_interrupted_run_says_so() -> None:
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (1, 2), (100, 10), (300, 40), (1000, 3)])
 def test_partition_is_drawn_for_few_and_for_many(clients: int, classes: int) -> None:
     counts_CL = np.random.default_rng(0).integers(0, 9, (clients, classes))
-    svg = charts.partition([f"client <{number}>" for number in range(clients)], counts_CL)
+    svg = heat_maps.partition([f"client <{number}>" for number in range(clients)], counts_CL)
     ElementTree.fromstring(svg)
     assert len(svg) < 500_000
 
@@ -475,7 +475,7 @@ def test_finding_does_not_compare_client_scores_with_test_scores() -> None:
     by_clients: dict[str, Any] = {"client_accuracy_worst_decile": 0.7}
     runs = {"A": [record(0.5), record(0.51)], "B": [record(0.8, **by_clients), record(0.81, **by_clients)]}
     assert said(runs) == (
-        "Accuracies do not compare: clients score B on samples of their own, the coordinator A on the test set. "
+        "Scores do not compare: clients score B on samples of their own, the coordinator A on the test set. "
         "Write evaluation: clients in the base to score all alike."
     )
 
@@ -505,8 +505,8 @@ def test_no_plotting_library_is_loaded_before_a_picture_is_drawn() -> None:
         "import sys, fed.simulations.compare\n"
         "assert {'fed.reports.html', 'fed.reports.charts'} <= set(sys.modules)\n"
         "assert not {'matplotlib', 'jinja2'} & set(sys.modules)\n"
-        "from fed.reports import charts\n"
-        "charts.partition(['a'], __import__('numpy').ones((1, 1), int))\n"
+        "from fed.reports import heat_maps\n"
+        "heat_maps.partition(['a'], __import__('numpy').ones((1, 1), int))\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
