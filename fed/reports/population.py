@@ -36,13 +36,11 @@ class Confusion(NamedTuple):
     """Test samples of a classification by true and predicted class.
 
     Args:
-        classes: C, the number of classes.
         counts_CC: the samples of each true class (a row) that the model takes for each class (a column); None: there
             are too many classes.
         names: the classes'.
     """
 
-    classes: int
     counts_CC: NDArray[np.int64] | None
     names: Sequence[object]
 
@@ -61,8 +59,8 @@ def described(
     Example:
         >>> described(Partition([3, "ann"], np.array([[2, 0], [1, 5]]), 9))["partition"]
         {'clients': [3, 'ann'], 'counts': [[2, 0], [1, 5]], 'population': 9}
-        >>> described(None, None, Confusion(2, np.array([[2, 0], [1, 5]]), ["no", "yes"]))["confusion"]
-        {'classes': 2, 'counts': [[2, 0], [1, 5]], 'names': ['no', 'yes']}
+        >>> described(None, None, Confusion(np.array([[2, 0], [1, 5]]), ["no", "yes"]))["confusion"]
+        {'counts': [[2, 0], [1, 5]], 'names': ['no', 'yes']}
     """
     held = partition and {
         "clients": list(partition.clients),
@@ -70,7 +68,6 @@ def described(
         "population": partition.population,
     }
     taken = confusion and {
-        "classes": confusion.classes,
         "counts": None if confusion.counts_CC is None else confusion.counts_CC.tolist(),
         "names": list(confusion.names),
     }
@@ -87,7 +84,7 @@ def read(content: Mapping[str, Any]) -> "tuple[Partition | None, nx.Graph[Any] |
     """Partition, graph and confusion matrix that :func:`described` wrote down; older runs have no such matrix."""
     held, met, taken = content["partition"], content["graph"], content.get("confusion")
     partition = held and Partition(held["clients"], np.array(held["counts"]), held["population"])
-    confusion = taken and Confusion(taken["classes"], taken["counts"] and np.array(taken["counts"]), taken["names"])
+    confusion = taken and Confusion(taken["counts"] and np.array(taken["counts"]), taken["names"])
     return partition, None if met is None else _graph(met), confusion
 
 
