@@ -214,7 +214,8 @@ def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure
     for first_of_two in range(0, len(panels), 2):
         pair = dict(itertools.islice(panels.items(), first_of_two, first_of_two + 2))
         yield _Figure("Other metrics by round", "evaluation", charts.by_round(pair))
-    if len(values := clients.get(first.name, ())) > 1:
+    values = clients.get(first.name)
+    if values is not None and len(values) > 1:
         svg = charts.distribution({"": values}, styles({"": ""}), label=f"{first.words} of clients")
         yield _Figure("Distribution over clients", "distribution", svg)
     if apart := _run_curves(metrics, {"of peers' models from their mean": "consensus_distance"}):
@@ -258,12 +259,13 @@ def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Itera
     first, target = result.metrics()[0], result.comparison.target
     for metric in (first, LOSS):
         if lines := _lines(result.runs, metric.test):
-            of = {"label": f"test {metric.words}", "target": target if metric == first else None}
-            yield _Figure(f"{metric.title} against rounds and bytes", "curves", charts.curves(lines, look, **of))
+            label, level = f"test {metric.words}", target if metric == first else None
+            svg = charts.curves(lines, look, label=label, target=level)
+            yield _Figure(f"{metric.title} against rounds and bytes", "curves", svg)
             if charts.differ_by_way(lines.values()):
-                svg = charts.against_bytes(lines, look, **of)
+                svg = charts.against_bytes(lines, look, label=label, target=level)
                 yield _Figure(f"{metric.title} against bytes up and down", "bytes", svg)
-            svg = charts.against_time(lines, look, **of)
+            svg = charts.against_time(lines, look, label=label, target=level)
             yield _Figure(f"{metric.title} against simulated time", "seeds", svg)
             break
     by_clients = _where_clients_evaluate(result.runs, first)

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import fed
+from fed.clients.data import load
 from fed.clients.evaluation import class_counts
+from fed.randomness import Streams
 from fed.reports.html import run_report, write_run_report
 from fed.reports.population import Confusion, described, read
 from fed.tensors import nn
@@ -25,7 +27,8 @@ def kept(folder: Path) -> Any:
 @pytest.mark.parametrize("changes", [{}, {"metrics": ["balanced_accuracy"]}, {"algorithm": "dpsgd"}], ids=str)
 def test_confusion_equals_a_count_of_the_kept_models_outputs(changes: dict[str, Any], tmp_path: Path) -> None:
     run = fed.simulate(fed.Experiment(**{**KEYS, **changes}), output=tmp_path / "run")
-    data = fed.clients.data.load(run.experiment.data, fed.randomness.Streams(run.experiment.seed))  # type: ignore[attr-defined]
+    assert run.experiment.data is not None
+    data = load(run.experiment.data, Streams(run.experiment.seed))
     assert data.test is not None
     inputs, labels = data.test
     with torch.no_grad():

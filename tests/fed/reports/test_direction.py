@@ -83,7 +83,7 @@ def test_all_metrics_have_a_column_and_their_deviation() -> None:
 
 
 def test_page_of_an_error_says_its_name_and_direction() -> None:
-    own = {"client_mae_mean": 0.5, "client_mae_std": 0.1, "client_mae_worst_decile": 0.9}
+    own: dict[str, Any] = {"client_mae_mean": 0.5, "client_mae_std": 0.1, "client_mae_worst_decile": 0.9}
     result = result_of({"A": [errors(0.5, 0.4, **own)], "B": [errors(0.5, 0.3, **own)]}, target=0.35)
     text = "".join(Reading(comparison_report(result, {})).texts)
     for words in ("MAE against rounds and bytes", "is\nat most the target", "those with the highest MAE"):
@@ -127,7 +127,8 @@ def test_a_kept_run_is_listed_by_its_first_metric(has_ended: bool, tmp_path: Pat
     if not has_ended:
         (tmp_path / "summary.json").unlink()
     found = kept_run(tmp_path)
-    assert (found.metric, found.score) == ("log_loss", pytest.approx(run.summary["final_test_log_loss"], rel=1e-15))
+    assert found.metric == "log_loss"
+    assert found.score == pytest.approx(run.summary["final_test_log_loss"], rel=1e-15)
 
 
 def test_a_comparison_follows_its_first_metric_to_the_end(tmp_path: Path) -> None:
