@@ -1,4 +1,4 @@
-"""Metrics of a model's outputs; where scikit-learn or torchmetrics has one, theirs, loaded when it is used.
+"""Metrics of a model's outputs; those that need all outputs are scikit-learn's, loaded when used, where it has them.
 
 Labels are what the model scores highest of C classes; of an output in the shape of the targets, which are 0 or 1, what
 it scores above 0. Shapes: see :mod:`fed.layout`.
@@ -77,7 +77,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 def balanced_accuracy(output: Tensor, target: Tensor) -> float:
     """Mean over the classes that occur of the share of their samples that are right (Brodersen et al. 2010)."""
     labels, predicted = _one_label("balanced_accuracy", output, target)
-    with _library("scikit-learn"):
+    with _scikit_learn():
         from sklearn.metrics import recall_score
     return float(recall_score(labels, predicted, labels=sorted({*labels.tolist()}), average="macro"))
 
@@ -86,7 +86,7 @@ def balanced_accuracy(output: Tensor, target: Tensor) -> float:
 def macro_f1(output: Tensor, target: Tensor) -> float:
     """Mean over classes of F1, which is 2 · precision · recall / (precision + recall); 0 where nothing is right."""
     scored = _scored(output, target)
-    with _library("scikit-learn"):
+    with _scikit_learn():
         from sklearn.metrics import f1_score
     return float(f1_score(_numpy(scored.labels), _numpy(scored.predicted), average="macro", zero_division=0))
 
@@ -103,7 +103,7 @@ def auroc(output: Tensor, target: Tensor) -> float:
     else:
         scores, labels = scored.scores.double(), scored.labels
     columns = [(_numpy(labels.reshape(len(labels), -1)[:, place]), place) for place in range(labels[0].numel())]
-    with _library("scikit-learn"):
+    with _scikit_learn():
         from sklearn.metrics import roc_auc_score
     found = _numpy(scores.reshape(len(labels), -1))
     areas = [roc_auc_score(column, found[:, place]) for column, place in columns if 0 < column.sum() < len(column)]
@@ -137,7 +137,7 @@ def r2(output: Tensor, target: Tensor) -> float:
     outputs, targets = alike(output, target, torch.float64)
     if len(targets) < 2:
         return math.nan
-    with _library("scikit-learn"):
+    with _scikit_learn():
         from sklearn.metrics import r2_score
     return float(r2_score(*(_numpy(values.reshape(len(values), -1)) for values in (targets, outputs))))
 
@@ -155,12 +155,14 @@ def c_index(output: Tensor, target: Tensor) -> float:
     """
     risk_B, time_B, event_B = risks_and_times(output, target)
     comparable = right = 0.0
+    events_K = event_B.nonzero().flatten()
     rows = max(1, _MOST_PAIRS // max(len(time_B), 1))
-    for risk_K, time_K in zip(risk_B[event_B].split(rows), time_B[event_B].split(rows), strict=True):
-        later_KB = (time_B > time_K[:, None]) | ((time_B == time_K[:, None]) & ~event_B)
-        comparable += float(later_KB.sum())
-        right += float((later_KB & (risk_B < risk_K[:, None])).sum())
-        right += float((later_KB & (risk_B == risk_K[:, None])).sum()) / 2
+    for first in range(0, len(events_K), rows):
+        at = events_K[first : first + rows]
+        risk_K, time_K = risk_B[at, None], time_B[at, None]
+        later_KB = (time_B > time_K) | ((time_B == time_K) & ~event_B)
+        comparable += int(later_KB.sum())
+        right += int((later_KB & (risk_B < risk_K)).sum()) + int((later_KB & (risk_B == risk_K)).sum()) / 2
     return right / comparable if comparable else math.nan
 
 
@@ -171,17 +173,18 @@ def calibration_error(output: Tensor, target: Tensor, bins: PositiveInt = 15) ->
     Args:
         output: [B, C, ...] of C classes, or in the shape of the targets, before softmax or sigmoid.
         target: [B, ...].
-        bins: the number of bins of equal width.
+        bins: how many bins of equal width.
     """
     scored = _scored(output, target)
     if scored.are_several:
         raise _several("calibration_error", target)
-    with _library("torchmetrics"):
-        from torchmetrics.functional.classification import binary_calibration_error, multiclass_calibration_error
-    scores = scored.scores.double()
-    if scored.are_classes:
-        return float(multiclass_calibration_error(scores.softmax(1), scored.labels, scores.shape[1], n_bins=bins))
-    return float(binary_calibration_error(scores.sigmoid(), scored.labels, n_bins=bins))
+    scores_N = scored.scores.double()
+    # torchmetrics has it too, but imports torchvision wherever that is installed, of whatever build it is.
+    confidence_N = scores_N.softmax(1).amax(1) if scored.are_classes else scores_N.abs().sigmoid()
+    excess_N = confidence_N - (scored.predicted == scored.labels).double()
+    bin_N = (confidence_N * bins).ceil().long().clamp(1, bins) - 1
+    of_bins = torch.zeros(bins, dtype=torch.float64, device=excess_N.device).index_add_(0, bin_N, excess_N)
+    return float(of_bins.abs().sum()) / len(excess_N)
 
 
 def _one_label(name: str, output: Tensor, target: Tensor) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
@@ -204,9 +207,9 @@ def _numpy(tensor: Tensor) -> "NDArray[Any]":
 
 
 @contextmanager
-def _library(name: str) -> Iterator[None]:
-    """Turn a missing library into a sentence."""
+def _scikit_learn() -> Iterator[None]:
+    """Turn a missing scikit-learn into a sentence."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InvalidExperiment(f"this metric needs {name}, got {error}: pip install 'fed[metrics]'") from None
+        raise InvalidExperiment(f"this metric needs scikit-learn, got {error}: pip install 'fed[metrics]'") from None

@@ -147,7 +147,7 @@ class Deployment:
     def accepts(self, joining: Joining) -> str | None:
         """The reason that a node's samples do not fit, or None. A server without data takes those of the first node."""
         said = joining.signature
-        for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype)):
+        for what, dtype in (("inputs", said.input_dtype), ("targets", said.target_dtype or "int64")):
             if dtype not in _DTYPES:
                 return f"{what} must be of one of {', '.join(_DTYPES)}, got {dtype[:20]!r}"
         if joining.hides_numbers != (self.experiment.secure_aggregation is not None):
@@ -339,5 +339,5 @@ def _stand_in(signature: Signature, held_out: float) -> FederatedData:
     """Zeros in place of samples, by which a server without data makes the model; enough to hold a share of them out."""
     samples = math.ceil(2 / min(held_out, 1 - held_out))
     inputs = torch.zeros(samples, *signature.input_shape, dtype=_DTYPES[signature.input_dtype])
-    targets = torch.zeros(samples, *signature.target_shape, dtype=_DTYPES[signature.target_dtype])
+    targets = torch.zeros(samples, *signature.target_shape, dtype=_DTYPES[signature.target_dtype or "int64"])
     return FederatedData({0: (inputs, targets)}, None, signature.classes or None)

@@ -158,6 +158,9 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
         found: of each client.
         metrics: that were computed, by name.
     """
+    if not found:
+        names = [f"client_{name}_{what}" for name in metrics for what in ("mean", "std", "worst_decile")]
+        return Scores({**_test(None, [None] * len(metrics), metrics), **dict.fromkeys(names)})
     scores = [one.score for one in found]
     mean = _mean_score(scores, [one.samples for one in found])
     spread = _over_clients(scores, metrics)

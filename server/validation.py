@@ -41,11 +41,11 @@ def refusal_of_joining(joining: Joining) -> str | None:
             f"a sample must have 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, got "
             f"{tuple(shape[:8])}"
         )
-    targets = joining.signature.target_shape
-    if len(targets) > _MOST_DIMENSIONS or not 0 < math.prod(targets) <= _MOST_INPUT_NUMBERS:
+    of_targets = joining.signature.target_shape
+    if len(of_targets) > _MOST_DIMENSIONS or not 0 < math.prod(of_targets) <= _MOST_INPUT_NUMBERS:
         return (
             f"a sample's targets must be 1 to {_MOST_INPUT_NUMBERS} numbers in at most {_MOST_DIMENSIONS} dimensions, "
-            f"got {tuple(targets[:8])}"
+            f"got {tuple(of_targets[:8])}"
         )
     if classes > MOST_CLASSES:
         return f"there may be {MOST_CLASSES} classes at most, got {classes}"
@@ -72,8 +72,9 @@ def refusal_of_signature(said: Signature, asked: Signature) -> str | None:
             return reason
     if said.names_sha256 and asked.names_sha256 and said.names_sha256 != asked.names_sha256:
         return f"columns or classes after the first {len(asked.columns)} differ from the model's: compare the headers"
-    if (ours := _targets(asked)) != (theirs := _targets(said)):
-        return f"the run is for targets that are {ours}, got {theirs}: check the node's data file"
+    expected, got = _targets(asked), _targets(said)
+    if expected != got:
+        return f"the run is for targets that are {expected}, got {got}: check the node's data file"
     if asked.classes and said.classes > asked.classes:
         return f"the model is made for {asked.classes} classes, got {said.classes}: check the node's labels"
     return None

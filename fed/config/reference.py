@@ -121,7 +121,7 @@ def written(value: Any) -> str:
         >>> [written(value) for value in (None, False, 0.0, "clients", (16, 32))]
         ['null', 'false', '0.0', 'clients', '[16, 32]']
     """
-    return value if isinstance(value, str) else json.dumps(getattr(value, "kind", value))
+    return value if isinstance(value, str) else json.dumps(value, default=lambda section: section.kind)
 
 
 def values_of(schema: Mapping[str, Any]) -> str:

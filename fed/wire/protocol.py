@@ -6,7 +6,7 @@ from fed.wire.protocol_pb2 import TaskId
 
 __all__ = ["MOST_CLASSES", "MOST_HELD", "MOST_MESSAGE_BYTES", "NODE_NAME", "PROTOCOL", "TIMES_DAMAGED", "name_of"]
 
-PROTOCOL = 2
+PROTOCOL = 1
 """The version of the protocol; both sides must speak the same."""
 
 MOST_MESSAGE_BYTES = 4 << 20

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed.clients.evaluation import BatchedEvaluator, Metric, Score, accuracy, evaluate
+from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
+from fed.clients.measures import Metric
+from fed.clients.metrics import accuracy
 from fed.clients.training.losses import Loss, cross_entropy
 from fed.layout import Layout
 from tests.simulations import users_parts as parts
 
 CPU = torch.device("cpu")
+ACCURACY = {"accuracy": accuracy}
 Pair = tuple[Tensor, Tensor]
 
 
@@ -30,6 +33,10 @@ def _seed() -> None:
 def samples(count: int) -> Pair:
     inputs = torch.randn(count, 3, dtype=torch.float64)
     return inputs, (inputs.sum(1) > 0).long()
+
+
+def numbers(score: Score) -> tuple[float, ...]:
+    return score.loss, *score.metrics
 
 
 def linear() -> nn.Module:
@@ -47,17 +54,17 @@ def test_scores_are_those_of_all_samples_at_once(count: int) -> None:
     """The last batch is shorter: each of its samples weighs as much as any."""
     module, on = linear(), samples(count)
     on[0][-1] *= 1000  # which a mean over batches would weigh differently
-    score = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    score = evaluate(module, functional.cross_entropy, ACCURACY, on, CPU)
     assert score.loss == pytest.approx(functional.cross_entropy(module(on[0]), on[1]).item(), rel=1e-12)
-    assert score.accuracy == pytest.approx(float(right(module, on)), rel=1e-15)
+    assert score.metrics[0] == pytest.approx(float(right(module, on)), rel=1e-15)
 
 
 def test_sequences_are_scored_at_every_position() -> None:
     scores, labels = torch.randn(130, 5, 7), torch.randint(5, (130, 7))
-    score = evaluate(nn.Identity(), functional.cross_entropy, accuracy, (scores, labels), CPU)
+    score = evaluate(nn.Identity(), functional.cross_entropy, ACCURACY, (scores, labels), CPU)
     flat_scores, flat_labels = scores.transpose(1, 2).reshape(-1, 5), labels.reshape(-1)
     assert score.loss == pytest.approx(functional.cross_entropy(flat_scores, flat_labels).item(), rel=1e-5)
-    assert score.accuracy == pytest.approx((flat_scores.argmax(1) == flat_labels).double().mean().item(), rel=1e-14)
+    assert score.metrics[0] == pytest.approx((flat_scores.argmax(1) == flat_labels).double().mean().item(), rel=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -81,21 +88,21 @@ def test_a_users_metric_replaces_accuracy(as_tensor: bool) -> None:
         return error if as_tensor else error.item()
 
     inputs, targets = torch.randn(1500, 2, dtype=torch.float64), torch.randn(1500, 2, dtype=torch.float64)
-    score = evaluate(nn.Identity(), functional.mse_loss, absolute_error, (inputs, targets), CPU)
+    score = evaluate(nn.Identity(), functional.mse_loss, {"error": absolute_error}, (inputs, targets), CPU)
     assert score.loss == pytest.approx((inputs - targets).square().mean().item(), rel=1e-12)
-    assert score.accuracy == pytest.approx((inputs - targets).abs().mean().item(), rel=1e-12)
+    assert score.metrics[0] == pytest.approx((inputs - targets).abs().mean().item(), rel=1e-12)
 
 
 def test_without_a_metric_there_is_a_loss_alone() -> None:
     inputs = torch.ones(5, 2)
-    assert evaluate(nn.Identity(), functional.mse_loss, None, (inputs, inputs + 2), CPU) == Score(4.0, None)
+    assert evaluate(nn.Identity(), functional.mse_loss, {}, (inputs, inputs + 2), CPU) == Score(4.0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_score_that_is_not_finite_is_what_it_is(value: float) -> None:
     inputs = torch.ones(5, 2)
     inputs[3, 1] = value
-    score = evaluate(nn.Identity(), functional.mse_loss, None, (inputs, torch.ones(5, 2)), CPU)
+    score = evaluate(nn.Identity(), functional.mse_loss, {}, (inputs, torch.ones(5, 2)), CPU)
     assert score.loss is not None
     assert not math.isfinite(score.loss)
 
@@ -108,7 +115,7 @@ def test_float32_losses_are_summed_in_float64() -> None:
 
     streamed.mean_over_samples = True  # type: ignore[attr-defined]  # as a user marks it
     inputs = torch.cat([torch.full((128, 1), 2.0**12), torch.full((128, 1), 2.0**-6)])
-    score = evaluate(nn.Identity(), streamed, None, (inputs, inputs), CPU)
+    score = evaluate(nn.Identity(), streamed, {}, (inputs, inputs), CPU)
     assert score.loss == (2.0**24 + 2.0**-12) / 2
 
 
@@ -117,10 +124,10 @@ def test_evaluation_is_in_evaluation_mode_and_leaves_the_state_alone() -> None:
     before = copy.deepcopy(module.state_dict())
     on = samples(30)
     generator = torch.get_rng_state()
-    score = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    score = evaluate(module, functional.cross_entropy, ACCURACY, on, CPU)
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(part, before[name]) for name, part in module.state_dict().items())
-    assert score == evaluate(module, functional.cross_entropy, accuracy, on, CPU)
+    assert score == evaluate(module, functional.cross_entropy, ACCURACY, on, CPU)
     assert score.loss == pytest.approx(functional.cross_entropy(module.eval()(on[0]), on[1]).item(), rel=1e-12)
 
 
@@ -140,13 +147,13 @@ def test_many_models_are_scored_as_each_alone(make: Callable[[], nn.Module], cou
             part.copy_(torch.rand_like(part, dtype=torch.float64))
     layout, on = Layout.of(modules[0], private), samples(count)
     states = [layout.pack(module) for module in modules]
-    evaluator = BatchedEvaluator(modules[3], functional.cross_entropy, accuracy, CPU, private)
+    evaluator = BatchedEvaluator(modules[3], functional.cross_entropy, ACCURACY, CPU, private)
     for _ in range(2):  # recorded, then replayed
         vectors_KV, integers_KI = (torch.stack(parts) for parts in zip(*states, strict=True))
         scores = evaluator.scores(vectors_KV, integers_KI, on)
         for score, module in zip(scores, modules, strict=True):
-            alone = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
-            assert score == pytest.approx(alone, rel=1e-12)
+            alone = evaluate(module, functional.cross_entropy, ACCURACY, on, CPU)
+            assert numbers(score) == pytest.approx(numbers(alone), rel=1e-12)
     assert len({score.loss for score in scores}) == 5
 
 
@@ -158,17 +165,19 @@ def test_measures_are_of_all_outputs_at_once(loss: Loss, metric: Metric) -> None
     targets = (4 * inputs[:, 0].sigmoid()).long() % 2
     states = [Layout.of(modules[0]).pack(module) for module in modules]
     vectors_KV, integers_KI = (torch.stack(tensors) for tensors in zip(*states, strict=True))
-    together = BatchedEvaluator(modules[0], loss, metric, CPU).scores(vectors_KV, integers_KI, (inputs, targets))
+    together = BatchedEvaluator(modules[0], loss, {"own": metric}, CPU).scores(
+        vectors_KV, integers_KI, (inputs, targets)
+    )
     for module, score in zip(modules, together, strict=True):
         output = module(inputs).detach()
         expected = pytest.approx((float(loss(output, targets)), float(metric(output, targets))), rel=1e-12)
-        assert score == expected
-        assert evaluate(module, loss, metric, (inputs, targets), CPU) == expected
+        assert numbers(score) == expected
+        assert numbers(evaluate(module, loss, {"own": metric}, (inputs, targets), CPU)) == expected
 
 
 def test_outputs_of_several_tensors_are_joined_each() -> None:
     on = torch.randn(300, 3), torch.randn(300, 3)
-    score = evaluate(Twice(), lambda output, target: (output[0] * output[1] - target).abs().max(), None, on, CPU)
+    score = evaluate(Twice(), lambda output, target: (output[0] * output[1] - target).abs().max(), {}, on, CPU)
     assert score.loss == float((on[0] * 2 * on[0] - on[1]).abs().max())
 
 
@@ -190,7 +199,7 @@ def test_nothing_of_a_graph_is_built() -> None:
         seen.append(output.requires_grad)
         return functional.cross_entropy(output, target)
 
-    evaluate(linear(), watching, None, samples(3), CPU)
+    evaluate(linear(), watching, {}, samples(3), CPU)
     assert seen == [False]
 
 
@@ -204,7 +213,7 @@ def test_samples_stay_unchanged_where_a_model_works_in_place() -> None:
 
     on = samples(20)
     before = [part.clone() for part in on]
-    evaluate(Scaling(), forgetful, None, on, CPU)
+    evaluate(Scaling(), forgetful, {}, on, CPU)
     assert all(map(torch.equal, on, before))
 
 
@@ -219,7 +228,7 @@ def test_what_a_model_caches_in_evaluation_it_can_train_with() -> None:
             return scaled
 
     module, on = Caching(3, 2).double(), samples(5)
-    evaluate(module, functional.cross_entropy, None, on, CPU)
+    evaluate(module, functional.cross_entropy, {}, on, CPU)
     functional.cross_entropy(module(on[0]), on[1]).backward()  # type: ignore[no-untyped-call]
     assert module.weight.grad is not None
 
@@ -227,7 +236,7 @@ def test_what_a_model_caches_in_evaluation_it_can_train_with() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_scores_what_a_cpu_scores() -> None:
     module, on = linear(), samples(2500)
-    on_cpu = evaluate(module, functional.cross_entropy, accuracy, on, CPU)
-    on_gpu = evaluate(module.cuda(), functional.cross_entropy, accuracy, on, torch.device("cuda"))
+    on_cpu = evaluate(module, functional.cross_entropy, ACCURACY, on, CPU)
+    on_gpu = evaluate(module.cuda(), functional.cross_entropy, ACCURACY, on, torch.device("cuda"))
     assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-12)
-    assert on_gpu.accuracy == on_cpu.accuracy
+    assert on_gpu.metrics == on_cpu.metrics

@@ -384,9 +384,9 @@ def test_who_keeps_a_state_takes_no_task_before_the_verdict(kind: str, algorithm
 @real_fleets
 def test_nodes_score_a_model_alike(kind: str, stage: Open) -> None:
     made = stage(kind, evaluation={"kind": "clients"})
-    scores = made.fleet.scores(made.model(), BOUND_S)
+    scores = made.fleet.scores(made.model(), BOUND_S).values()
     assert sorted(one.samples for one in scores) == sorted(made.held_out())
-    assert all(math.isfinite(one.loss) and 0 <= one.metric <= 1 for one in scores)
+    assert all(math.isfinite(one.loss) and 0 <= one.metrics[0] <= 1 for one in scores)
 
 
 ALGORITHMS: dict[str, dict[str, Any]] = {

@@ -110,7 +110,7 @@ def test_labels_are_checked_at_once_or_when_read() -> None:
     reads: list[int] = []
     data = million(reads, classes=None)
     module = nn.Linear(2, 2)
-    held = check_labels(data, check_model(module, data, cross_entropy, labelled=True))
+    held = check_labels(data, check_model(module, data, cross_entropy, {}))
     assert (held.classes, len(reads) <= BEFOREHAND) == (2, True)
     in_memory = fed.FederatedData({0: make(0)}, TEST)
     assert check_labels(in_memory, 2) is in_memory

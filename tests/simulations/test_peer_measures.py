@@ -10,7 +10,8 @@ import yaml
 from torch import Tensor, nn
 
 import fed
-from fed.clients.evaluation import accuracy, evaluate
+from fed.clients.evaluation import evaluate
+from fed.clients.metrics import accuracy
 from fed.clients.training.losses import cross_entropy
 from fed.config.evaluation import ByCoordinator
 from fed.errors import InvalidExperiment
@@ -91,14 +92,14 @@ def test_scores_are_those_of_the_peers_that_are_drawn(peers: int | str) -> None:
     test = fed.clients.data.load(one.data, Streams(0)).test
     assert test is not None
     mean, *scores = (
-        evaluate(module, cross_entropy, accuracy, test, torch.device("cpu"))
+        evaluate(module, cross_entropy, {"accuracy": accuracy}, test, torch.device("cpu"))
         for module in (run.model, *(run.models[peer] for peer in drawn))
     )
-    accuracies = [score.accuracy or 0.0 for score in scores]
+    accuracies = [score.metrics[0] for score in scores]
     line = run.metrics[-1]
     assert line["client_accuracy_mean"] == pytest.approx(statistics.fmean(accuracies), abs=1e-12)
     assert line["client_accuracy_std"] == pytest.approx(statistics.pstdev(accuracies), abs=1e-12)
-    assert line["test_accuracy"] == mean.accuracy
+    assert line["test_accuracy"] == mean.metrics[0]
     assert line["test_loss"] == pytest.approx(mean.loss, rel=1e-6)
 
 

@@ -11,6 +11,7 @@ from fed.config.experiment import Experiment
 from fed.config.registry import RULES
 from fed.errors import InvalidExperiment
 from fed.server.evaluation import ScoringByCoordinator
+from fed.server.training_loop import Scores
 
 PEERS = 5
 KEYS: dict[str, Any] = {
@@ -90,15 +91,15 @@ def test_a_run_of_replicas_is_resumed_with_the_same_bits(tmp_path: Path, monkeyp
     experiment = Experiment(**keys, algorithm={"kind": "allreduce", "rule": "bmuf"})
     whole = fed.simulate(experiment)
     with monkeypatch.context() as patch:
-        line, scored = ScoringByCoordinator.line, list[int]()
+        found, scored = ScoringByCoordinator.scores, list[int]()
 
-        def interrupted(scoring: ScoringByCoordinator) -> dict[str, Any]:
+        def interrupted(scoring: ScoringByCoordinator) -> Scores:
             scored.append(1)
             if len(scored) == 4:
                 raise KeyboardInterrupt
-            return line(scoring)
+            return found(scoring)
 
-        patch.setattr(ScoringByCoordinator, "line", interrupted)
+        patch.setattr(ScoringByCoordinator, "scores", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fed.simulate(experiment, output=tmp_path / "run")
     resumed = fed.simulate(experiment, output=tmp_path / "run", resume=True)

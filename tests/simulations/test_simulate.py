@@ -16,6 +16,7 @@ from fed.aggregators.base import Aggregator, ClientWork, Reduced, Report
 from fed.aggregators.fedavg import FedAvg, State
 from fed.errors import Diverged, InvalidData, InvalidExperiment, InvalidModel, OutputExists
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator
+from fed.server.training_loop import Scores
 from fed.simulations.fleet import SimulatedFleet
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
@@ -325,24 +326,24 @@ def test_interruption_after_training_keeps_the_last_measured_model(
     evaluation: str, scores: type[ScoringByCoordinator], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scored: list[int] = []
-    line = scores.line
+    found = scores.scores
 
-    def interrupted(scoring: ScoringByCoordinator) -> dict[str, Any]:
+    def interrupted(scoring: ScoringByCoordinator) -> Scores:
         scored.append(1)
         if len(scored) == 3:  # the third round has trained and moved the model, and is not recorded yet
             raise KeyboardInterrupt
-        return line(scoring)
+        return found(scoring)
 
     for kind in ("fedavg", "dpsgd"):
         keys = {"algorithm": {"kind": kind}, "evaluation": evaluation, "simulation": {"workers": 0}}
         experiment = fed.Experiment(**SMALL, **keys).override(ALL if kind == "dpsgd" else {})
         scored.clear()
-        monkeypatch.setattr(scores, "line", interrupted)
+        monkeypatch.setattr(scores, "scores", interrupted)
         with pytest.raises(KeyboardInterrupt):
             simulate(experiment, output=tmp_path / kind)
         summary = json.loads((tmp_path / kind / "summary.json").read_text())
         assert (summary["status"], summary["rounds"]) == ("interrupted", 2)
-        monkeypatch.setattr(scores, "line", line)
+        monkeypatch.setattr(scores, "scores", found)
         two = simulate(experiment.override({"rounds.count": 2}))
         stored = load_file(tmp_path / kind / "model.safetensors")
         assert all(torch.equal(stored[name], tensor) for name, tensor in two.model.state_dict().items())

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import fed
 from fed.aggregators.base import ClientWork, Report
 from fed.aggregators.fedavg import FedAvg
-from fed.clients.evaluation import accuracy, evaluate
+from fed.clients.evaluation import evaluate
+from fed.clients.metrics import accuracy
 from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import Evaluate, Evaluated, Train, Trained, label_of
 from fed.clients.training.worker import Work
@@ -85,7 +86,7 @@ def test_work_does_what_it_is_asked_and_says_who_asked() -> None:
     test = simulation.data.test
     assert test is not None
     score, tensors = work(Evaluate(0, len(test[1])), (start_V[None], integers_I[None]))
-    expected = evaluate(simulation.recipe.module, cross_entropy, accuracy, test, torch.device("cpu"))
+    expected = evaluate(simulation.recipe.module, cross_entropy, {"accuracy": accuracy}, test, torch.device("cpu"))
     assert (score, tensors) == (Evaluated((expected,), (40,)), ())
     assert label_of(Train((3,), 2, wants="mean")) == "client 3 of round 2"
     assert label_of(Train((3, "b", 1), 2, wants="mean")) == "clients 3, 'b' and 1 of round 2"

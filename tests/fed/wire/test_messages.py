@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fed.clients.evaluation import Score
+from fed.clients.metrics import accuracy
 from fed.reduction import WeightedMean
 from fed.server.accumulator import UpdateAccumulator
-from fed.server.evaluation import scores_over_clients
+from fed.server.evaluation import ClientScore, scores_over_clients
 from fed.server.validation import refusal_of_scores
 from fed.wire.messages import GlobalModel, Task, refusal_of_numbers
 from fed.wire.protocol_pb2 import Scores
@@ -56,10 +57,11 @@ def test_whatever_losses_pass_have_a_mean(loss: float, passes: bool) -> None:
 def test_whatever_scores_pass_have_a_mean_and_a_spread(number: float) -> None:
     passes, samples = abs(number) <= 1e200, 2**53
     assert (refusal_of_scores(Scores(samples=samples, loss=number)) is None) == passes
-    assert (refusal_of_scores(Scores(samples=samples, metric=number)) is None) == passes
+    assert (refusal_of_scores(Scores(samples=samples, metrics=[0.5, number])) is None) == (passes or math.isnan(number))
     if passes:
-        scores = [Score(number, number), Score(0.5, None), Score(0.5, number)]
-        line = scores_over_clients(scores, [samples, 1, samples])
+        scores = [Score(number, (number,)), Score(0.5, (math.nan,)), Score(0.5, (number,))]
+        sized = zip("abc", (samples, 1, samples), scores, strict=True)
+        line = scores_over_clients([ClientScore(*one) for one in sized], {"accuracy": accuracy}).line
         assert line["test_loss"] == pytest.approx(number / 2)
         assert line["test_accuracy"] == line["client_accuracy_mean"] == pytest.approx(number)
         assert line["client_accuracy_std"] == 0.0

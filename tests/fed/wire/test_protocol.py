@@ -59,7 +59,7 @@ VALID: list[Message] = [
     FromNode(accepted=TASK),
     FromNode(heartbeat=Heartbeat(held=[TASK, TASK])),
     FromNode(failed=protocol_pb2.Failed(task=TASK, reason="a reason", diverged=True)),
-    FromNode(scores=Scores(id=1, samples=2, loss=0.5, metric=0.25)),
+    FromNode(scores=Scores(id=1, samples=2, loss=0.5, metrics=[0.25])),
     ToNode(plan=Plan(run="r", experiment='{"seed": 1}', signature=SIGNATURE, heartbeat_s=1.0, format=FORMAT.header())),
     ToNode(
         assignment=Assignment(task=TASK, round=1, lr=0.5, steps=3, payload=PAYLOAD, kept_after=TASK, kept_discount=0.5)

@@ -365,7 +365,7 @@ def test_who_comes_after_the_members_are_fixed_is_asked_nothing(caplog: pytest.L
     ],
 )
 def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> None:
-    found = {"samples": 4, "loss": 0.25, "metric": 0.75}
+    found = {"samples": 4, "loss": 0.25, "metrics": [0.75]}
 
     def script(message: Message) -> Any:
         return scored(**found) if message.metadata.message_type == "evaluate" else None
@@ -375,7 +375,7 @@ def test_nodes_that_have_no_task_score_a_model(forged: Mapping[str, Any]) -> Non
     fleet.await_nodes(3)
     fleet.dispatch([task(0, 1)])
     scores = fleet.scores((torch.zeros(SIZE), INTEGERS), 10.0)
-    assert [(one.samples, one.loss, one.metric) for one in scores if not one.problem] == [(4, 0.25, 0.75)]
+    assert [(one.samples, one.loss, *one.metrics) for one in scores.values() if not one.problem] == [(4, 0.25, 0.75)]
     assert fleet.counts.refused == 1
 
 
@@ -384,15 +384,15 @@ def test_late_scores_are_dropped_and_no_longer_awaited(caplog: pytest.LogCapture
     fleet = fleet_over(grid)
     fleet.await_nodes(1)
     model = torch.zeros(SIZE), INTEGERS
-    assert fleet.scores(model, 0.01) == []
-    assert fleet.scores(model, 600.0) == []
+    assert fleet.scores(model, 0.01) == {}
+    assert fleet.scores(model, 600.0) == {}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "1 clients have not scored the model within 0.01 s, and are not waited for until they have: 0"
     ]
     (late,) = grid.open
     grid.answer(late, scored(samples=4, loss=0.25))
     assert fleet.wait(fleet.clock + 10)
-    assert fleet.scores(model, 0.01) == []
+    assert fleet.scores(model, 0.01) == {}
 
 
 def test_what_is_packed_comes_back() -> None:

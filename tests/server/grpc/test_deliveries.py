@@ -147,13 +147,13 @@ def test_answers_that_come_while_clients_score_count(fleet: NodeFleet, nodes: li
         asked = bob.next("examination")
         assert deliver(ann, assigned)
         ann.wire.say(scores={"id": ann.next("examination").id, "samples": 2, "loss": 0.5})
-        bob.wire.say(scores={"id": asked.id, "samples": 3, "loss": 0.25, "metric": 1.0})
+        bob.wire.say(scores={"id": asked.id, "samples": 3, "loss": 0.25, "metrics": [1.0]})
 
     answering = threading.Thread(target=answer_and_score)
     answering.start()
     scores = fleet.scores(MODEL, BOUND_S)
     answering.join(BOUND_S)
-    assert sorted((one.samples, one.loss) for one in scores) == [(2, 0.5), (3, 0.25)]
+    assert sorted((one.samples, one.loss) for one in scores.values()) == [(2, 0.5), (3, 0.25)]
     coordinator.collect(accumulator)
     assert accumulator.replied == 1
 
@@ -178,7 +178,7 @@ def test_who_is_lost_while_it_scores_is_not_waited_for(
     scores = fleet.scores(MODEL, BOUND_S)
     assert time.monotonic() < began_s + BOUND_S / 2
     leaving.join(BOUND_S)
-    assert sorted((one.samples, one.problem) for one in scores) == [(0, "its connection was lost"), (2, "")]
+    assert sorted((one.samples, one.problem) for one in scores.values()) == [(0, "its connection was lost"), (2, "")]
     if comes_back:
         heard = nodes[-1].next("heartbeat")
         assert heard is not None
@@ -198,7 +198,7 @@ def test_scores_of_an_earlier_model_do_not_count(fleet: NodeFleet, nodes: list[A
 
     scoring = threading.Thread(target=score, args=(False,))
     scoring.start()
-    assert [one.samples for one in fleet.scores(MODEL, 1.0)] == [1]
+    assert [one.samples for one in fleet.scores(MODEL, 1.0).values()] == [1]
     scoring.join(BOUND_S)
     ann.wire.say(scores={"id": first[0].id, "samples": 7, "loss": 0.5})
     scoring = threading.Thread(target=score, args=(True,))
@@ -207,7 +207,7 @@ def test_scores_of_an_earlier_model_do_not_count(fleet: NodeFleet, nodes: list[A
     scoring.start()
     scores = fleet.scores((MODEL[0] + 1, MODEL[1]), BOUND_S)
     scoring.join(BOUND_S)
-    assert sorted(one.samples for one in scores) == [1, 2]
+    assert sorted(one.samples for one in scores.values()) == [1, 2]
 
 
 def answered(fleet: NodeFleet, node: Attending, number: int, content: bytes = bytes(24), discount: float = 1.0) -> Any:

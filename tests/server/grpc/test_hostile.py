@@ -453,7 +453,7 @@ def test_scores_count_once_and_only_if_they_were_asked_for(tmp_path: Path) -> No
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1, loss=0.5)), ann) is None
     assert service._problem_with(FromNode(scores=Scores(id=3, samples=1)), ann) == "it was not asked for scores 3"
     assert arrivals.qsize() == 1
-    for said in ({"loss": math.nan}, {"metric": math.inf}, {"metric": 1e300}, {"samples": 2**63}):
+    for said in ({"loss": math.nan}, {"metrics": [math.inf]}, {"metrics": [0.5, 1e300]}, {"samples": 2**63}):
         assert service.examine("ann", Examination(id=4))
         assert service._problem_with(FromNode(scores=Scores(id=4, **said)), ann)
     assert [arrivals.get().scores.problem == "" for _ in range(5)] == [True, False, False, False, False]
@@ -465,7 +465,7 @@ def test_node_that_never_scores_delays_one_evaluation_alone(tmp_path: Path, capl
     def examined(wire: Wire, examination: Examination) -> None:
         scored.append(examination.id)
         if wire.name == "1":
-            wire.say(scores=Scores(id=examination.id, samples=4, loss=0.5))
+            wire.say(scores=Scores(id=examination.id, samples=4, loss=0.5, metrics=[0.5]))
 
     rounds = {"count": 4, "deadline_s": 5.0}
     run = run_with(tmp_path, None, examined=examined, evaluation="clients", rounds=rounds)
