@@ -22,11 +22,9 @@ from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.layout import Layout
 from fed.tensors import torch
 
-__all__ = ["MOST_CLASSES", "BatchedEvaluator", "Score", "class_counts", "evaluate"]
+__all__ = ["BatchedEvaluator", "Score", "confusion_counts", "evaluate"]
 
-MOST_CLASSES = 100
-"""The most classes of a confusion matrix."""
-
+_MOST_CLASSES = 100
 _BATCH = 128  # so that what a convolution computes stays in the cache
 
 
@@ -55,7 +53,7 @@ def evaluate(module: "nn.Module", loss: Loss, metrics: Metrics, samples: Pair, d
         return tally.score(samples[1])
 
 
-def class_counts(module: "nn.Module", samples: Pair, device: "torch.device") -> Tensor | None:
+def confusion_counts(module: "nn.Module", samples: Pair, device: "torch.device") -> Tensor | None:
     """Samples of each true class (a row) that a module takes for each class (a column), [C, C].
 
     Args:
@@ -71,7 +69,7 @@ def class_counts(module: "nn.Module", samples: Pair, device: "torch.device") -> 
     with torch.no_grad():
         for inputs, target in _batches(samples, device):
             output = module(inputs)
-            if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] > MOST_CLASSES:
+            if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] > _MOST_CLASSES:
                 return None
             classes, label = output.shape[1], target.long()
             is_one = (label >= 0) & (label < classes)

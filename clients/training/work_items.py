@@ -102,7 +102,7 @@ class CountClasses:
     """Count the test samples ``first`` … ``last`` − 1 by true class and by the class that a model takes them for.
 
     The model is a vector [V] with integers [I]. The result has no content but the counts [C, C], or no tensor where
-    :func:`fed.clients.evaluation.class_counts` gives none.
+    :func:`fed.clients.evaluation.confusion_counts` gives none.
     """
 
     first: int

@@ -10,7 +10,7 @@ from typing import Any
 
 from fed.clients.data import Pair
 from fed.clients.data.samples import dense
-from fed.clients.evaluation import BatchedEvaluator, Score, class_counts, evaluate
+from fed.clients.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
 from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 from fed.machine import keep_freed_memory
@@ -62,7 +62,7 @@ class Work:
         if isinstance(task, Evaluate):
             return self._evaluate(task, *tensors), ()
         if isinstance(task, CountClasses):
-            return None, self._class_counts(task, *tensors)
+            return None, self._confusion_counts(task, *tensors)
         return self._evaluate_by_clients(task, *tensors), ()
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
@@ -74,12 +74,12 @@ class Work:
                 scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
         return Evaluated(tuple(scores), (len(targets),) * len(scores))
 
-    def _class_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
+    def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
         samples = self._test_samples(task.first, task.last)
         # the draws of the evaluation, so that a model that draws gives what was scored
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             module = self._training.trainer.load(vector_V, integers_I)
-            counts_CC = class_counts(module, samples, self._device)
+            counts_CC = confusion_counts(module, samples, self._device)
         return () if counts_CC is None else (counts_CC,)
 
     def _test_samples(self, first: int, last: int) -> Pair:

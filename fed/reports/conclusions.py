@@ -44,11 +44,12 @@ def finding(result: ComparisonResult) -> str:
 def unlike(result: ComparisonResult) -> str:
     """Note on variants whose scores do not compare, of other metrics or on other samples; else empty."""
     metric = result.metrics()[0]
-    measured = [row for row in result.rows if row.get(f"final_test_{row['metric']}") is not None]
-    others = [row for row in measured if row["metric"] != metric.name]
+    names = {row["name"]: row.get("metric") or metric.name for row in result.rows}  # older rows have no such key
+    measured = [row for row in result.rows if row.get(f"final_test_{names[row['name']]}") is not None]
+    others = [row["name"] for row in measured if names[row["name"]] != metric.name]
     if others:
-        ours = [row["name"] for row in measured if row["metric"] == metric.name]
-        theirs = [f"{row['name']} by {words_of(row['metric'])}" for row in others]
+        ours = [row["name"] for row in measured if row["name"] not in others]
+        theirs = [f"{name} by {words_of(names[name])}" for name in others]
         return (
             f"Scores do not compare: {_sequence(ours)} {'is' if len(ours) == 1 else 'are'} scored by {metric.words}, "
             f"{_sequence(theirs)}. Write metrics in the base to score all alike."

@@ -1,6 +1,8 @@
 """HTML reports of a comparison or of a single run: one page that needs neither network nor scripts.
 
 The pages' texts and layout are in ``comparison.html`` and ``run.html``, which extend ``report.html``.
+
+Shapes: see :mod:`fed.layout`.
 """
 
 import itertools

@@ -10,7 +10,7 @@ import torch
 
 import fed
 from fed.clients.data import load
-from fed.clients.evaluation import class_counts
+from fed.clients.evaluation import confusion_counts
 from fed.randomness import Streams
 from fed.reports.html import run_report, write_run_report
 from fed.reports.population import Confusion, described, read
@@ -72,7 +72,7 @@ def test_another_loss_is_no_classification(tmp_path: Path) -> None:
 
 def test_more_than_100_classes_are_left_out_and_said() -> None:
     cpu, samples = torch.device("cpu"), (torch.zeros(3, 2), torch.tensor([0, 1, 1]))
-    most, more = (class_counts(nn.Linear(2, classes), samples, cpu) for classes in (100, 101))
+    most, more = (confusion_counts(nn.Linear(2, classes), samples, cpu) for classes in (100, 101))
     assert more is None
     assert most is not None
     assert most.sum(1)[:3].tolist() == [1, 2, 0]
@@ -82,7 +82,7 @@ def test_more_than_100_classes_are_left_out_and_said() -> None:
 
 def test_labels_of_no_class_are_not_counted() -> None:
     samples = torch.zeros(4, 2), torch.tensor([-100, 1, 1, 7])
-    counts = class_counts(nn.Linear(2, 3), samples, torch.device("cpu"))
+    counts = confusion_counts(nn.Linear(2, 3), samples, torch.device("cpu"))
     assert counts is not None
     assert counts.sum(1).tolist() == [0, 2, 0]
 
