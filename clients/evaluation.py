@@ -22,8 +22,9 @@ from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.layout import Layout
 from fed.tensors import torch
 
-__all__ = ["BatchedEvaluator", "Score", "evaluate"]
+__all__ = ["BatchedEvaluator", "Score", "confusion_counts", "evaluate"]
 
+_MOST_CLASSES = 100
 _BATCH = 128  # so that what a convolution computes stays in the cache
 
 
@@ -50,6 +51,32 @@ def evaluate(module: "nn.Module", loss: Loss, metrics: Metrics, samples: Pair, d
         for inputs, target in _batches(samples, device):
             tally.add(module(inputs), target)
         return tally.score(samples[1])
+
+
+def confusion_counts(module: "nn.Module", samples: Pair, device: "torch.device") -> Tensor | None:
+    """Samples of each true class (a row) that a module takes for each class (a column), [C, C].
+
+    Args:
+        module: on ``device``; its outputs are scores [B, C].
+        samples: (inputs, labels [E]), anywhere. Labels of no class, which a loss may ignore, are not counted.
+        device: where to compute.
+
+    Returns:
+        The counts; None of outputs of another shape, or of more than 100 classes.
+    """
+    module.eval()
+    counts: Tensor | None = None
+    with torch.no_grad():
+        for inputs, target in _batches(samples, device):
+            output = module(inputs)
+            if not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] > _MOST_CLASSES:
+                return None
+            classes, label = output.shape[1], target.long()
+            is_one = (label >= 0) & (label < classes)
+            cell = (label * classes + output.argmax(1))[is_one]
+            found = torch.bincount(cell, minlength=classes**2)
+            counts = found if counts is None else counts + found
+    return None if counts is None else counts.view(classes, classes).cpu()
 
 
 @dataclass(eq=False)

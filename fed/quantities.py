@@ -1,6 +1,8 @@
 """Bytes, durations, counts and measured means as people read them."""
 
-__all__ = ["bytes_text", "count_text", "duration_text", "mean_text"]
+import math
+
+__all__ = ["bytes_text", "count_text", "duration_text", "mean_text", "score_text"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _PARTS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -49,12 +51,29 @@ def count_text(mean: float) -> str:
 
 
 def mean_text(mean: float | None, deviation: float | None) -> str:
-    """A mean in [0, 1], and ± its standard deviation where there is one; a dash where nothing was measured.
+    """A mean, and ± its standard deviation where there is one; a dash where nothing was measured.
+
+    Means below ten have three decimals, larger ones four digits, and those below a hundredth three.
 
     Example:
         >>> mean_text(0.9286, 0.008), mean_text(0.9286, None), mean_text(None, None)
         ('0.929 ± 0.008', '0.929', '–')
+        >>> mean_text(0.0012345, 0.0001), mean_text(41.238, 3.0), mean_text(123456.7, None)
+        ('0.00123 ± 0.00010', '41.24 ± 3.00', '123457')
     """
     if mean is None:
         return "–"
-    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+    is_usual = not math.isfinite(mean) or mean == 0 or 0.01 <= abs(mean) < 10
+    exponent = 0 if is_usual else math.floor(math.log10(abs(mean)))
+    decimals = 3 if is_usual else max(0, 3 - exponent) if exponent > 0 else 2 - exponent
+    return f"{mean:.{decimals}f}" if deviation is None else f"{mean:.{decimals}f} ± {deviation:.{decimals}f}"
+
+
+def score_text(score: float) -> str:
+    """A measured value with four decimals, or four digits where it is small or large.
+
+    Example:
+        >>> score_text(0.92857), score_text(0.00012345), score_text(1234.5678)
+        ('0.9286', '0.0001234', '1235')
+    """
+    return f"{score:.4f}" if score == 0 or 0.01 <= abs(score) < 100 else f"{score:.4g}"

@@ -24,6 +24,7 @@ from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
 from fed.randomness import Streams
 from fed.reports.population import described
+from fed.server.confusion import confusion_of
 from fed.server.evaluation import (
     ClientScore,
     ScoringByCoordinator,
@@ -304,7 +305,8 @@ class Deployment:
                 **facts_of(federation.coordinator.message.encoder),
                 **sessions,
             },
-            population=lambda: described(None),
+            confusion=lambda state: confusion_of(recipe, state, executor, prepared.data.names.labels),
+            population=lambda confusion: described(None, None, confusion),
             fingerprint=fingerprint,
             folder=folder,
             after_round=after_round,

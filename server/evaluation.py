@@ -27,6 +27,7 @@ __all__ = [
     "check_scored_by_both",
     "scores_of_both",
     "scores_over_clients",
+    "sizes_of_parts",
 ]
 
 CLIENTS_AT_ONCE = 32
@@ -66,9 +67,7 @@ class ScoringByCoordinator:
         self._only_own = bool(self._own) and only_own
         own_models = [models[client] for client in self._own]
         states = own_models if self._only_own else [*own_models, federation.model()]
-        samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0
-        part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
-        self._sizes = [min(part, samples - first) for first in range(0, samples, part)]
+        self._sizes = sizes_of_parts(recipe)
         self._models = _split(states, MODELS_AT_ONCE)
         self._tickets = [
             executor.submit(self._item(models, number * _SAMPLES, size))
@@ -203,15 +202,22 @@ def scores_over_clients(found: Sequence[ClientScore], metrics: Metrics) -> Score
 
 
 def _test(loss: float | None, values: Sequence[float | None], metrics: Metrics) -> dict[str, Any]:
-    """The part of a round's line on one model's scores; the accuracy is None where it is no metric."""
+    """The part of a round's line on one model's scores, the first metric first; an accuracy that is none is None."""
     named = {f"test_{name}": value for name, value in zip(metrics, values, strict=True)}
-    return {"test_accuracy": None, "test_loss": loss, **named}
+    return {**named, "test_accuracy": named.get("test_accuracy"), "test_loss": loss}
 
 
 def _row(one: ClientScore, metrics: Metrics) -> dict[str, Any]:
     """A client's line of the round."""
     named = dict(zip(metrics, one.score.metrics, strict=True))
     return {"client": one.client, "samples": one.samples, "loss": one.score.loss, **named}
+
+
+def sizes_of_parts(recipe: Recipe) -> list[int]:
+    """Numbers of samples of the parts in which models are scored on the test set; none without a test set."""
+    samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0
+    part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
+    return [min(part, samples - first) for first in range(0, samples, part)]
 
 
 def _split(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fed.config.experiment import Experiment
 from fed.errors import RunFailed
+from fed.reports.population import Confusion
 from fed.server.accumulator import RoundStats
 from fed.server.federation import Federation, State
 from fed.storage.checkpoints import Checkpoints, Tree
@@ -62,7 +63,9 @@ class TrainingLoop:
         load_module: a model's state → a module.
         metrics: name → "max" or "min", the metrics that models are scored by and the best of their values.
         facts: called at the end for what the summary says beside the measurements.
-        population: called at the end for what the report draws of the clients, as ``population.json`` keeps it.
+        confusion: called at the end of a run that is kept, with the model's state, for its confusion matrix.
+        population: called at the end with that matrix, if there is one, for what the report draws, as
+            ``population.json`` keeps it.
         fingerprint: the experiment and the shapes that its checkpoints belong to.
         folder: of the run; None: nothing is written.
         after_round: called after each round with its line of the metrics.
@@ -77,7 +80,8 @@ class TrainingLoop:
     load_module: "Callable[[State], nn.Module]"
     metrics: Mapping[str, str]
     facts: Callable[[], Mapping[str, Any]]
-    population: Callable[[], Mapping[str, Any]]
+    confusion: Callable[[State], Confusion | None]
+    population: Callable[[Confusion | None], Mapping[str, Any]]
     fingerprint: Mapping[str, Any]
     folder: RunFolder | None = None
     after_round: Callable[[Mapping[str, Any]], None] | None = None
@@ -88,6 +92,7 @@ class TrainingLoop:
         self._metrics: list[dict[str, Any]] = []
         self._states = self.federation.model(), self.federation.models()
         self._pending: _Round | None = None
+        self._confusion: Confusion | None = None
         self._is_unanswered = False  # the last round
         self._first = 1
         self._began = time.perf_counter()
@@ -124,6 +129,8 @@ class TrainingLoop:
                 self._round(number)
                 self._keep(number)
             self._record_pending()
+            if self.folder is not None:
+                self._confusion = self.confusion(self._states[0])
         except BaseException as error:  # Ctrl-C too leaves results
             reason = None
             if isinstance(error, Exception):
@@ -206,7 +213,7 @@ class TrainingLoop:
         run = Run(self.experiment, self._metrics, self._summary(status, reason), model, models, directory)
         if self.folder is not None:
             self.folder.keep(model)
-            self.folder.finish(run.summary, self.population())
+            self.folder.finish(run.summary, self.population(self._confusion))
         return run
 
     def _summary(self, status: str, reason: str | None) -> dict[str, Any]:

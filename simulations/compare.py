@@ -18,6 +18,7 @@ from fed.config.comparison import Comparison
 from fed.config.experiment import Experiment
 from fed.errors import InvalidInput
 from fed.randomness import Streams
+from fed.reports.client_scores import pooled
 from fed.reports.html import comparison_report, comparison_svg
 from fed.reports.population import Partition
 from fed.reports.summary import ComparisonResult, Runs, has_finished, row_of
@@ -28,6 +29,8 @@ from fed.storage.run_folder import clear_run, environment, refuse_taken, to_json
 
 if TYPE_CHECKING:
     import networkx as nx
+    import numpy as np
+    from numpy.typing import NDArray
 
     from fed.tensors import nn
 
@@ -142,7 +145,7 @@ def _gather(ended: Ended, runs: Runs, planned: list[PlannedRun], observer: Compa
 
 def _result(comparison: Comparison, runs: Runs, status: str, directory: Path | None) -> ComparisonResult:
     kinds: dict[str, Any] = {name: variant.algorithm.kind for name, variant in comparison.variants().items()}
-    target = comparison.target_accuracy
+    target = comparison.target
     rows = [row_of(name, kinds[name], by_seed, comparison.seeds, target) for name, by_seed in runs.items()]
     in_order = {name: dict(sorted(by_seed.items())) for name, by_seed in runs.items()}
     return ComparisonResult(comparison, rows, in_order, status, directory)
@@ -198,7 +201,7 @@ class ComparisonFolder:
         picture = comparison_svg(result)
         if picture is not None:
             write_atomically(self.path / "comparison.svg", picture.encode())
-        page = comparison_report(result, self._partitions(data), self._graphs(result))
+        page = comparison_report(result, self._partitions(data), self._graphs(result), self._clients(result))
         write_atomically(self.path / "report.html", page.encode())
         write_atomically(self.path / "comparison.csv", _csv(result).encode())
         write_atomically(self.path / "comparison.json", (to_json(_contents(result), indent=2) + "\n").encode())
@@ -224,6 +227,14 @@ class ComparisonFolder:
             else:
                 alike.append(name)
         return {", ".join(names): graph for names, graph in found[:_GRAPHS]}
+
+    def _clients(self, result: ComparisonResult) -> "dict[str, NDArray[np.float64]]":
+        """Names of variants → the last value of the first metric of each client, over all seeds that finished."""
+        metric = result.metrics()[0]
+        return {
+            name: pooled((self.of_run(name, seed) for seed, run in by_seed.items() if has_finished(run)), metric.name)
+            for name, by_seed in result.runs.items()
+        }
 
     def _partitions(self, data: FederatedData | None) -> dict[str, Partition | None]:
         """Heading → samples by client, one for each section ``data`` that differs, with the first seed."""
@@ -256,7 +267,8 @@ def _contents(result: ComparisonResult) -> dict[str, object]:
 
 def _csv(result: ComparisonResult) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(result.rows[0]), lineterminator="\n")
+    keys = dict.fromkeys(key for row in result.rows for key in row)  # a metric may be measured for some variants alone
+    writer = csv.DictWriter(text, list(keys), lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, "seeds": " ".join(map(str, row["seeds"]))} for row in result.rows)
     return text.getvalue()

@@ -15,7 +15,9 @@ from fed.clients.training.losses import Loss
 from fed.compression.timing import facts_of
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput
-from fed.reports.population import described
+from fed.reports.population import Confusion, described
+from fed.server.confusion import confusion_of
+from fed.server.federation import State
 from fed.server.resume import check_given_parts, newest_checkpoint, run_fingerprint
 from fed.server.training_loop import TrainingLoop
 from fed.simulations.estimate import Expectation, expect
@@ -154,6 +156,11 @@ def _loop(
         sessions = {"secure_aggregation": secure.facts(message.fixed)} if secure and message and message.fixed else {}
         return {**counts, **federation.occupation(), **adversaries, **codecs, **sessions}
 
+    def confusion(state: State) -> Confusion | None:
+        if simulation.algorithm.primitive is None:  # each client's own model is scored, and their mean is none
+            return None
+        return confusion_of(simulation.recipe, state, executor, simulation.data.names.labels)
+
     return TrainingLoop(
         simulation.experiment,
         federation,
@@ -163,7 +170,8 @@ def _loop(
         load_module=simulation.load_module,
         facts=facts,
         metrics=directions(simulation.recipe.metrics),
-        population=lambda: described(partition_of(simulation.data), graph),
+        confusion=confusion,
+        population=lambda confusion: described(partition_of(simulation.data), graph, confusion),
         fingerprint=fingerprint,
         folder=folder,
         after_round=None if observer is None else observer.round,

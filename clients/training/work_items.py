@@ -15,7 +15,7 @@ from fed.randomness import Streams
 from fed.tensors import Tensor, nn
 from fed.wire.format import Format
 
-__all__ = ["Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
+__all__ = ["CountClasses", "Evaluate", "EvaluateByClients", "Evaluated", "Recipe", "Train", "Trained", "label_of"]
 
 _Reader: TypeAlias = Callable[[ClientId], Pair]
 
@@ -92,6 +92,18 @@ class Trained:
 @dataclass(frozen=True)
 class Evaluate:
     """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class CountClasses:
+    """Count the test samples ``first`` … ``last`` − 1 by true class and by the class that a model takes them for.
+
+    The model is a vector [V] with integers [I]. The result has no content but the counts [C, C], or no tensor where
+    :func:`fed.clients.evaluation.confusion_counts` gives none.
+    """
 
     first: int
     last: int

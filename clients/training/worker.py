@@ -10,9 +10,9 @@ from typing import Any
 
 from fed.clients.data import Pair
 from fed.clients.data.samples import dense
-from fed.clients.evaluation import BatchedEvaluator, Score, evaluate
+from fed.clients.evaluation import BatchedEvaluator, Score, confusion_counts, evaluate
 from fed.clients.training.group_trainer import GroupTraining
-from fed.clients.training.work_items import Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
+from fed.clients.training.work_items import CountClasses, Evaluate, EvaluateByClients, Evaluated, Recipe, Train, Trained
 from fed.machine import keep_freed_memory
 from fed.randomness import seeded_torch
 from fed.tensors import Tensor, nn, torch
@@ -54,24 +54,38 @@ class Work:
         self._evaluator = BatchedEvaluator(*parts) if recipe.is_batched else None
 
     def __call__(
-        self, task: Train | Evaluate | EvaluateByClients, tensors: Sequence[Tensor]
-    ) -> tuple[Trained | Evaluated, Sequence[Tensor]]:
+        self, task: Train | Evaluate | EvaluateByClients | CountClasses, tensors: Sequence[Tensor]
+    ) -> tuple[Trained | Evaluated | None, Sequence[Tensor]]:
         """Do an item; the answer's tensors are on the CPU."""
         if isinstance(task, Train):
             return self._training(task, tensors)
         if isinstance(task, Evaluate):
             return self._evaluate(task, *tensors), ()
+        if isinstance(task, CountClasses):
+            return None, self._confusion_counts(task, *tensors)
         return self._evaluate_by_clients(task, *tensors), ()
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
-        assert self._recipe.test is not None
-        inputs, targets = (part[task.first : task.last].contiguous() for part in self._recipe.test)
+        inputs, targets = self._test_samples(task.first, task.last)
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             if self._evaluator is not None and len(vectors_KV) > 1:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
             else:
                 scores = [self._score(*state, (inputs, targets)) for state in zip(vectors_KV, integers_KI, strict=True)]
         return Evaluated(tuple(scores), (len(targets),) * len(scores))
+
+    def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
+        samples = self._test_samples(task.first, task.last)
+        # the draws of the evaluation, so that a model that draws gives what was scored
+        with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
+            module = self._training.trainer.load(vector_V, integers_I)
+            counts_CC = confusion_counts(module, samples, self._device)
+        return () if counts_CC is None else (counts_CC,)
+
+    def _test_samples(self, first: int, last: int) -> Pair:
+        assert self._recipe.test is not None
+        inputs, targets = (part[first:last].contiguous() for part in self._recipe.test)
+        return inputs, targets
 
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:
         assert self._recipe.held_out is not None

@@ -143,7 +143,7 @@ def in_force(document: "fed.Experiment | fed.Comparison") -> dict[str, Any]:
         "base": shared,
         "compare": [{key: value for key, value in one.items() if key not in shared} for one in variants],
         "seeds": document.seeds,
-        "target_accuracy": document.target_accuracy,
+        "target": document.target,
     }
 
 

@@ -8,6 +8,8 @@ import typer
 
 from fed.cli.tables import console, listed
 from fed.errors import InvalidInput, os_errors_as
+from fed.quantities import score_text
+from fed.scores import words_of
 
 if TYPE_CHECKING:
     from fed.storage.run_reader import KeptRun
@@ -31,7 +33,7 @@ def runs(
     if not found:
         typer.echo(f"no runs in {folder}: fed simulate writes them into runs/, or where --output says")
         return
-    headings = ("run", "name", "algorithm", "status", "rounds", "accuracy", "written", "resumes after")
+    headings = ("run", "name", "algorithm", "status", "rounds", "score", "written", "resumes after")
     shown = listed(headings, (_row(run, folder) for run in found))
     for column in shown.columns[4:6]:
         column.justify = "right"
@@ -61,7 +63,7 @@ def _row(run: "KeptRun", folder: Path) -> tuple[str, ...]:
         str(run.algorithm or "–"),
         "unfinished: no summary" if run.state is RunState.UNFINISHED else str(run.state),
         f"{run.rounds}{planned}" if is_read else "–",
-        f"{run.test_accuracy:.4f}" if run.test_accuracy is not None else "–",
+        f"{words_of(run.metric)} {score_text(run.score)}" if run.metric and run.score is not None else "–",
         f"{run.written.astimezone():%Y-%m-%d %H:%M}" if run.written else "–",
         f"round {run.checkpoint}" if run.checkpoint is not None else "–",
     )

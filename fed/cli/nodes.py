@@ -12,7 +12,7 @@ import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
-from fed.cli.progress import Lines, display, say_all
+from fed.cli.progress import Lines, display, say_all, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
@@ -87,9 +87,9 @@ def server(
 
 
 def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
-    accuracy = line.get("test_accuracy")
+    score = score_in_words(line)
     parts = [f"round {line['round']}/{rounds}", f"{line['replied']} of {line['selected']} answered"]
-    parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
+    parts += [score] if score else []
     parts += [f"{bytes_text(line['bytes_up'])} up", f"{bytes_text(line['bytes_down'])} down"]
     shown.say(", ".join(parts))
 

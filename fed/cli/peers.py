@@ -9,7 +9,7 @@ import typer
 
 from fed.cli.deployments import Credentials, Insecure, Name, hold_to_certificates, name_of, running
 from fed.cli.options import FileUnlessResumed, Json, Output, Overwrite, Report, Resume, Settings
-from fed.cli.progress import Lines
+from fed.cli.progress import Lines, score_in_words
 from fed.cli.runs import tell, to_run
 from fed.errors import InvalidInput
 from fed.machine import pool_freed_memory
@@ -129,9 +129,9 @@ def _say_port(shown: Lines, listen: str | None, port: int | None) -> None:
 
 
 def _say_round(shown: Lines, rounds: int, line: Mapping[str, Any]) -> None:
-    accuracy = line.get("test_accuracy")
+    score = score_in_words(line)
     parts = [f"round {line['round']}/{rounds}"]
     parts += [] if line["replied"] else ["not taken part in"]
-    parts += [f"accuracy {accuracy:.3f}"] if accuracy is not None else []
+    parts += [score] if score else []
     parts += [f"{bytes_text(line['bytes_up'])} sent, {bytes_text(line['bytes_down'])} received"]
     shown.say(", ".join(parts))

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fed.quantities import bytes_text, duration_text
+from fed.quantities import bytes_text, duration_text, mean_text
+from fed.scores import metrics_of, score_of, words_of
 
 if TYPE_CHECKING:
     from fed.simulations.estimate import Expectation
 
-__all__ = ["Bar", "ComparisonProgress", "Lines", "SimulationProgress", "display", "say_all"]
+__all__ = ["Bar", "ComparisonProgress", "Lines", "SimulationProgress", "display", "say_all", "score_in_words"]
 
 _LONG_S = 10.0
 """A run expected to take longer is announced."""
@@ -102,6 +103,12 @@ def say_all(shown: Lines) -> None:
     logger.propagate = False  # else handlers of the root logger print it again
 
 
+def score_in_words(line: Mapping[str, Any]) -> str:
+    """The first metric of a round, such as ``accuracy 0.912``, or its loss; empty where neither was measured."""
+    score = score_of(line)
+    return "" if score is None else f"{words_of(score[0])} {mean_text(score[1], None)}"
+
+
 class _Clock:
     """Estimates the time left from the speed so far."""
 
@@ -115,7 +122,7 @@ class _Clock:
 
 
 class SimulationProgress:
-    """Progress of one simulation: its rounds, accuracy, bytes and the time left.
+    """Progress of one simulation: its rounds, first metric, bytes and the time left.
 
     Args:
         display: where progress is shown.
@@ -127,7 +134,7 @@ class SimulationProgress:
         self._folder = folder
         self._rounds = 0
         self._size_bytes = 0
-        self._accuracy: float | None = None
+        self._score = ""
         self._clock = _Clock()
         self.has_begun = False
         self.rounds_done = 0
@@ -152,15 +159,14 @@ class SimulationProgress:
         """Show a finished round."""
         self._count(line)
         parts = [f"round {self.rounds_done}/{self._rounds}"]
-        parts += [f"accuracy {self._accuracy:.3f}"] if self._accuracy is not None else []
+        parts += [self._score] if self._score else []
         parts += [bytes_text(self._size_bytes), self._clock.left(self.rounds_done, self._rounds)]
         self._display.show(self.rounds_done, self._rounds, ", ".join(parts))
 
     def _count(self, line: Mapping[str, Any]) -> None:
         self.rounds_done = line["round"]
         self._size_bytes += line["bytes_up"] + line["bytes_down"]
-        accuracy = line.get("test_accuracy")
-        self._accuracy = self._accuracy if accuracy is None else accuracy
+        self._score = score_in_words(line) or self._score
 
     def done(self) -> str:
         """Rounds done so far, in words."""
@@ -225,8 +231,9 @@ class ComparisonProgress:
             summary: the run's.
         """
         self._runs_done += 1
-        accuracy = summary.get("final_test_accuracy")
-        what = summary["status"] if accuracy is None else f"accuracy {accuracy:.3f}"
+        metric = metrics_of(summary)[0]
+        score = summary.get(metric.final)
+        what = summary["status"] if score is None else f"{metric.words} {mean_text(score, None)}"
         self._last = f", {name} seed {seed}: {what}"
         self._left_s[name, seed] = 0.0
         self._show()

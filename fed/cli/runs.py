@@ -18,7 +18,8 @@ from fed.cli.progress import ComparisonProgress, Lines, SimulationProgress, disp
 from fed.cli.tables import console
 from fed.errors import InvalidInput, located, os_errors_as
 from fed.machine import keep_freed_memory, usable_cores
-from fed.quantities import bytes_text, duration_text
+from fed.quantities import bytes_text, duration_text, score_text
+from fed.scores import LOSS, metrics_of
 
 if TYPE_CHECKING:
     from fed.simulations.estimate import Expectation
@@ -251,10 +252,10 @@ def _expect(name: str, experiment: "fed.Experiment") -> "Expectation":
 
 
 def _outcome(summary: Mapping[str, Any]) -> str:
-    accuracy, loss = summary["final_test_accuracy"], summary["final_test_loss"]
     parts = [f"{summary['rounds']} round{'' if summary['rounds'] == 1 else 's'} in {duration_text(summary['wall_s'])}"]
-    parts += [f"test accuracy {accuracy:.4f}"] if accuracy is not None else []
-    parts += [f"test loss {loss:.4f}"] if loss is not None else []
+    for metric in dict.fromkeys((*metrics_of(summary), LOSS)):
+        score = summary.get(metric.final)
+        parts += [f"test {metric.words} {score_text(score)}"] if score is not None else []
     parts += [f"{bytes_text(summary['bytes_up'])} up", f"{bytes_text(summary['bytes_down'])} down"]
     return ", ".join(parts)
 

@@ -87,8 +87,8 @@ def _in_words(dealt: "fed.FederatedData") -> str:
 
 def _draw(dealt: "fed.FederatedData", picture: Path) -> None:
     from fed.clients.data.describe import class_counts
-    from fed.reports import charts
+    from fed.reports import heat_maps
     from fed.reports.plot_style import for_file
 
     with os_errors_as(InvalidInput, f"--picture {picture} cannot be written", "give another file"):
-        picture.write_text(for_file(charts.partition(*class_counts(dealt))), encoding="utf-8")
+        picture.write_text(for_file(heat_maps.partition(*class_counts(dealt))), encoding="utf-8")

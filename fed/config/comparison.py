@@ -132,8 +132,8 @@ class Comparison(Document):
     """Variants whose values are drawn."""
     seeds: Annotated[list[NonNegativeInt], Field(min_length=1)] = Field(default_factory=_seeds_of_the_base)
     """Every variant is run once with each; the base's own seed, unless given."""
-    target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The test accuracy in (0, 1] that rounds, bytes and time are counted to."""
+    target: float | None = None
+    """The value of the first metric on test data to which rounds, bytes and time are counted."""
 
     _variants: dict[str, Experiment] = PrivateAttr(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Charts of runs and data as SVG: accuracy against rounds, bytes and time, and each client's samples.
+"""Charts of runs as SVG: a metric against rounds, bytes and time, and its distribution over clients.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.cells import cell_len, chop_cells
 
 from fed.quantities import bytes_text
-from fed.reports.plot_style import INK, WIDTH_EM, WIDTH_INCH, Style, blank, see_through, styles, svg_of
+from fed.reports.plot_style import INK, WIDTH_EM, WIDTH_INCH, Style, blank, styles, svg_of
 from fed.reports.summary import sent_through
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ __all__ = [
     "curve_of",
     "curves",
     "differ_by_way",
-    "partition",
+    "distribution",
     "short_labels",
 ]
 
 _LABEL_WIDTH = 32
 _LOGARITHMIC_TIME, _LOGARITHMIC_BYTES = 8, 1.2
 """Axes are logarithmic where the longest line ends at more than so many times the end of the shortest."""
+_MOST_STEPS = 400
 _UNITS_OF_TIME = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"))
 
 
@@ -180,6 +181,32 @@ def against_time(
     return _with_names(list(lines), 3.6, draw)
 
 
+def distribution(values: Mapping[str, NDArray[np.float64]], look: Mapping[str, Style], *, label: str) -> str:
+    """The share of clients whose value is at most x, as steps.
+
+    Args:
+        values: name → a finite value of each client. More than one name stand beneath the panel.
+        look: name → its style.
+        label: of the horizontal axis.
+    """
+
+    def draw(figure: "Figure") -> list["Line2D"]:
+        axes = figure.subplots()
+        handles = []
+        for name, of_clients in values.items():
+            x = np.sort(of_clients)
+            if len(x) > _MOST_STEPS:
+                x = x[np.linspace(0, len(x) - 1, _MOST_STEPS).round().astype(int)]
+            shares = np.arange(len(x) + 1) / len(x)
+            handles += axes.plot([x[0], *x], shares, drawstyle="steps-post", linewidth=1.7, **look[name].line)
+        axes.set_xlabel(label)
+        axes.set_ylabel("share of clients")
+        axes.set_ylim(0, 1.02)
+        return handles
+
+    return _with_names(list(values), 3.6, draw)
+
+
 def _with_names(names: Sequence[str], height_inch: float, draw: "Callable[[Figure], list[Line2D]]") -> str:
     """A picture of lines, named beneath it where there are more than one."""
     labels = short_labels(names)
@@ -291,52 +318,3 @@ def _bytes_axis(
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size) if size >= 0 else "")
     axes.set_xlabel(label if totals else f"{label}: none")
     return handles
-
-
-def partition(ids: Sequence[object], counts_KC: NDArray[np.int64]) -> str:
-    """Samples of each client: above in total, and below by class where there is more than one.
-
-    Args:
-        ids: the clients', K of them.
-        counts_KC: how many samples of each class each client holds.
-    """
-    clients, classes = counts_KC.shape
-    height = min(4.0, max(1.2, 0.22 * classes)) if classes > 1 else 0.0
-    with blank(WIDTH_INCH, 1.8 + height) as figure:
-        panels = figure.subplots(
-            1 + (classes > 1), 1, sharex=True, squeeze=False, height_ratios=(1, height)[: 1 + (classes > 1)]
-        )
-        totals, last = panels[0, 0], panels[-1, 0]
-        # one outline, however many
-        totals.stairs(counts_KC.sum(axis=1), np.arange(clients + 1) - 0.5, fill=True, color=INK, alpha=0.5)
-        totals.set_ylabel("samples")
-        totals.set_ylim(bottom=0)
-        if classes > 1:
-            _cells(figure, last, counts_KC)
-        last.set_xlabel("client")
-        last.set_xlim(-0.5, clients - 0.5)
-        _ticks(last.xaxis, ids, 25)
-        return svg_of(figure, dpi=200)
-
-
-def _cells(figure: "Figure", axes: "Axes", counts_KC: NDArray[np.int64]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    client_edges, class_edges = (np.arange(length + 1) - 0.5 for length in counts_KC.shape)
-    # Beyond a thousand cells or so a picture within the picture is the smaller one.
-    colours = {"cmap": see_through(), "vmin": 0, "rasterized": counts_KC.size > 1500}
-    axes.grid(visible=False)
-    mesh = axes.pcolormesh(client_edges, class_edges, counts_KC.T, **colours)
-    axes.set_ylabel("class")
-    _ticks(axes.yaxis, range(counts_KC.shape[1]), 12)
-    scale = figure.colorbar(mesh, ax=figure.axes, pad=0.01, aspect=30, ticks=MaxNLocator(6, integer=True))
-    scale.set_label("samples of a class")
-    scale.outline.set_visible(False)
-
-
-def _ticks(axis: Any, names: Sequence[object], most: int) -> None:
-    step = -(-len(names) // most)
-    places = range(0, len(names), step)
-    axis.set_ticks(list(places), [str(names[place])[:12] for place in places])
-    if any(len(str(names[place])) > 3 for place in places) and axis.axis_name == "x":
-        axis.set_tick_params(rotation=60)

@@ -7,45 +7,61 @@ from fed.config.compatibility import Feature, lacks
 from fed.config.experiment import Experiment
 from fed.quantities import bytes_text, count_text, mean_text
 from fed.reports.summary import ComparisonResult
+from fed.scores import NamedMetric, words_of
 
-__all__ = ["accuracy_text", "failures", "finding", "seen_by_coordinator", "unlike"]
+__all__ = ["failures", "final_text", "finding", "seen_by_coordinator", "unlike"]
 
-_BASELINES = {"centralized": "the ceiling", "local": "the floor"}
+_BASELINES = {"centralized": ("the floor", "the ceiling"), "local": ("the ceiling", "the floor")}
+"""What each bounds where a lower value is better, and where a higher one is."""
 
 
 def finding(result: ComparisonResult) -> str:
-    """The most accurate variant, those that its seeds do not tell apart from it, and the cheapest of them.
+    """The best variant by the first metric, those that its seeds do not tell apart from it, and the cheapest of them.
 
     Two variants are told apart when the intervals of mean ± one standard deviation over seeds do not meet. The
-    baselines ``centralized`` and ``local``, which bound what the others can do, stand apart.
+    baselines ``centralized`` and ``local``, which bound what the others can do, stand apart. Without a metric the loss
+    decides.
     """
-    measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
+    metric = result.metrics()[0]
+    measured = [row for row in result.rows if row.get(metric.final) is not None]
     if not measured:
-        return _by_loss(result.rows)
+        return "No variant was measured to the end."
     if difference := unlike(result):
         return difference
     rivals = [row for row in measured if row["algorithm"] not in _BASELINES] or measured
-    sentences = [_best(rivals)]
+    sentences = [_best(rivals, metric)]
     bounds = [row for row in measured if row["algorithm"] in _BASELINES and row not in rivals]
     if bounds:
         bounds.sort(key=lambda row: list(_BASELINES).index(row["algorithm"]))
-        texts = [f"{row['name']}, {_BASELINES[row['algorithm']]}, ends at {accuracy_text(row)}" for row in bounds]
+        bound = {name: words[metric.higher_is_better] for name, words in _BASELINES.items()}
+        texts = [f"{row['name']}, {bound[row['algorithm']]}, ends at {final_text(row, metric)}" for row in bounds]
         sentences.append(f"{'; '.join(texts)}.")
-    if result.comparison.target_accuracy is not None:
-        sentences.append(_cheapest(rivals, result.comparison.target_accuracy))
+    if result.comparison.target is not None:
+        sentences.append(_cheapest(rivals, result.comparison.target))
     return " ".join(sentences)
 
 
 def unlike(result: ComparisonResult) -> str:
-    """Note on variants that were scored on different samples, some by clients, some by the coordinator; else empty."""
-    measured = [row for row in result.rows if row["final_test_accuracy"] is not None]
-    by_clients = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is not None]
-    others = [row["name"] for row in measured if row["client_accuracy_worst_decile"] is None]
-    if not by_clients or not others:
+    """Note on variants whose scores do not compare, of other metrics or on other samples; else empty."""
+    metric = result.metrics()[0]
+    names = {row["name"]: row.get("metric") or metric.name for row in result.rows}  # older rows have no such key
+    measured = [row for row in result.rows if row.get(f"final_test_{names[row['name']]}") is not None]
+    others = [row["name"] for row in measured if names[row["name"]] != metric.name]
+    if others:
+        ours = [row["name"] for row in measured if row["name"] not in others]
+        theirs = [f"{name} by {words_of(names[name])}" for name in others]
+        return (
+            f"Scores do not compare: {_sequence(ours)} {'is' if len(ours) == 1 else 'are'} scored by {metric.words}, "
+            f"{_sequence(theirs)}. Write metrics in the base to score all alike."
+        )
+    worst = metric.of_clients("worst_decile")
+    by_clients = [row["name"] for row in measured if row.get(worst) is not None]
+    by_coordinator = [row["name"] for row in measured if row.get(worst) is None]
+    if not by_clients or not by_coordinator:
         return ""
     return (
-        f"Accuracies do not compare: clients score {_sequence(by_clients)} on samples of their own, the coordinator "
-        f"{_sequence(others)} on the test set. Write evaluation: clients in the base to score all alike."
+        f"Scores do not compare: clients score {_sequence(by_clients)} on samples of their own, the coordinator "
+        f"{_sequence(by_coordinator)} on the test set. Write evaluation: clients in the base to score all alike."
     )
 
 
@@ -95,23 +111,25 @@ def seen_by_coordinator(
     return " ".join(sentences)
 
 
-def _best(rows: Sequence[dict[str, Any]]) -> str:
-    best = max(rows, key=lambda row: row["final_test_accuracy"])
-    said = f"{best['name']} ends with the highest test accuracy, {accuracy_text(best)}"
+def _best(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> str:
+    best = max(rows, key=lambda row: metric.rank(row[metric.final]))
+    end = "highest" if metric.higher_is_better else "lowest"
+    said = f"{best['name']} ends with the {end} test {metric.words}, {final_text(best, metric)}"
     if len(rows) == 1:
-        return f"{best['name']} ends with a test accuracy of {accuracy_text(best)}."
-    if any(row["final_test_accuracy_std"] is None for row in rows):
+        return f"{best['name']} ends with a test {metric.words} of {final_text(best, metric)}."
+    if any(row[f"{metric.final}_std"] is None for row in rows):
         return f"{said}; with one seed nobody can say how much of that is chance."
-    near = [row["name"] for row in rows if row is not best and _meet(row, best)]
+    near = [row["name"] for row in rows if row is not best and _meet(row, best, metric)]
     seeds = f"{len(best['seeds'])} seeds"
     if not near:
         return f"{said} over {seeds}, and no other comes within its spread."
     return f"{said} over {seeds}, which do not tell it apart from {_sequence(near)}."
 
 
-def _meet(lower: dict[str, Any], higher: dict[str, Any]) -> bool:
-    top = lower["final_test_accuracy"] + lower["final_test_accuracy_std"]
-    return bool(top >= higher["final_test_accuracy"] - higher["final_test_accuracy_std"])
+def _meet(row: dict[str, Any], best: dict[str, Any], metric: NamedMetric) -> bool:
+    """True if the intervals of a row and of the best one meet."""
+    apart = abs(row[metric.final] - best[metric.final])
+    return bool(apart <= row[f"{metric.final}_std"] + best[f"{metric.final}_std"])
 
 
 def _cheapest(rows: Sequence[dict[str, Any]], target: float) -> str:
@@ -129,22 +147,14 @@ def _cheapest(rows: Sequence[dict[str, Any]], target: float) -> str:
     return f"{said}; {least['name']} sends the fewest bytes to get there, {bytes_text(least['bytes_to_target'])}."
 
 
-def _by_loss(rows: Sequence[dict[str, Any]]) -> str:
-    measured = [row for row in rows if row["final_test_loss"] is not None]
-    if not measured:
-        return "No variant was measured to the end."
-    best = min(measured, key=lambda row: row["final_test_loss"])
-    return f"{best['name']} ends with the lowest test loss, {best['final_test_loss']:.4g}; accuracy was not measured."
-
-
 def failures(result: ComparisonResult) -> list[str]:
     """A line for each variant that failed: its name, and each reason once, with the seeds that it stopped."""
     return [f"{row['name']}: {row['reason']}" for row in result.rows if row["reason"]]
 
 
-def accuracy_text(row: dict[str, Any]) -> str:
-    """The final accuracy of a row, and ± its standard deviation where there are seeds enough."""
-    return mean_text(row["final_test_accuracy"], row["final_test_accuracy_std"])
+def final_text(row: dict[str, Any], metric: NamedMetric) -> str:
+    """The final value of a row, and ± its standard deviation where there are seeds enough; a dash where it has none."""
+    return mean_text(row.get(metric.final), row.get(f"{metric.final}_std"))
 
 
 def _sequence(texts: Sequence[str]) -> str:

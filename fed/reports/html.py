@@ -1,8 +1,11 @@
 """HTML reports of a comparison or of a single run: one page that needs neither network nor scripts.
 
 The pages' texts and layout are in ``comparison.html`` and ``run.html``, which extend ``report.html``.
+
+Shapes: see :mod:`fed.layout`.
 """
 
+import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,13 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment
-from fed.quantities import bytes_text, duration_text
-from fed.reports import charts, population
+from fed.quantities import bytes_text, duration_text, mean_text, score_text
+from fed.reports import charts, heat_maps, population
+from fed.reports.client_scores import ClientScores, last_client_scores
 from fed.reports.conclusions import failures, finding, seen_by_coordinator
 from fed.reports.graphs import picture
 from fed.reports.plot_style import INK, Style, for_file, for_page, styles
 from fed.reports.summary import ComparisonResult, Runs, has_finished
 from fed.reports.tables import columns
+from fed.scores import LOSS, NamedMetric, metrics_of
 from fed.storage.atomic_files import write_atomically
 from fed.storage.run_folder import Run, RunFolder, environment, written_to
 from fed.storage.run_reader import RunState, json_of, metrics_lines, summary_of, totals
@@ -28,6 +33,20 @@ if TYPE_CHECKING:
 __all__ = ["Recorded", "comparison_report", "comparison_svg", "run_report", "write_run_report"]
 
 _Partitions: TypeAlias = Mapping[str, population.Partition | None]
+
+
+class _Figure(NamedTuple):
+    """Picture of a page.
+
+    Args:
+        heading: above it.
+        note: the name of the template's note beneath it; empty: none.
+        svg: the picture.
+    """
+
+    heading: str
+    note: str
+    svg: str
 
 
 class Recorded(NamedTuple):
@@ -45,7 +64,10 @@ class Recorded(NamedTuple):
 
 
 def comparison_report(
-    result: ComparisonResult, partitions: _Partitions, graphs: "Mapping[str, nx.Graph[int]] | None" = None
+    result: ComparisonResult,
+    partitions: _Partitions,
+    graphs: "Mapping[str, nx.Graph[int]] | None" = None,
+    clients: ClientScores | None = None,
 ) -> str:
     """The page of a comparison.
 
@@ -53,17 +75,20 @@ def comparison_report(
         result: what it found.
         partitions: heading → who holds what; None: not known.
         graphs: names of variants → the graph of their first round's neighbours.
+        clients: names of variants → the last value of the first metric of each client, over all seeds.
     """
     variants, reference, look = result.comparison.variants(), _reference(result), _look(result)
+    metric = result.metrics()[0]
     return _page(
         "comparison.html",
         partitions,
         environment(),
         result=result,
+        metric=metric,
         finding=finding(result),
         summaries=[run["summary"] for runs in result.runs.values() for run in runs.values() if has_finished(run)],
-        by_clients=bool(_where_clients_evaluate(result.runs)),
-        figures=list(_curve_figures(result, look)),
+        by_clients=bool(_where_clients_evaluate(result.runs, metric)),
+        figures=[*_curve_figures(result, look), *_client_figures(result, look, clients or {})],
         graphs={names: picture(graph) for names, graph in (graphs or {}).items() if population.can_be_drawn(graph)},
         columns=columns(result),
         looks=list(look.values()),
@@ -75,7 +100,7 @@ def comparison_report(
 
 def comparison_svg(result: ComparisonResult) -> str | None:
     """The curves as a file of their own; None where nothing was measured."""
-    return next((for_file(svg) for _, svg in _curve_figures(result, _look(result))), None)
+    return next((for_file(figure.svg) for figure in _curve_figures(result, _look(result))), None)
 
 
 def write_run_report(folder: Path) -> Path:
@@ -90,8 +115,8 @@ def write_run_report(folder: Path) -> Path:
     summary = summary_of(folder) or {"status": RunState.UNFINISHED, **totals(experiment, metrics, directions)}
     found = json_of(folder / "environment.json") or environment()
     found.pop("given", None)
-    partition, graph = population.read(json_of(folder / "population.json") or population.described(None))
-    page = run_report(Recorded(experiment, metrics, summary), partition, graph, found)
+    drawn = population.read(json_of(folder / "population.json") or population.described(None))
+    page = run_report(Recorded(experiment, metrics, summary), *drawn, found, last_client_scores(folder))
     with written_to(folder):
         write_atomically(folder / "report.html", page.encode())
     return folder / "report.html"
@@ -101,7 +126,9 @@ def run_report(
     run: Run | Recorded,
     partition: population.Partition | None,
     graph: "nx.Graph[Any] | None" = None,
+    confusion: population.Confusion | None = None,
     found: Mapping[str, Any] | None = None,
+    clients: ClientScores | None = None,
 ) -> str:
     """The page of a single run, however it ended.
 
@@ -109,18 +136,28 @@ def run_report(
         run: what to report; its summary may be that of an interrupted or failed run.
         partition: who held what, if that is known here.
         graph: of the first round's neighbours, where there are some; of a real peer's run, of its own in the last one.
+        confusion: the test samples that the final model takes for each class, where it classifies.
         found: where it ran; here unless given.
+        clients: the last scores of each client.
     """
-    figures = list(_run_figures(run.metrics))
+    metrics = metrics_of(run.summary)
+    figures = list(_run_figures(run, clients or {}))
+    if confusion is not None and confusion.counts_CC is not None:
+        svg = heat_maps.confusion(confusion.counts_CC, confusion.names)
+        figures.append(_Figure("Confusion matrix", "confusion", svg))
     if graph is not None and population.can_be_drawn(graph):
         is_real = "peer" in run.summary
-        figures.append(("This peer and its neighbours" if is_real else "Peers and their neighbours", picture(graph)))
+        heading = "This peer and its neighbours" if is_real else "Peers and their neighbours"
+        figures.append(_Figure(heading, "own graph" if is_real else "graph", picture(graph)))
     return _page(
         "run.html",
         {"Who holds what": partition},
         found or environment(),
         run=run,
-        by_clients=_clients_evaluate(run.metrics),
+        metric=metrics[0],
+        metrics=metrics,
+        by_clients=_clients_evaluate(run.metrics, metrics[0]),
+        confusion=confusion,
         figures=figures,
         settings=yaml.dump(run.experiment.dump()),
         seen=seen_by_coordinator(run.experiment, run.metrics, is_deployed="nodes" in run.summary),
@@ -146,9 +183,15 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters |= {"for_page": for_page, "bytes": bytes_text, "duration": duration_text}
+    pages.filters |= {
+        "for_page": for_page,
+        "bytes": bytes_text,
+        "duration": duration_text,
+        "mean": mean_text,
+        "score": score_text,
+    }
     return pages.get_template(template).render(
-        partitions=[(heading, one, charts.partition(*one[:2])) for heading, one in partitions.items() if one],
+        partitions=[(heading, one, heat_maps.partition(*one[:2])) for heading, one in partitions.items() if one],
         ink=INK,
         command=shlex.join([Path(found["command"][0]).name, *found["command"][1:]]),
         environment=_flat(found),
@@ -156,24 +199,32 @@ def _page(template: str, partitions: _Partitions, found: Mapping[str, Any], **co
     )
 
 
-def _run_figures(metrics: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Headings and pictures of a run."""
-    own = "mean of clients" if _clients_evaluate(metrics) else "clients' own models"
-    accuracies = {"test accuracy": "test_accuracy", own: "client_accuracy_mean"}
-    accuracies["worst tenth of clients"] = "client_accuracy_worst_decile"
-    losses = {"test loss": "test_loss", "training loss": "train_loss"}
-    panels = {"accuracy": _run_curves(metrics, accuracies), "loss": _run_curves(metrics, losses)}
+def _run_figures(run: Run | Recorded, clients: ClientScores) -> Iterator[_Figure]:
+    """Pictures of a run."""
+    metrics, (first, *others) = run.metrics, metrics_of(run.summary)
+    panels = {
+        first.words: _scores(metrics, first),
+        "loss": _run_curves(metrics, {"test loss": LOSS.test, "training loss": "train_loss"}),
+    }
     panels = {label: lines for label, lines in panels.items() if lines}
     if panels:
-        yield "Round by round", charts.by_round(panels)
+        yield _Figure("Round by round", "evaluation", charts.by_round(panels))
         label, lines = next(iter(panels.items()))
         svg = charts.against_time(lines, styles(dict.fromkeys(lines, "")), label=label)
-        yield f"{label.capitalize()} against simulated time", svg
+        yield _Figure(f"{label[:1].upper()}{label[1:]} against simulated time", "", svg)
+    panels = {metric.words: lines for metric in others if (lines := _scores(metrics, metric))}
+    for first_of_two in range(0, len(panels), 2):
+        pair = dict(itertools.islice(panels.items(), first_of_two, first_of_two + 2))
+        yield _Figure("Other metrics by round", "evaluation", charts.by_round(pair))
+    values = clients.get(first.name)
+    if values is not None and len(values) > 1:
+        svg = charts.distribution({"": values}, styles({"": ""}), label=f"{first.words} of clients")
+        yield _Figure("Distribution over clients", "distribution", svg)
     if apart := _run_curves(metrics, {"of peers' models from their mean": "consensus_distance"}):
-        yield "Consensus by round", charts.by_round({"consensus distance": apart})
+        yield _Figure("Consensus by round", "consensus", charts.by_round({"consensus distance": apart}))
     if any("neighbours" in line for line in metrics):  # of a real peer, whose tasks are its own
         met = _run_curves(metrics, {"members": "members", "neighbours": "neighbours", "mixed without": "late"})
-        yield "Members and neighbours", charts.by_round({"peers": met})
+        yield _Figure("Members and neighbours", "members", charts.by_round({"peers": met}))
         return
     happened = [
         key for key in ("replied", "late", "failed", "staleness_mean") if any(line.get(key) for line in metrics)
@@ -182,7 +233,8 @@ def _run_figures(metrics: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, st
         tasks = _run_curves(metrics, {key: key for key in happened if key != "staleness_mean"})
         staleness = _run_curves(metrics, {"staleness": "staleness_mean"} if "staleness_mean" in happened else {})
         panels = {"clients": tasks, "mean staleness": staleness}
-        yield "What became of tasks", charts.by_round({label: lines for label, lines in panels.items() if lines})
+        svg = charts.by_round({label: lines for label, lines in panels.items() if lines})
+        yield _Figure("What became of tasks", "tasks", svg)
 
 
 def _run_curves(metrics: Sequence[Mapping[str, Any]], measures: Mapping[str, str]) -> dict[str, charts.Curve]:
@@ -191,48 +243,63 @@ def _run_curves(metrics: Sequence[Mapping[str, Any]], measures: Mapping[str, str
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
+def _scores(metrics: Sequence[Mapping[str, Any]], metric: NamedMetric) -> dict[str, charts.Curve]:
+    """Curves of a metric: on the test set, and over clients."""
+    if metric == LOSS:
+        return {}
+    own = "mean of clients" if _clients_evaluate(metrics, metric) else "clients' own models"
+    measures = {f"test {metric.words}": metric.test, own: metric.of_clients("mean")}
+    return _run_curves(metrics, {**measures, "worst tenth of clients": metric.of_clients("worst_decile")})
+
+
 def _look(result: ComparisonResult) -> dict[str, Style]:
     return styles({row["name"]: row["algorithm"] for row in result.rows})
 
 
-def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Iterator[tuple[str, str]]:
-    """Headings and pictures of a comparison."""
-    for what, target in (("accuracy", result.comparison.target_accuracy), ("loss", None)):
-        if lines := _lines(result.runs, f"test_{what}"):
-            label = f"test {what}"
-            yield (
-                f"{what.capitalize()} against rounds and bytes",
-                charts.curves(lines, look, label=label, target=target),
-            )
+def _curve_figures(result: ComparisonResult, look: Mapping[str, Style]) -> Iterator[_Figure]:
+    """Pictures of a comparison's curves."""
+    first, target = result.metrics()[0], result.comparison.target
+    for metric in (first, LOSS):
+        if lines := _lines(result.runs, metric.test):
+            label, level = f"test {metric.words}", target if metric == first else None
+            svg = charts.curves(lines, look, label=label, target=level)
+            yield _Figure(f"{metric.title} against rounds and bytes", "curves", svg)
             if charts.differ_by_way(lines.values()):
-                svg = charts.against_bytes(lines, look, label=label, target=target)
-                yield f"{what.capitalize()} against bytes up and down", svg
-            svg = charts.against_time(lines, look, label=label, target=target)
-            yield f"{what.capitalize()} against simulated time", svg
+                svg = charts.against_bytes(lines, look, label=label, target=level)
+                yield _Figure(f"{metric.title} against bytes up and down", "bytes", svg)
+            svg = charts.against_time(lines, look, label=label, target=level)
+            yield _Figure(f"{metric.title} against simulated time", "seeds", svg)
             break
-    by_clients = _where_clients_evaluate(result.runs)
+    by_clients = _where_clients_evaluate(result.runs, first)
     others = {name: runs for name, runs in result.runs.items() if name not in by_clients}
-    mean, worst = "client_accuracy_mean", "client_accuracy_worst_decile"
-    for heading, runs, measure, label in (
-        ("Clients' own models", others, mean, "accuracy of clients' own models"),
-        ("Clients on samples of their own", by_clients, mean, "mean accuracy of clients"),
-        ("Worst tenth of clients", by_clients, worst, "accuracy of the worst tenth"),
+    mean, worst = first.of_clients("mean"), first.of_clients("worst_decile")
+    for heading, note, runs, measure, label in (
+        ("Clients' own models", "own", others, mean, f"{first.words} of clients' own models"),
+        ("Clients on samples of their own", "clients", by_clients, mean, f"mean {first.words} of clients"),
+        ("Worst tenth of clients", "worst", by_clients, worst, f"{first.words} of the worst tenth"),
     ):
         if lines := _lines(runs, measure):
-            yield heading, charts.curves(lines, look, label=label)
+            yield _Figure(heading, note, charts.curves(lines, look, label=label))
 
 
-def _where_clients_evaluate(runs: Runs) -> Runs:
+def _client_figures(result: ComparisonResult, look: Mapping[str, Style], clients: ClientScores) -> Iterator[_Figure]:
+    """Picture of the first metric's distribution over clients by variant."""
+    if drawn := {name: clients[name] for name in look if len(clients.get(name, ())) > 1}:
+        label = f"{result.metrics()[0].words} of clients"
+        yield _Figure("Distribution over clients", "distribution", charts.distribution(drawn, look, label=label))
+
+
+def _where_clients_evaluate(runs: Runs, metric: NamedMetric) -> Runs:
     """The variants whose clients evaluate."""
     return {
         name: by_seed
         for name, by_seed in runs.items()
-        if any(_clients_evaluate(run["metrics"]) for run in by_seed.values())
+        if any(_clients_evaluate(run["metrics"], metric) for run in by_seed.values())
     }
 
 
-def _clients_evaluate(metrics: Iterable[Mapping[str, Any]]) -> bool:
-    return any("client_accuracy_worst_decile" in line for line in metrics)
+def _clients_evaluate(metrics: Iterable[Mapping[str, Any]], metric: NamedMetric) -> bool:
+    return any(metric.of_clients("worst_decile") in line for line in metrics)
 
 
 def _lines(runs: Runs, measure: str) -> dict[str, charts.Curve]:

@@ -1,4 +1,4 @@
-"""Samples that clients hold, and the graph of peers, as a run's folder keeps them for its report.
+"""Samples that clients hold, graph of peers and confusion matrix, as a run's folder keeps them for its report.
 
 Shapes: see :mod:`fed.layout`.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["Partition", "can_be_drawn", "described", "read"]
+__all__ = ["Confusion", "Partition", "can_be_drawn", "described", "read"]
 
 _MOST_EDGES = 5000
 """The most that a page draws."""
@@ -32,24 +32,47 @@ class Partition(NamedTuple):
     population: int
 
 
-def described(partition: Partition | None, graph: "nx.Graph[Any] | None" = None) -> dict[str, Any]:
+class Confusion(NamedTuple):
+    """Test samples of a classification by true and predicted class.
+
+    Args:
+        counts_CC: the samples of each true class (a row) that the model takes for each class (a column); None: there
+            are too many classes.
+        names: the classes'.
+    """
+
+    counts_CC: NDArray[np.int64] | None
+    names: Sequence[object]
+
+
+def described(
+    partition: Partition | None, graph: "nx.Graph[Any] | None" = None, confusion: Confusion | None = None
+) -> dict[str, Any]:
     """Content of ``population.json``.
 
     Args:
         partition: who held what; None: not known.
         graph: of the first round's neighbours, where there are some; of a real peer's run, of its own in the last one.
             One with too many edges to be drawn is left out.
+        confusion: of the final model on the test set, where it classifies.
 
     Example:
         >>> described(Partition([3, "ann"], np.array([[2, 0], [1, 5]]), 9))["partition"]
         {'clients': [3, 'ann'], 'counts': [[2, 0], [1, 5]], 'population': 9}
+        >>> described(None, None, Confusion(np.array([[2, 0], [1, 5]]), ["no", "yes"]))["confusion"]
+        {'counts': [[2, 0], [1, 5]], 'names': ['no', 'yes']}
     """
     held = partition and {
         "clients": list(partition.clients),
         "counts": partition.counts_KC.tolist(),
         "population": partition.population,
     }
-    return {"partition": held, "graph": _edges(graph) if graph is not None and can_be_drawn(graph) else None}
+    taken = confusion and {
+        "counts": None if confusion.counts_CC is None else confusion.counts_CC.tolist(),
+        "names": list(confusion.names),
+    }
+    met = _edges(graph) if graph is not None and can_be_drawn(graph) else None
+    return {"partition": held, "graph": met, "confusion": taken}
 
 
 def can_be_drawn(graph: "nx.Graph[Any]") -> bool:
@@ -57,18 +80,21 @@ def can_be_drawn(graph: "nx.Graph[Any]") -> bool:
     return graph.number_of_edges() <= _MOST_EDGES
 
 
-def read(content: Mapping[str, Any]) -> "tuple[Partition | None, nx.Graph[Any] | None]":
-    """Partition and graph that :func:`described` wrote down."""
-    held, met = content["partition"], content["graph"]
+def read(content: Mapping[str, Any]) -> "tuple[Partition | None, nx.Graph[Any] | None, Confusion | None]":
+    """Partition, graph and confusion matrix that :func:`described` wrote down; older runs have no such matrix."""
+    held, met, taken = content["partition"], content["graph"], content.get("confusion")
     partition = held and Partition(held["clients"], np.array(held["counts"]), held["population"])
-    if met is None:
-        return partition, None
+    confusion = taken and Confusion(taken["counts"] and np.array(taken["counts"]), taken["names"])
+    return partition, None if met is None else _graph(met), confusion
+
+
+def _graph(met: Mapping[str, Any]) -> "nx.Graph[Any]":
     import networkx as nx
 
     graph: nx.Graph[Any] = nx.DiGraph() if met["is_directed"] else nx.Graph()
     graph.add_nodes_from(met["nodes"])
     graph.add_edges_from(met["edges"])
-    return partition, graph
+    return graph
 
 
 def _edges(graph: "nx.Graph[Any]") -> dict[str, Any]:

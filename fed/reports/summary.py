@@ -1,9 +1,9 @@
 """Summary of a comparison's runs: one row of figures for each variant.
 
-*To the target* means through the first evaluated round whose test accuracy is at least the target: that round's number,
-the bytes that all clients sent and received up to and with it (between peers a message counts at both ends), and its
-virtual time. Each is the mean over the seeds that reach the target; how many do stands beside it, and it is None where
-none does.
+*To the target* means through the first evaluated round whose first metric on test data is as good as the target or
+better: that round's number, the bytes that all clients sent and received up to and with it (between peers a message
+counts at both ends), and its virtual time. Each is the mean over the seeds that reach the target; how many do stands
+beside it, and it is None where none does.
 """
 
 import math
@@ -14,13 +14,17 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fed.config.comparison import Comparison
+from fed.scores import LOSS, NamedMetric, metrics_of_all
 
-__all__ = ["ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
+__all__ = ["FIGURES", "ComparisonResult", "Record", "Runs", "has_finished", "row_of", "sent_through", "spread"]
 
 Record: TypeAlias = dict[str, Any]
 """A run: ``metrics``, a line a round, and ``summary``, whose ``status`` says whether it came to its end."""
 Runs: TypeAlias = dict[str, dict[int, Record]]
 """Name of a variant → seed → its run."""
+
+FIGURES = ("mean", "std", "worst_decile")
+"""What is said of a metric over clients."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class ComparisonResult:
     status: str = "finished"
     directory: Path | None = None
 
+    def metrics(self) -> list[NamedMetric]:
+        """The metrics of all finished runs, each once, the first run's first one first."""
+        return metrics_of_all(
+            run["summary"] for by_seed in self.runs.values() for run in by_seed.values() if has_finished(run)
+        )
+
 
 def row_of(
     name: str, algorithm: str, runs: Mapping[int, Record], seeds: Sequence[int], target: float | None
@@ -52,17 +62,18 @@ def row_of(
         algorithm: its kind.
         runs: seed → the run, of those that have finished or failed.
         seeds: those that were asked for.
-        target: a test accuracy in (0, 1], or None.
+        target: a value of the first metric, or None.
 
     Returns:
-        ``name``, ``algorithm``, ``seeds`` that came to their end, and of these: the mean and the sample standard
-        deviation (None for a single seed) of ``final_test_accuracy`` and ``final_test_loss``; ``rounds_to_target``,
-        ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that reach it; the means of
-        ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s``, ``idle_share`` and ``uplink_pays_below_bytes_per_s``;
-        the means of the last measured ``client_accuracy_mean``, ``client_accuracy_std`` and
-        ``client_accuracy_worst_decile``; of all tasks the shares ``late`` and ``failed``, and of all replies the mean
-        ``staleness``; ``status`` (finished,
-        failed if any run failed, or interrupted if one is missing) and ``reason``: each once, with the seeds.
+        ``name``, ``algorithm``, ``seeds`` that came to their end, and of these: ``metric``, the name of the first
+        metric, or loss, or None without such a seed; the mean and the sample standard deviation (None for a single
+        seed) of ``final_test_accuracy``, ``final_test_loss`` and ``final_test_<name>`` of every metric;
+        ``rounds_to_target``, ``bytes_to_target``, ``virtual_s_to_target`` and ``reached``, the number of seeds that
+        reach it; the means of ``bytes_up``, ``bytes_down``, ``wall_s``, ``virtual_s``, ``idle_share`` and
+        ``uplink_pays_below_bytes_per_s``; the means of the last measured ``client_<name>_mean``, ``client_<name>_std``
+        and ``client_<name>_worst_decile`` of every metric; of all tasks the shares ``late`` and ``failed``, and of all
+        replies the mean ``staleness``; ``status`` (finished, failed if any run failed, or interrupted if one is
+        missing) and ``reason``: each once, with the seeds.
     """
     finished = {seed: run for seed, run in sorted(runs.items()) if has_finished(run)}
     reasons = dict[str, list[int]]()
@@ -70,25 +81,20 @@ def row_of(
         if seed not in finished:
             reasons.setdefault(str(run["summary"]["reason"]), []).append(seed)
     summaries = [run["summary"] for run in finished.values()]
-    accuracy, accuracy_std = spread(summary.get("final_test_accuracy") for summary in summaries)
-    loss, loss_std = spread(summary.get("final_test_loss") for summary in summaries)
+    metrics = metrics_of_all(summaries)
+    of_clients = [metric.of_clients(figure) for metric in metrics for figure in FIGURES]
     return {
         "name": name,
         "algorithm": algorithm,
         "seeds": list(finished),
-        "final_test_accuracy": accuracy,
-        "final_test_accuracy_std": accuracy_std,
-        "final_test_loss": loss,
-        "final_test_loss_std": loss_std,
-        **_to_target([run["metrics"] for run in finished.values()], target),
+        "metric": metrics[0].name if summaries else None,
+        **_final(summaries, ["final_test_accuracy", *(metric.final for metric in metrics), LOSS.final]),
+        **_to_target([run["metrics"] for run in finished.values()], metrics[0], target),
         **{
             key: spread(summary.get(key) for summary in summaries)[0]
             for key in ("bytes_up", "bytes_down", "wall_s", "virtual_s", "idle_share", "uplink_pays_below_bytes_per_s")
         },
-        **{
-            key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0]
-            for key in ("client_accuracy_mean", "client_accuracy_std", "client_accuracy_worst_decile")
-        },
+        **{key: spread(_last_measured(run["metrics"], key) for run in finished.values())[0] for key in of_clients},
         **_of_tasks([line for run in finished.values() for line in run["metrics"]]),
         "status": "failed" if reasons else "finished" if len(finished) == len(seeds) else "interrupted",
         "reason": "; ".join(f"{_seeds(seeds)}: {reason}" for reason, seeds in reasons.items()) or None,
@@ -99,10 +105,21 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def _to_target(metrics_of_runs: Iterable[list[dict[str, Any]]], target: float | None) -> dict[str, Any]:
+def _final(summaries: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> dict[str, float | None]:
+    """The mean and the standard deviation of these keys."""
+    spreads = {key: spread(summary.get(key) for summary in summaries) for key in keys}
+    return {name: value for key, of in spreads.items() for name, value in zip((key, f"{key}_std"), of, strict=True)}
+
+
+def _to_target(
+    metrics_of_runs: Iterable[list[dict[str, Any]]], metric: NamedMetric, target: float | None
+) -> dict[str, Any]:
     if target is None:
         return dict.fromkeys(("rounds_to_target", "bytes_to_target", "virtual_s_to_target", "reached"))
-    found = [(_first_round_at(target, metrics), metrics) for metrics in metrics_of_runs]
+    found = [
+        (next((line for line in metrics if metric.reaches(line.get(metric.test), target)), None), metrics)
+        for metrics in metrics_of_runs
+    ]
     there = [(line, metrics) for line, metrics in found if line is not None]
     return {
         "rounds_to_target": spread(line["round"] for line, _ in there)[0],
@@ -126,11 +143,6 @@ def _of_tasks(lines: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 def has_finished(run: Mapping[str, Any]) -> bool:
     """True if a run finished."""
     return bool(run["summary"]["status"] == "finished")
-
-
-def _first_round_at(target: float, metrics: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """The line of the first evaluated round whose test accuracy is at least the target, which exceeds 0."""
-    return next((line for line in metrics if (line["test_accuracy"] or 0.0) >= target), None)
 
 
 def sent_through(number: int, metrics: Iterable[Mapping[str, Any]], ways: Sequence[str] = ("up", "down")) -> int:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fed.quantities import bytes_text, count_text, duration_text, mean_text
-from fed.reports.conclusions import accuracy_text
-from fed.reports.summary import ComparisonResult
+from fed.reports.conclusions import final_text
+from fed.reports.summary import FIGURES, ComparisonResult
+from fed.scores import NamedMetric
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,13 +30,11 @@ class Column:
 
 def columns(result: ComparisonResult) -> list[Column]:
     """Columns that hold a value for at least one variant of this comparison."""
-    rows, target = result.rows, result.comparison.target_accuracy
+    rows, target, metrics = result.rows, result.comparison.target, result.metrics()
     shown = [
         Column("variant", [row["name"] for row in rows], is_number=False),
-        Column("final accuracy", [accuracy_text(row) for row in rows]),
+        *(Column(f"final {metric.words}", [final_text(row, metric) for row in rows]) for metric in metrics),
     ]
-    if all(row["final_test_accuracy"] is None for row in rows):
-        shown[1] = _column("final loss", rows, "final_test_loss", "{:.4g}".format)
     if target is not None:
         shown.append(Column(f"rounds to {target:g}", [_rounds(row) for row in rows]))
         shown.append(_column(f"bytes to {target:g}", rows, "bytes_to_target", bytes_text))
@@ -44,7 +43,7 @@ def columns(result: ComparisonResult) -> list[Column]:
     shown += [_column(f"bytes {way}", rows, f"bytes_{way}", bytes_text) for way in ("up", "down")]
     if any(row["uplink_pays_below_bytes_per_s"] for row in rows):
         shown.append(_column("codecs pay below", rows, "uplink_pays_below_bytes_per_s", _rate_text))
-    shown += _of_clients(rows)
+    shown += _of_clients(rows, metrics[0])
     shown += _of_tasks(rows)
     shown.append(_column("wall time", rows, "wall_s", duration_text))
     if any(row["status"] != "finished" for row in rows):
@@ -52,20 +51,18 @@ def columns(result: ComparisonResult) -> list[Column]:
     return shown
 
 
-def _of_clients(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:
+def _of_clients(rows: Sequence[dict[str, Any]], metric: NamedMetric) -> Iterator[Column]:
     """Columns on differences between clients: their own models on the test set, or scores on each one's own samples."""
-    worst = [row["client_accuracy_worst_decile"] for row in rows]
-    for heading, by_clients in (("clients' own accuracy", False), ("mean of clients", True)):
+    mean, deviation, worst = ([row.get(metric.of_clients(figure)) for row in rows] for figure in FIGURES)
+    for heading, by_clients in ((f"clients' own {metric.words}", False), ("mean of clients", True)):
         texts = [
-            mean_text(row["client_accuracy_mean"], row["client_accuracy_std"])
-            if (mean is not None) == by_clients
-            else "–"
-            for row, mean in zip(rows, worst, strict=True)
+            mean_text(*of_row[:2]) if (of_row[2] is not None) == by_clients else "–"
+            for of_row in zip(mean, deviation, worst, strict=True)
         ]
         if set(texts) != {"–"}:
             yield Column(heading, texts)
     if set(worst) != {None}:
-        yield Column("worst tenth of clients", [mean_text(mean, None) for mean in worst])
+        yield Column("worst tenth of clients", [mean_text(value, None) for value in worst])
 
 
 def _of_tasks(rows: Sequence[dict[str, Any]]) -> Iterator[Column]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fed.config import yaml
 from fed.errors import InvalidInput, os_errors_as
+from fed.scores import metrics_of, score_of
 from fed.storage.checkpoint_files import newest_whole
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class KeptRun:
         algorithm: its kind.
         rounds: the number of rounds done.
         rounds_planned: the number of rounds of the experiment, where it says so.
-        test_accuracy: the last one measured.
+        metric: the name of the first metric, or loss; None where nothing was measured.
+        score: its last value on test data.
         written: the time of its end, or of the last write.
         checkpoint: the round after which it can resume: that of the newest whole checkpoint within the metrics. None
             for a run that is finished, or has none.
@@ -70,7 +72,8 @@ class KeptRun:
     algorithm: str | None = None
     rounds: int = 0
     rounds_planned: int | None = None
-    test_accuracy: float | None = None
+    metric: str | None = None
+    score: float | None = None
     written: datetime | None = None
     checkpoint: int | None = None
 
@@ -111,7 +114,7 @@ def kept_run(path: Path) -> KeptRun:
     except InvalidInput as error:
         return KeptRun(folder=path, state=RunState.UNREADABLE, reason=str(error), written=_written(path))
     rounds = metrics[-1]["round"] if metrics else 0
-    measured = [line["test_accuracy"] for line in metrics if isinstance(line.get("test_accuracy"), int | float)]
+    metric, score = _last_score(summary, metrics) or (None, None)
     return KeptRun(
         folder=path,
         state=state,
@@ -120,7 +123,8 @@ def kept_run(path: Path) -> KeptRun:
         algorithm=_within(str, experiment, "algorithm", "kind"),
         rounds=rounds,
         rounds_planned=_within(int, experiment, "rounds", "count"),
-        test_accuracy=measured[-1] if measured else None,
+        metric=metric,
+        score=score,
         written=_written(path),
         checkpoint=None if state is RunState.FINISHED else _resumes_after(path, rounds),
     )
@@ -252,6 +256,14 @@ def totals(
         "seed": experiment.seed,
         **own,
     }
+
+
+def _last_score(summary: Mapping[str, Any] | None, metrics: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """Name and last value of the first metric; where no summary names it, the first one that the lines have."""
+    if summary is not None and "metrics" in summary:
+        first = metrics_of(summary)[0]
+        metrics = [{first.test: line.get(first.test)} for line in metrics]
+    return next((score for line in reversed(metrics) if (score := score_of(line))), None)
 
 
 def _line(content: bytes) -> dict[str, Any] | None:

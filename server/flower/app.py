@@ -10,6 +10,8 @@ from typing import Any
 from fed.config import yaml
 from fed.config.experiment import Experiment
 from fed.errors import InvalidExperiment, InvalidInput, OutputExists, os_errors_as
+from fed.quantities import score_text
+from fed.scores import score_of, words_of
 from fed.server.deploy import Deployment
 from fed.server.flower.fleet import FlowerFleet
 from fed.server.rounds.synchronous import Synchronous
@@ -120,8 +122,8 @@ def _name_of(experiment: Experiment) -> str:
 
 
 def _say(line: Mapping[str, Any]) -> None:
-    accuracy = line.get("test_accuracy")
-    found = "" if accuracy is None else f", test accuracy {accuracy:.4f}"
+    score = score_of(line)
+    found = "" if score is None else f", test {words_of(score[0])} {score_text(score[1])}"
     _log.info("round %d: %d of %d replied%s", line["round"], line["replied"], line["selected"], found)
 
 

@@ -18,6 +18,7 @@ from fed.clients.training.worker import Work
 from fed.config.experiment import Experiment
 from fed.identity.credentials import PeerCredentials
 from fed.reports.population import described
+from fed.server.confusion import confusion_of
 from fed.server.evaluation import ScoringByClients, ScoringByCoordinator, scores_of_both
 from fed.server.federation import Federation, State
 from fed.server.peer.link import StreamPatience
@@ -218,7 +219,8 @@ class RealPeer(ABC, Generic[_Service]):
                 "parameters": prepared.layout.parameters,
                 "refused": self.service.refusals.count,
             },
-            population=lambda: described(None, self.graph()),
+            confusion=lambda state: confusion_of(prepared.recipe, state, self.executor, prepared.data.names.labels),
+            population=lambda confusion: described(None, self.graph(), confusion),
             fingerprint=fingerprint,
             folder=folder,
             after_round=after_round,

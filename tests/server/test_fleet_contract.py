@@ -401,7 +401,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_is_simulated_is_what_real_nodes_train(name: str, tmp_path: Path) -> None:
     given = experiment(**ALGORITHMS[name])
-    simulated = fed.simulate(given)
+    simulated = fed.simulate(given, output=tmp_path / "simulated")
+    matrix = yaml.load(tmp_path / "simulated" / "population.json")["confusion"]
     runs = {"gRPC": over_grpc(given, tmp_path / "gRPC"), "Flower": over_flower(given, tmp_path / "Flower")}
     state = simulated.model.state_dict()
     for engine, output in runs.items():
@@ -412,6 +413,8 @@ def test_what_is_simulated_is_what_real_nodes_train(name: str, tmp_path: Path) -
         for key in ("status", "rounds", "final_test_accuracy", "final_test_loss", "clients"):
             assert summary[key] == pytest.approx(simulated.summary[key]), (engine, key)
         assert summary["refused"] == 0
+        assert yaml.load(output / "population.json")["confusion"] == matrix
+    assert (matrix is None) == ("final_client_accuracy_worst_decile" in simulated.summary)
 
 
 def over_grpc(given: Experiment, folder: Path) -> Path:

@@ -157,7 +157,7 @@ class Both(NamedTuple):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    many = comparison(compare=[*SEVERAL, DIVERGES], seeds=[1, 0], target_accuracy=0.3)
+    many = comparison(compare=[*SEVERAL, DIVERGES], seeds=[1, 0], target=0.3)
     first, second = Watching(), Watching()
     output = tmp_path_factory.mktemp("side-by-side")
     return Both(

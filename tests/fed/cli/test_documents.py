@@ -18,7 +18,7 @@ compare:
   - {name: FedProx, algorithm: {kind: fedprox, mu: 0.5}}
   - {name: ring, algorithm: {kind: dpsgd}}
 seeds: [1, 2]
-target_accuracy: 0.9
+target: 0.9
 """
 
 
@@ -109,6 +109,6 @@ def test_comparison_in_force_has_the_same_variants(write: Any) -> None:
     shown = in_force(comparison)
     again = read_comparison(write(yaml.dump(shown)), [])
     assert again.variants() == comparison.variants()
-    assert (again.seeds, again.target_accuracy, again.name) == ([1, 2], 0.9, "three")
+    assert (again.seeds, again.target, again.name) == ([1, 2], 0.9, "three")
     assert set(shown["compare"][0]) == {"name", "algorithm", "topology"}
     assert shown["base"]["local"]["lr"] == 0.25

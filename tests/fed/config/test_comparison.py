@@ -96,7 +96,7 @@ def test_log_uniform_has_the_geometric_mean_for_its_median() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"compare": [{"name": "A", "algorithm": FEDPROX}], "target_accuracy": 0.9},
+        {"compare": [{"name": "A", "algorithm": FEDPROX}], "target": 0.9},
         {"grid": {"local.lr": [0.1, 1]}, "seeds": [3, 1]},
         {"random": {"trials": 2, "keys": {"local.lr": {"uniform": [0.1, 1.0]}}}, "base": {"seed": 5}},
     ],
@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a value twice": ({"grid": {"local.lr": [0.1, 0.1]}}, r"grid\.local\.lr must be distinct, got 0.1 more"),
     "an empty grid": ({"grid": {}}, "grid must have at least 1 item"),
     "no values": ({"grid": {"local.lr": []}}, r"grid\.local\.lr must have at least 1 item"),
-    "a target above 1": ({"grid": {"local.lr": [0.1]}, "target_accuracy": 90}, "target_accuracy must be less than or"),
+    "no finite target": ({"grid": {"local.lr": [0.1]}, "target": math.inf}, "target must be a finite number"),
     "an unknown key": ({"grd": {}}, "grd: unknown key; did you mean grid?"),
     "an unknown key of a variant": (
         {"compare": [{"name": "A"}, {"name": "B", "rounds.cuont": 3}]},

@@ -19,7 +19,7 @@ from rich.console import Console
 import fed
 from fed.clients.data.describe import partition_of
 from fed.errors import InvalidData
-from fed.reports import charts
+from fed.reports import charts, heat_maps
 from fed.reports.conclusions import failures, finding
 from fed.reports.html import comparison_report, comparison_svg, run_report, write_run_report
 from fed.reports.plot_style import INK, styles
@@ -93,7 +93,7 @@ def result_of(
     comparison = fed.Comparison(**{"compare": compare, "seeds": seeds, **keys})
     by_seed = {name: dict(enumerate(of)) for name, of in runs.items()}
     rows = [
-        row_of(name, variant.algorithm.kind, by_seed[name], seeds, comparison.target_accuracy)
+        row_of(name, variant.algorithm.kind, by_seed[name], seeds, comparison.target)
         for name, variant in comparison.variants().items()
     ]
     return ComparisonResult(comparison, rows, by_seed)
@@ -117,7 +117,7 @@ def several() -> ComparisonResult:
         "_under $x_1$ 漢字": [record(0.5, 0.7, 0.85), record(0.6, 0.7, 0.95)],
         HOSTILE: [record(0.2, 0.3, 0.4, sends=False, **own), record(0.2, 0.3, 0.5, sends=False, **own)],
     }
-    return result_of(runs, {HOSTILE: "local"}, name=HOSTILE, target_accuracy=0.8)
+    return result_of(runs, {HOSTILE: "local"}, name=HOSTILE, target=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_picture_is_a_file_of_its_own(several: ComparisonResult) -> None:
 
 def test_without_measurements_there_is_a_page_and_no_picture() -> None:
     failed = {"metrics": [], "summary": {"status": "failed", "reason": "loss <is> NaN"}}
-    result = result_of({"A": [failed]}, target_accuracy=0.5)
+    result = result_of({"A": [failed]}, target=0.5)
     assert comparison_svg(result) is None
     text = "".join(Reading(comparison_report(result, {})).texts)
     assert "A: seed 0: loss <is> NaN" in text
@@ -202,7 +202,7 @@ def test_each_failure_reason_stands_once_below_the_table() -> None:
 
 def test_terminal_table_does_not_break_the_words_of_a_name() -> None:
     name = "trial 4: local.lr=0.037, local.batch_size=16"
-    result = result_of({name: [record(0.5)], "B": [failed("died")]}, target_accuracy=0.5)
+    result = result_of({name: [record(0.5)], "B": [failed("died")]}, target=0.5)
     for width in (80, 100, 200):
         shown = io.StringIO()
         Console(width=width, file=shown).print(table(result, width))
@@ -314,7 +314,7 @@ def test_interrupted_run_says_so() -> None:
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (1, 2), (100, 10), (300, 40), (1000, 3)])
 def test_partition_is_drawn_for_few_and_for_many(clients: int, classes: int) -> None:
     counts_CL = np.random.default_rng(0).integers(0, 9, (clients, classes))
-    svg = charts.partition([f"client <{number}>" for number in range(clients)], counts_CL)
+    svg = heat_maps.partition([f"client <{number}>" for number in range(clients)], counts_CL)
     ElementTree.fromstring(svg)
     assert len(svg) < 500_000
 
@@ -475,7 +475,7 @@ def test_finding_does_not_compare_client_scores_with_test_scores() -> None:
     by_clients: dict[str, Any] = {"client_accuracy_worst_decile": 0.7}
     runs = {"A": [record(0.5), record(0.51)], "B": [record(0.8, **by_clients), record(0.81, **by_clients)]}
     assert said(runs) == (
-        "Accuracies do not compare: clients score B on samples of their own, the coordinator A on the test set. "
+        "Scores do not compare: clients score B on samples of their own, the coordinator A on the test set. "
         "Write evaluation: clients in the base to score all alike."
     )
 
@@ -494,10 +494,10 @@ def test_baselines_win_nothing_but_are_told() -> None:
 
 def test_finding_counts_to_the_target_only_those_that_always_arrive() -> None:
     runs = {"often": [record(0.9), record(0.1)], "A": [record(0.1, 0.9), record(0.1, 0.9)]}
-    assert said(runs, target_accuracy=0.9).endswith(
+    assert said(runs, target=0.9).endswith(
         "A is the first at 0.9, after 2 rounds, and sends the fewest bytes to get there, 14 kB."
     )
-    assert said(runs, target_accuracy=0.95).endswith("None reaches 0.95 with every seed.")
+    assert said(runs, target=0.95).endswith("None reaches 0.95 with every seed.")
 
 
 def test_no_plotting_library_is_loaded_before_a_picture_is_drawn() -> None:
@@ -505,8 +505,8 @@ def test_no_plotting_library_is_loaded_before_a_picture_is_drawn() -> None:
         "import sys, fed.simulations.compare\n"
         "assert {'fed.reports.html', 'fed.reports.charts'} <= set(sys.modules)\n"
         "assert not {'matplotlib', 'jinja2'} & set(sys.modules)\n"
-        "from fed.reports import charts\n"
-        "charts.partition(['a'], __import__('numpy').ones((1, 1), int))\n"
+        "from fed.reports import heat_maps\n"
+        "heat_maps.partition(['a'], __import__('numpy').ones((1, 1), int))\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -40,7 +40,7 @@ def test_a_run_is_as_its_folder_says(tmp_path: Path, status: str | None) -> None
     Checkpoints(folder.checkpoints, 3).write(2, None)
     run = kept_run(folder.path)
     assert run.state == state_of(folder.path) == (status or "unfinished")
-    assert (run.name, run.algorithm, run.rounds, run.rounds_planned, run.test_accuracy) == ("tiny", "bmuf", 3, 9, 0.2)
+    assert (run.name, run.algorithm, run.rounds, run.rounds_planned, run.score) == ("tiny", "bmuf", 3, 9, 0.2)
     assert (run.reason, run.checkpoint) == ("why" if status else None, None if status == "finished" else 2)
 
 
@@ -48,7 +48,7 @@ def test_a_run_that_has_done_nothing_yet_is_unfinished(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", rounds=0)
     for _ in range(2):
         run = kept_run(folder.path)
-        assert (run.state, run.rounds, run.test_accuracy, run.checkpoint) == (RunState.UNFINISHED, 0, None, None)
+        assert (run.state, run.rounds, run.score, run.checkpoint) == (RunState.UNFINISHED, 0, None, None)
         (folder.path / "metrics.jsonl").unlink(missing_ok=True)
 
 
@@ -133,7 +133,7 @@ def test_values_of_other_kinds_than_fed_writes_are_left_out(tmp_path: Path) -> N
     (path / "experiment.yaml").write_text("{name: 3, algorithm: x, rounds: {count: many}}")
     (path / "metrics.jsonl").write_text('{"round": 1, "test_accuracy": "high"}\n{"round": 2, "test_accuracy": NaN}\n')
     run = kept_run(path)
-    assert (run.name, run.algorithm, run.rounds_planned, run.test_accuracy, run.reason, run.rounds) == (*[None] * 5, 2)
+    assert (run.name, run.algorithm, run.rounds_planned, run.score, run.reason, run.rounds) == (*[None] * 5, 2)
 
 
 def test_runs_are_found_at_any_depth_outside_runs(tmp_path: Path) -> None:
@@ -163,12 +163,12 @@ def test_the_list_has_a_line_a_run_and_reasons_below(run: Run, tmp_path: Path) -
     code, out, err = run()
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines() if line.strip()]
-    assert lines[0] == ["run", "name", "algorithm", "status", "rounds", "accuracy", "written", "resumes", "after"]
+    assert lines[0] == ["run", "name", "algorithm", "status", "rounds", "score", "written", "resumes", "after"]
     shown = {line[0]: " ".join(line[1:]) for line in lines[2:7]}
     assert list(shown) == ["broken", "done", "killed", "odd", "stopped"]
-    assert shown["done"].startswith("tiny bmuf finished 3 of 9 0.2000 20")
+    assert shown["done"].startswith("tiny bmuf finished 3 of 9 accuracy 0.2000 20")
     assert shown["done"].endswith(" –")
-    assert shown["killed"].startswith("tiny bmuf unfinished: no summary 3 of 9 0.2000 20")
+    assert shown["killed"].startswith("tiny bmuf unfinished: no summary 3 of 9 accuracy 0.2000 20")
     assert shown["killed"].endswith(" round 2")
     assert shown["odd"].startswith("– – unreadable – – 20")
     assert out.splitlines()[-2] == "runs/broken: round 4, client 2: the loss is not finite"
@@ -189,7 +189,8 @@ def test_the_list_for_machines_holds_all_that_is_known(run: Run, tmp_path: Path)
         "algorithm": "bmuf",
         "rounds": 3,
         "rounds_planned": 9,
-        "test_accuracy": 0.2,
+        "metric": "accuracy",
+        "score": 0.2,
         "checkpoint": 2,
     }
 

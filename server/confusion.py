@@ -1,0 +1,42 @@
+"""Confusion matrix of a run's model on the test set, where it classifies.
+
+Shapes: see :mod:`fed.layout`.
+"""
+
+from collections.abc import Sequence
+
+from fed.clients.training.executor import Executor, Item
+from fed.clients.training.losses import cross_entropy
+from fed.clients.training.work_items import CountClasses, Recipe
+from fed.reports.population import Confusion
+from fed.server.evaluation import sizes_of_parts
+from fed.server.federation import State
+
+__all__ = ["confusion_of"]
+
+
+def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequence[object] = ()) -> Confusion | None:
+    """Samples of the whole test set by true and by predicted class.
+
+    Args:
+        recipe: with the test set.
+        state: of the model.
+        executor: does the work.
+        names: the classes', where they have some.
+
+    Returns:
+        The matrix, or one without counts where there are too many classes; None without a test set, and where the model
+        gives no class for each sample: the loss is not the cross-entropy, or a sample has several labels.
+    """
+    if recipe.test is None or recipe.loss is not cross_entropy or tuple(recipe.test)[1].ndim != 1:
+        return None
+    tickets, first = [], 0
+    for size in sizes_of_parts(recipe):
+        label = f"the confusion of test samples {first} to {first + size - 1}"
+        tickets.append(executor.submit(Item(CountClasses(first, first + size), state, label, cost=size)))
+        first += size
+    counts = [tensors[0] for _, _, tensors in executor.results(tickets) if tensors]
+    if not counts:
+        return Confusion(None, [])
+    total_CC = sum(counts[1:], counts[0])
+    return Confusion(total_CC.numpy(), list(names) if len(names) == len(total_CC) else list(range(len(total_CC))))
