@@ -189,6 +189,7 @@ class Simulation:
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
+            drops_diverged=self.policy.drops_diverged,
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         if secure is not None and self.message.fixed is not None:
