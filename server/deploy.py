@@ -258,7 +258,7 @@ class Deployment:
         recipe = prepared.recipe
         executor = InProcess(partial(Work, recipe) if recipe.test is not None else _no_work)
 
-        def begin_scoring() -> Scoring:
+        def begin_scoring(is_last: bool) -> Scoring:
             if self._held_out is not None:
                 policy = federation.policy
                 limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S

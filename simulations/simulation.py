@@ -250,13 +250,16 @@ def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: 
     return Topology(section.make, section.target, peers, streams, **rules)
 
 
-def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:
+def begin_scoring(
+    simulation: Simulation, federation: Federation, executor: Executor, *, is_last: bool = False
+) -> Scoring:
     """Score the federation's model and the clients' own, where they keep some, as they are now.
 
     Args:
         simulation: with the samples to score on.
         federation: whose models are scored.
         executor: begins at once where it has nothing better to do.
+        is_last: no round comes after it: all models are scored on the whole test set.
     """
     honest = simulation.honest_peers
     if simulation.held_out is not None:
@@ -264,11 +267,14 @@ def begin_scoring(simulation: Simulation, federation: Federation, executor: Exec
         if simulation.has_peers and simulation.attackers is not None:
             held_out = {client: held_out[client] for client in honest}
         return ScoringByClients(held_out, simulation.recipe.metrics, federation, executor).scores
+    evaluation, test = simulation.experiment.evaluation.make(), simulation.data.test
+    sample = () if is_last or test is None else evaluation.sample(len(test[1]), simulation.streams)
+    parts = simulation.recipe, federation, executor
     if not simulation.has_peers or simulation.algorithm.primitive is None:
         only_own = simulation.algorithm.primitive is None
-        return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own).scores
-    own = simulation.experiment.evaluation.make().scored(honest, simulation.streams)
-    return ScoringByCoordinator(simulation.recipe, federation, executor, own=own).scores
+        return ScoringByCoordinator(*parts, only_own=only_own, sample=sample).scores
+    own = evaluation.scored(honest, simulation.streams)
+    return ScoringByCoordinator(*parts, own=own, sample=sample).scores
 
 
 def _resolved(experiment: Experiment, replaced: Sequence[str], batching: Batching) -> Experiment:

@@ -92,10 +92,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1."""
+    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1.
+
+    Args:
+        first: the first sample.
+        last: the end.
+        places: of the test set, those samples; where it is empty, ``first`` … ``last`` − 1 themselves.
+    """
 
     first: int
     last: int
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class Work:
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
         assert self._recipe.test is not None
-        inputs, targets = (part[task.first : task.last].contiguous() for part in self._recipe.test)
+        places = [*task.places] or slice(task.first, task.last)
+        inputs, targets = (part[places].contiguous() for part in self._recipe.test)
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             if self._evaluator is not None and len(vectors_KV) > 1:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))

@@ -186,7 +186,7 @@ class RealPeer(ABC, Generic[_Service]):
         """
         prepared, held_out = self.prepared, self.prepared.held_out
 
-        def begin_scoring() -> Scoring:
+        def begin_scoring(is_last: bool) -> Scoring:
             if self.is_behind:
                 return lambda: Scores({f"test_{name}": None for name in ("accuracy", "loss", *prepared.metrics)})
             if held_out is not None:

@@ -258,6 +258,15 @@ def test_divergence_is_the_same_error_and_leaves_the_same_folder(
     assert borrowed == [2]
 
 
+@pytest.mark.parametrize("algorithm", ["dpsgd", "local"])
+def test_workers_score_the_same_sample(algorithm: str, borrowed: list[int]) -> None:
+    keys = experiment(algorithm).override({"evaluation": {"kind": "coordinator", "samples": 7}})
+    alone, apart = (simulate(run, data=parts.unequal(), model=parts.small) for run in (keys, in_workers(keys)))
+    assert borrowed == [2]
+    assert alone.metrics[0]["client_test_samples"] == 7
+    assert parts.outcome(alone) == parts.outcome(apart)
+
+
 @pytest.mark.parametrize("batching", ["on", "off"])
 def test_workers_drop_the_same_clients(batching: str, borrowed: list[int]) -> None:
     keys = experiment("fedavg", batching=batching, local={"lr": 300.0, "batch_size": 4})
