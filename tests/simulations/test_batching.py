@@ -379,7 +379,7 @@ def test_what_falls_back_says_so_in_the_experiment_kept() -> None:
 
 
 @pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
-def test_operations_of_recurrent_layers_are_counted(layer: type[nn.RNNBase], gates: int) -> None:
+def test_operations_of_recurrent_layers_are_counted(layer: Callable[..., nn.Module], gates: int) -> None:
     """Forward 2 B T G H (I + H), as many for gradients of the weights, and of the states those of the second part."""
     batch, steps, inputs, hidden = 10, 7, 5, 6
 

@@ -1,6 +1,7 @@
 """Scores before the last round: many models on a fixed sample of the test set, one model on all of it."""
 
 import statistics
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_sample_is_drawn_once_without_replacement() -> None:
     assert first[-1] < TESTS
     assert first != list(ByCoordinator(samples=SAMPLES).sample(TESTS, Streams(1)))
     for samples in ("all", TESTS, TESTS + 1):
-        assert [*ByCoordinator(samples=samples).sample(TESTS, Streams(0))] == [*range(TESTS)]  # type: ignore[arg-type]
+        assert [*ByCoordinator(samples=samples).sample(TESTS, Streams(0))] == [*range(TESTS)]
 
 
 class Counting(InProcess):
@@ -123,7 +124,7 @@ def test_estimate_counts_what_each_evaluation_scores(algorithm: str, monkeypatch
     assert counts[1] == models * TESTS
     probe = Counting(simulation)
     monkeypatch.setattr(estimate, "InProcess", lambda make: probe)
-    monkeypatch.setattr(estimate.time, "perf_counter", lambda: float(probe.scored))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(probe.scored))
     assert estimate.expect(simulation).wall_s == pytest.approx(4 * counts[0] + counts[1])
 
 
