@@ -51,7 +51,7 @@ def of_clients(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algorithm", OWN)
-def test_own_models_are_scored_on_the_sample_before_the_last_round(algorithm: str) -> None:
+def test_own_models_are_scored_on_a_sample_before_last(algorithm: str) -> None:
     """The models after a round are those of a run that ends with it."""
     whole, sampled = run(experiment(algorithm, "all")), run(experiment(algorithm))
     after_two = run(experiment(algorithm, rounds=2)).models
@@ -74,7 +74,7 @@ def test_last_scores_are_of_the_whole_test_set(algorithm: str) -> None:
     assert sampled.summary["final_test_samples"] == sampled.summary["final_client_test_samples"] == TESTS
 
 
-def test_mean_of_peers_is_always_scored_on_the_whole_test_set() -> None:
+def test_mean_of_peers_is_scored_on_the_whole_set() -> None:
     whole, sampled = run(experiment("dpsgd", "all")), run(experiment("dpsgd"))
     for ours, theirs in zip(whole.metrics, sampled.metrics, strict=True):
         assert (ours["test_loss"], ours["test_accuracy"]) == (theirs["test_loss"], theirs["test_accuracy"])
