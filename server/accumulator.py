@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fed.errors import Diverged
 from fed.reduction import WeightedMean
 from fed.tensors import Tensor, torch
 from fed.wire.messages import Answer, Task
@@ -39,6 +38,7 @@ class RoundStats(NamedTuple):
         staleness_mean: versions by which the model had moved since the counted updates' tasks were sent, on average.
         clipped_share: of all coordinates that were added under secure aggregation, those that were clipped.
         capped_weights: of the clients in that sum, those whose weight was capped.
+        diverged: of the tasks that failed, those whose numbers were not finite; None where such a client ends the run.
     """
 
     selected: int
@@ -51,10 +51,11 @@ class RoundStats(NamedTuple):
     staleness_mean: float = 0.0
     clipped_share: float | None = None
     capped_weights: int | None = None
+    diverged: int | None = None
 
     def measured(self) -> dict[str, Any]:
         """The counts as a part of the round's metrics; without what is not measured."""
-        hidden = "clipped_share", "capped_weights"
+        hidden = "clipped_share", "capped_weights", "diverged"
         return {name: value for name, value in self._asdict().items() if name not in hidden or value is not None}
 
 
@@ -95,15 +96,25 @@ class UpdateAccumulator:
         loss_of: client → its training loss.
         samples_of: client → its number of samples, of those whose updates count.
         hidden: the sum of the round's clients under secure aggregation, which tells nothing of one of them.
+        diverged: answers of clients whose numbers were not finite.
 
     Args:
         size: M.
         integers_I: the model's.
         is_linear: the mean of updates will do.
         present_V: the global model now, if it is to move towards clients' models, rather than by their updates.
+        drops_diverged: a client whose numbers are not finite has failed.
     """
 
-    def __init__(self, size: int, integers_I: Tensor, is_linear: bool, present_V: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        integers_I: Tensor,
+        is_linear: bool,
+        present_V: Tensor | None = None,
+        *,
+        drops_diverged: bool = False,
+    ) -> None:
         self.integers_I = integers_I
         self.selected = self.replied = self.late = self.failed = 0
         self.bytes_up = self.bytes_down = 0
@@ -117,7 +128,8 @@ class UpdateAccumulator:
         self._is_linear = is_linear
         self._present_V = present_V
         self._single: dict[int, tuple[Tensor, float]] = {}
-        self._diverged: list[Answer] = []
+        self.diverged: list[Answer] = []
+        self._drops_diverged = drops_diverged
 
     def take(self, answer: Answer, open_tasks: dict[int, Task], version: int, weigh: Staleness) -> None:
         """Count an answer, if it may be, and close its tasks.
@@ -129,13 +141,15 @@ class UpdateAccumulator:
             weigh: the factor of an update by its staleness.
         """
         if answer.diverged:  # raised after all answers have come, so that the order does not choose whose
-            self._diverged.append(answer)
-            return
+            self.diverged.append(answer)
+            if not self._drops_diverged:
+                return
         self.bytes_up += answer.size_bytes
         self.bytes_down += answer.more_bytes_down
         if answer.problem:
             if open_tasks.pop(answer.tasks[0], None) is not None:
-                _log.info("round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
+                level = logging.WARNING if answer.diverged else logging.INFO
+                _log.log(level, "round %d: client %r failed: %s", answer.round, answer.clients[0], answer.problem)
                 self.failed += 1
             return
         # a task named twice makes the lists unequal
@@ -165,16 +179,6 @@ class UpdateAccumulator:
         self.losses += zip(answer.train_losses, answer.samples, strict=True)
         self.staleness += [staleness] * len(tasks)
         self.replied += len(tasks)
-
-    def raise_if_diverged(self) -> None:
-        """Name the first of several clients that diverged, in whatever order they came.
-
-        Raises:
-            Diverged: if a client did.
-        """
-        if self._diverged:
-            first = min(self._diverged, key=lambda answer: answer.tasks)
-            raise Diverged.of(first.round, first.clients[0], first.problem)
 
     @property
     def weight(self) -> int | Fraction:
@@ -209,6 +213,7 @@ class UpdateAccumulator:
             staleness_mean=sum(self.staleness) / len(self.staleness) if self.staleness else 0.0,
             clipped_share=hidden.clipped / (len(hidden.mean_M) * hidden.clients) if hidden else None,
             capped_weights=hidden.capped if hidden else None,
+            diverged=len(self.diverged) if self._drops_diverged else None,
         )
 
     def _add(self, answer: Answer, task: Task, factor: float) -> None:

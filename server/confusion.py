@@ -9,7 +9,7 @@ from fed.clients.training.executor import Executor, Item
 from fed.clients.training.losses import cross_entropy
 from fed.clients.training.work_items import CountClasses, Recipe
 from fed.reports.population import Confusion
-from fed.server.evaluation import sizes_of_parts
+from fed.server.evaluation import parts_of
 from fed.server.federation import State
 
 __all__ = ["confusion_of"]
@@ -30,11 +30,10 @@ def confusion_of(recipe: Recipe, state: State, executor: Executor, names: Sequen
     """
     if recipe.test is None or recipe.loss is not cross_entropy or tuple(recipe.test)[1].ndim != 1:
         return None
-    tickets, first = [], 0
-    for size in sizes_of_parts(recipe):
-        label = f"the confusion of test samples {first} to {first + size - 1}"
-        tickets.append(executor.submit(Item(CountClasses(first, first + size), state, label, cost=size)))
-        first += size
+    tickets = []
+    for first, end in parts_of(recipe):
+        label = f"the confusion of test samples {first} to {end - 1}"
+        tickets.append(executor.submit(Item(CountClasses(first, end), state, label, cost=end - first)))
     counts = [tensors[0] for _, _, tensors in executor.results(tickets) if tensors]
     if not counts:
         return Confusion(None, [])

@@ -51,6 +51,7 @@ class Coordinator:
         integers_I: its integer buffers.
         streams: the run's random streams.
         lr_in: (round, clients asked) → step size of local steps; None: the clients know it.
+        drops_diverged: a client that diverges has failed; else it ends the run.
 
     Raises:
         InvalidExperiment: if the aggregator's state does not hold the model.
@@ -64,6 +65,7 @@ class Coordinator:
     integers_I: InitVar[Tensor]
     streams: Streams
     lr_in: Callable[[int, int], float] | None = None
+    drops_diverged: bool = False
 
     def __post_init__(self, vector_V: Tensor, integers_I: Tensor) -> None:
         """Begin with the aggregator's state of the first model."""
@@ -97,7 +99,8 @@ class Coordinator:
             mixes: the model moves towards clients' models, rather than by their updates.
         """
         present_V = self._whole(self.aggregator.model_to_send(self._state)) if mixes else None
-        return UpdateAccumulator(sum(self.message.summed_sizes), self._integers_I, self.aggregator.linear, present_V)
+        size, is_linear = sum(self.message.summed_sizes), self.aggregator.linear
+        return UpdateAccumulator(size, self._integers_I, is_linear, present_V, drops_diverged=self.drops_diverged)
 
     def dispatch(
         self,
@@ -162,7 +165,8 @@ class Coordinator:
             weigh: the factor of an update by its staleness.
 
         Raises:
-            Diverged: if a client's loss or model is no longer finite.
+            Diverged: if a client's loss or model is no longer finite; where such clients are dropped, if a round waits
+                for none but them.
         """
         for answer in self.fleet.collect(until, enough):
             if self._downlink is not None and not answer.problem:
@@ -170,7 +174,18 @@ class Coordinator:
             accumulator.take(answer, self.open, self.version, weigh)
             del answer  # it may be large, and the next is on its way
         # after all answers of the instant: the order of arrival must not choose the client that is named
-        accumulator.raise_if_diverged()
+        if accumulator.diverged and (not self.drops_diverged or self._awaits_diverged_alone(accumulator)):
+            first = min(accumulator.diverged, key=lambda answer: answer.tasks)
+            raise Diverged.of(first.round, first.clients[0], first.problem)
+
+    def _awaits_diverged_alone(self, accumulator: UpdateAccumulator) -> bool:
+        """True if each client has answered or diverged, some again and again, and no other has a task."""
+        members = self.fleet.registered()
+        if len(accumulator.diverged) <= len(members):
+            return False
+        diverged = {answer.clients[0] for answer in accumulator.diverged}
+        is_awaited = any(task.client not in diverged for task in self.open.values())
+        return not is_awaited and all(client in diverged or client in accumulator.loss_of for client in members)
 
     def cancel(self, accumulator: UpdateAccumulator, *, are_late: bool) -> None:
         """Wait no longer for open tasks: they are late, or else have failed.

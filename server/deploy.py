@@ -272,7 +272,7 @@ class Deployment:
             limit_s = (policy.deadline_s if isinstance(policy, Synchronous) else None) or _SCORED_WITHIN_S
             return partial(_scored_by_nodes, fleet.scores(federation.model(), limit_s), prepared.metrics)
 
-        def begin_scoring() -> Scoring:
+        def begin_scoring(is_last: bool) -> Scoring:
             if self._held_out is None:
                 return ScoringByCoordinator(recipe, federation, executor).scores
             if recipe.test is None:

@@ -25,9 +25,9 @@ __all__ = [
     "ScoringByClients",
     "ScoringByCoordinator",
     "check_scored_by_both",
+    "parts_of",
     "scores_of_both",
     "scores_over_clients",
-    "sizes_of_parts",
 ]
 
 CLIENTS_AT_ONCE = 32
@@ -49,6 +49,7 @@ class ScoringByCoordinator:
         executor: does the work.
         only_own: True to score the clients' own models alone, where they have some.
         own: clients whose own models are scored; all unless given.
+        sample: the test samples that clients' own models are scored on, where there are several; all unless given.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ScoringByCoordinator:
         *,
         only_own: bool = False,
         own: Sequence[ClientId] | None = None,
+        sample: Sequence[int] = (),
     ) -> None:
         self._executor = executor
         self._metrics = recipe.metrics
@@ -66,39 +68,72 @@ class ScoringByCoordinator:
         self._own = list(models if own is None else own)
         self._only_own = bool(self._own) and only_own
         own_models = [models[client] for client in self._own]
-        states = own_models if self._only_own else [*own_models, federation.model()]
-        self._sizes = sizes_of_parts(recipe)
-        self._models = _split(states, MODELS_AT_ONCE)
-        self._tickets = [
-            executor.submit(self._item(models, number * _SAMPLES, size))
-            for models in self._models
-            for number, size in enumerate(self._sizes)
-        ]
+        rest = [] if self._only_own else [federation.model()]
+        self._samples = _test_samples(recipe)
+        self._of_own = self._samples
+        self._sets: list[_ScoredSet] = []
+        if len(own_models) > 1 and 0 < len(sample) < self._samples:
+            self._of_own = len(sample)
+            self._submit(own_models, recipe, tuple(sample))
+            self._submit(rest, recipe)
+        else:
+            self._submit([*own_models, *rest], recipe)
 
     def scores(self) -> Scores:
         """Scores of the federation's model, or the mean over the clients' models; None without a test set."""
-        if not self._sizes:
+        if not self._samples:
             nothing = _test(None, [None] * len(self._metrics), self._metrics)
             return Scores({**nothing, **(_over_clients([], self._metrics) if self._own else {})})
-        in_order = iter(_answers(self._executor, self._tickets))
-        scores = [score for _ in self._models for score in self._joined([next(in_order) for _ in self._sizes])]
+        answers = iter(_answers(self._executor, [ticket for scored in self._sets for ticket in scored.tickets]))
+        scores = [
+            score
+            for scored in self._sets
+            for _ in range(scored.groups)
+            for score in _joined([next(answers) for _ in scored.sizes], scored.sizes)
+        ]
         own = scores[: len(self._own)]
-        of_clients = [ClientScore(*one) for one in zip(self._own, [sum(self._sizes)] * len(own), own, strict=True)]
-        rows = [_row(one, self._metrics) for one in of_clients]
-        line = _over_clients(own, self._metrics) if own else {}
+        of_clients = zip(self._own, [self._of_own] * len(own), own, strict=True)
+        rows = [_row(ClientScore(*of_client), self._metrics) for of_client in of_clients]
+        line: dict[str, Any] = _over_clients(own, self._metrics) if own else {}
+        if len(own) > 1:
+            of_all = self._of_own if self._only_own else self._samples
+            line = {"test_samples": of_all, "client_test_samples": self._of_own, **line}
         if self._only_own:
             means = [line[f"client_{name}_mean"] for name in self._metrics]
             return Scores({**_test(statistics.fmean(score.loss for score in own), means, self._metrics), **line}, rows)
         return Scores({**_test(*scores[-1], self._metrics), **line}, rows)
 
-    def _item(self, models: Sequence[State], first: int, size: int) -> Item:
-        label = f"the evaluation of test samples {first} to {first + size - 1}"
-        return Item(Evaluate(first, first + size), _stacked(models), label, cost=size, priority=_AFTER_TRAINING)
+    def _submit(self, states: Sequence[State], recipe: Recipe, places: tuple[int, ...] = ()) -> None:
+        """Have models scored, on the whole test set or on some places of it."""
+        parts, groups = parts_of(recipe, len(places) or self._samples), _split(states, MODELS_AT_ONCE)
+        tickets = [self._executor.submit(_item(models, *part, places)) for models in groups for part in parts]
+        self._sets.append(_ScoredSet(len(groups), [end - first for first, end in parts], tickets))
 
-    def _joined(self, parts: list[Evaluated]) -> list[Score]:
-        """Each model's scores over all parts of the test set, of means over samples; a single part is as it is."""
-        by_model = zip(*(part.scores for part in parts), strict=True)
-        return [_mean_score(of_parts, self._sizes) for of_parts in by_model]
+
+class _ScoredSet(NamedTuple):
+    """Models that are scored on the same samples.
+
+    Args:
+        groups: the number of groups of models that are scored at once.
+        sizes: the numbers of samples of the parts that the samples are cut into.
+        tickets: of the items, group by group.
+    """
+
+    groups: int
+    sizes: Sequence[int]
+    tickets: Sequence[int]
+
+
+def _item(models: Sequence[State], first: int, end: int, places: tuple[int, ...]) -> Item:
+    label = f"the evaluation of test samples {first} to {end - 1}"
+    content = Evaluate(first, end, places[first:end])
+    return Item(content, _stacked(models), label, cost=end - first, priority=_AFTER_TRAINING)
+
+
+def _joined(parts: Sequence[Evaluated], sizes: Sequence[int]) -> list[Score]:
+    """Each model's scores over all parts of the samples, of means over samples; a single part is as it is."""
+    by_model = zip(*(part.scores for part in parts), strict=True)
+    return [_mean_score(of_parts, sizes) for of_parts in by_model]
 
 
 class ScoringByClients:
@@ -213,11 +248,20 @@ def _row(one: ClientScore, metrics: Metrics) -> dict[str, Any]:
     return {"client": one.client, "samples": one.samples, "loss": one.score.loss, **named}
 
 
-def sizes_of_parts(recipe: Recipe) -> list[int]:
-    """Numbers of samples of the parts in which models are scored on the test set; none without a test set."""
-    samples = len(tuple(recipe.test)[1]) if recipe.test is not None else 0
+def parts_of(recipe: Recipe, samples: int | None = None) -> list[tuple[int, int]]:
+    """Beginnings and ends of the parts in which models are scored; none without a test set.
+
+    Args:
+        recipe: with the test set.
+        samples: how many are scored; all of the test set unless given.
+    """
+    samples = _test_samples(recipe) if samples is None else samples
     part = _SAMPLES if recipe.scores_in_parts else max(samples, 1)
-    return [min(part, samples - first) for first in range(0, samples, part)]
+    return [(first, min(first + part, samples)) for first in range(0, samples, part)]
+
+
+def _test_samples(recipe: Recipe) -> int:
+    return len(tuple(recipe.test)[1]) if recipe.test is not None else 0
 
 
 def _split(sequence: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -81,7 +81,8 @@ class Coordinated:
         shared, algorithm = prepared.layout.shared, prepared.algorithm
         assert isinstance(algorithm, Aggregator)
         model, lr_in = shared.pack(prepared.module), step_sizes(experiment, self.policy)
-        self.coordinator = Coordinator(algorithm, fleet, shared, message, *model, prepared.streams, lr_in)
+        parts = shared, message, *model, prepared.streams, lr_in, self.policy.drops_diverged
+        self.coordinator = Coordinator(algorithm, fleet, *parts)
         self._policy_state = self.policy.init()
 
     @property

@@ -57,7 +57,7 @@ class TrainingLoop:
     Args:
         experiment: with every default resolved.
         federation: trains.
-        begin_scoring: begins to score the federation's models as they are now.
+        begin_scoring: begins to score the federation's models as they are now; told if no round comes after it.
         has_scores: True where there are samples to score them on.
         scores_meanwhile: True where the scoring continues during the next round.
         load_module: a model's state → a module.
@@ -74,7 +74,7 @@ class TrainingLoop:
     experiment: Experiment
     federation: Federation
     _: KW_ONLY
-    begin_scoring: Callable[[], Scoring]
+    begin_scoring: Callable[[bool], Scoring]
     has_scores: bool
     scores_meanwhile: bool
     load_module: "Callable[[State], nn.Module]"
@@ -159,7 +159,8 @@ class TrainingLoop:
         line = {"round": number, "virtual_s": self.federation.clock, "wall_s": time.perf_counter() - self._began}
         line |= self.federation.measures()
         self._record_pending()
-        scoring = self.begin_scoring() if self._policy.evaluates(number) else None
+        is_last = number == self._policy.count
+        scoring = self.begin_scoring(is_last) if self._policy.evaluates(number) else None
         self._pending = _Round(line, stats, scoring, (self.federation.model(), self.federation.models()))
         if not self.scores_meanwhile:
             self._record_pending()

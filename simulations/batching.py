@@ -22,6 +22,7 @@ from fed.clients.training.batched_trainer import BatchedTrainer
 from fed.clients.training.batches import normalises_batches
 from fed.clients.training.local_context import LocalContext
 from fed.clients.training.losses import Loss, cross_entropy, of_each_sample
+from fed.clients.training.recurrent_layers import RecurrentLayers
 from fed.clients.training.trainer import Trainer
 from fed.clients.training.work_items import Recipe
 from fed.clients.training.worker import device_of, on_device
@@ -157,7 +158,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         """Count those of a client's step."""
         inputs, targets = (part[: recipe.local.batch_size].clone() for part in samples)
         tried, counter = copy.deepcopy(recipe.module).train(), cls()
-        with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), counter:
+        # step by step as in a group: of PyTorch's single operation for an LSTM nothing would be counted
+        with seeded_torch(0, torch.device("cpu")), contextlib.suppress(Exception), RecurrentLayers(), counter:
             # What it raises, the first step of the loop will raise.
             torch.autograd.backward(recipe.loss(tried(inputs), targets))
         return counter

@@ -16,6 +16,7 @@ from fed.clients.training.worker import Work
 from fed.server.evaluation import CLIENTS_AT_ONCE
 from fed.server.peer.message_sizes import exchanged_bytes
 from fed.server.rounds.synchronous import Synchronous
+from fed.server.training_loop import Scores
 from fed.simulations.ring import ring_bytes
 from fed.simulations.simulation import Simulation, begin_scoring_by_coordinator
 
@@ -60,7 +61,8 @@ def expect(simulation: Simulation) -> Expectation:
     sent, answered = _tasks(simulation)
     trained = sent if policy.keeps_late else answered
     evaluations = sum(policy.evaluates(number) for number in range(1, policy.count + 1))
-    wall_s = trained * _task_s(simulation) + evaluations * _evaluation_s(simulation)
+    once_s, last_s = _evaluation_s(simulation)
+    wall_s = trained * _task_s(simulation) + (evaluations - 1) * once_s + last_s
     return Expectation(policy.count, wall_s, *_bytes(simulation, sent, answered), _proviso(simulation))
 
 
@@ -139,17 +141,28 @@ def _sizes(data: FederatedData) -> dict[ClientId, int]:
     }
 
 
-def _evaluation_s(simulation: Simulation) -> float:
+def _evaluation_s(simulation: Simulation) -> tuple[float, float]:
+    """Seconds of an evaluation, and of the last one, which may be of more samples."""
     by_clients_s = 0.0
     if simulation.held_out is not None:
         by_clients_s = _evaluation_by_clients_s(simulation, simulation.held_out)
         if simulation.recipe.test is None:
-            return by_clients_s
+            return by_clients_s, by_clients_s
     executor = InProcess(partial(Work, simulation.recipe))
     federation = simulation.federation(executor)
     began = time.perf_counter()
-    begin_scoring_by_coordinator(simulation, federation, executor)()
-    return by_clients_s + time.perf_counter() - began
+    scores = begin_scoring_by_coordinator(simulation, federation, executor)()
+    once_s = time.perf_counter() - began
+    return by_clients_s + once_s, by_clients_s + once_s * _times_longer(scores, simulation)
+
+
+def _times_longer(scores: Scores, simulation: Simulation) -> float:
+    """The samples that the last evaluation scores, over all models, in units of those that this one has scored."""
+    if "client_test_samples" not in scores.line or simulation.recipe.test is None:
+        return 1.0
+    own, others = len(scores.clients), simulation.algorithm.primitive is not None
+    once = own * scores.line["client_test_samples"] + others * scores.line["test_samples"]
+    return (own + others) * len(tuple(simulation.recipe.test)[1]) / float(once)
 
 
 def _evaluation_by_clients_s(simulation: Simulation, held_out: Mapping[ClientId, Pair]) -> float:

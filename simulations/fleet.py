@@ -5,6 +5,7 @@ Shapes: see :mod:`fed.layout`.
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, TypeAlias
@@ -45,6 +46,7 @@ class SimulatedFleet:
         looks_ahead: every answer will be wanted, however late.
         places: clients are told their numbers.
         attackers: the clients that attack at this stage, which then all answer by themselves.
+        drops_diverged: a client that diverges fails alone: the others of its group train again without it.
     """
 
     clients: SimulatedClients
@@ -55,6 +57,7 @@ class SimulatedFleet:
     looks_ahead: bool = False
     places: bool = False
     attackers: Attackers | None = None
+    drops_diverged: bool = False
 
     def __post_init__(self) -> None:
         """Let the clients that are there at the beginning come."""
@@ -106,15 +109,21 @@ class SimulatedFleet:
 
     def collect(self, until: float = math.inf, enough: int | None = None) -> Iterator[Answer]:
         """Train the clients whose answers are due, and give their answers."""
-        due: list[Flight] = []
         replies = 0
-        while self._flights and self._events[0][0] <= until and (enough is None or replies < enough):
-            arrived = self._pass_instant()
-            due += arrived
-            replies += sum(flight.counts for flight in arrived)
+        while True:
+            due: list[Flight] = []
+            while self._flights and self._events[0][0] <= until and (enough is None or replies < enough):
+                arrived = self._pass_instant()
+                due += arrived
+                replies += sum(flight.counts for flight in arrived)
+            expected = sum(flight.counts for flight in due)
+            yield from self._answers(due)
+            dropped = expected - sum(flight.counts for flight in due)
+            replies -= dropped
+            if not dropped:
+                break
         if self._flights and math.isfinite(until) and (enough is None or replies < enough):
             self.clock = max(self.clock, until)
-        yield from self._answers(due)
 
     def cancel(self, tasks: Iterable[int]) -> None:
         """Give no answers to these; clients learn of it when they would have answered."""
@@ -215,18 +224,18 @@ class SimulatedFleet:
     def _answers(self, due: list[Flight]) -> Iterator[Answer]:
         for flight in due:
             if flight.problem is not None:
-                yield Answer.failure(flight.task, flight.problem)
+                yield Answer.failure(flight.task, flight.problem, diverged=flight.has_diverged)
         counting = [flight for flight in due if flight.counts]
         wanted = [flight for flight in counting if flight.answer is None]
         given: set[int] = set()
         if wanted:
             others = self._flights.values() if self.looks_ahead else ()
-            ahead, has_diverged = [one for one in others if one.counts and one.answer is None], False
+            ahead, is_over = [one for one in others if one.counts and one.answer is None], False
             for answer in self._train(wanted, ahead, reduces=self.reduces):
-                has_diverged |= answer.diverged
+                is_over |= answer.diverged and not self.drops_diverged
                 given |= set(answer.tasks)
                 yield answer
-            if has_diverged:
+            if is_over:
                 return
         singly = (self._single(flight) for flight in counting if flight.task.id not in given)
         yield from singly if self.attackers is None else self.attackers.attacked(singly, self.message, self._encoded)
@@ -251,17 +260,36 @@ class SimulatedFleet:
             key = (task.lr, task.steps) if not task.model.broadcast and ahead else task.model.version
             batches.setdefault(key, []).append(flight)
         due_tasks = {flight.task.id for flight in due}
-        items: dict[int, tuple[list[Flight], bool]] = {}
+        items: deque[tuple[int, list[Flight], bool]] = deque()
+
+        def submit(group: list[Flight]) -> None:
+            is_one = len({flight.task.model.version for flight in group}) == 1
+            of_round = is_one and len({flight.task.round for flight in group}) == 1
+            is_reduced = reduces and of_round and all(flight.task.id in due_tasks for flight in group)
+            items.append((self.clients.executor.submit(self._item(group, is_one, is_reduced)), group, is_reduced))
+
         for flights in batches.values():
             for places in self.clients.groups.of([one.samples for one in flights], [_steps(one) for one in flights]):
-                group = [flights[place] for place in places]
-                is_one = len({flight.task.model.version for flight in group}) == 1
-                of_round = is_one and len({flight.task.round for flight in group}) == 1
-                is_reduced = reduces and of_round and all(flight.task.id in due_tasks for flight in group)
-                items[self.clients.executor.submit(self._item(group, is_one, is_reduced))] = group, is_reduced
-        for ticket, (group, is_reduced) in items.items():  # in turn, so that of several errors the same one is raised
+                submit([flights[place] for place in places])
+        while items:  # in turn, so that of several errors the same one is raised
+            ticket, group, is_reduced = items.popleft()
             for _, trained, tensors in self.clients.executor.results([ticket]):
-                yield from self._landed(group, is_reduced, trained, tensors)
+                if not trained.diverged:
+                    yield from self._landed(group, is_reduced, trained, tensors)
+                    continue
+                yield from self._diverged(group, dict(trained.diverged), due_tasks)
+                if self.drops_diverged and (others := [flight for flight in group if not flight.has_diverged]):
+                    submit(others)  # as they would have trained had the one that diverged never been asked
+
+    def _diverged(self, group: list[Flight], reasons: Mapping[ClientId, str], due: set[int]) -> Iterator[Answer]:
+        """Failures of those of a group that have diverged, each when it is due."""
+        for flight in group:
+            if (reason := reasons.get(flight.task.client)) is None:
+                continue
+            if self.drops_diverged:
+                flight.problem, flight.has_diverged = reason, True
+            if flight.task.id in due or not self.drops_diverged:
+                yield Answer.failure(flight.task, reason, diverged=True)
 
     def _item(self, flights: list[Flight], is_one: bool, reduces: bool) -> Item:
         tasks = [flight.task for flight in flights]
@@ -287,11 +315,6 @@ class SimulatedFleet:
         self, flights: list[Flight], reduces: bool, trained: Trained, tensors: Sequence[Tensor]
     ) -> Iterator[Answer]:
         """Take what became of a group's training: an answer, or one for each flight, given when it is due."""
-        if trained.diverged is not None:
-            client, reason = trained.diverged
-            (task,) = (flight.task for flight in flights if flight.task.client == client)
-            yield Answer.failure(task, reason, diverged=True)
-            return
         update, integers, *states = tensors
         if states:
             names = self.states.names

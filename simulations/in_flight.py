@@ -25,6 +25,7 @@ class Flight:
         seen: the number of samples trained on.
         steps: optimizer steps, where they are fewer than the task's.
         problem: the reason why there will be no answer.
+        has_diverged: that reason is that its numbers are not finite.
         is_cancelled: the coordinator does not wait for it any more.
         answer: the update, once the task has been trained.
         state: the client's state after the task.
@@ -37,6 +38,7 @@ class Flight:
     seen: int
     steps: int | None = None
     problem: str | None = None
+    has_diverged: bool = False
     is_cancelled: bool = False
     answer: Answer | None = None
     state: ClientState = field(default_factory=dict)

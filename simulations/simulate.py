@@ -164,7 +164,7 @@ def _loop(
     return TrainingLoop(
         simulation.experiment,
         federation,
-        begin_scoring=lambda: begin_scoring(simulation, federation, executor),
+        begin_scoring=lambda is_last: begin_scoring(simulation, federation, executor, is_last=is_last),
         has_scores=simulation.held_out is not None or simulation.recipe.test is not None,
         scores_meanwhile=executor.is_parallel,
         load_module=simulation.load_module,

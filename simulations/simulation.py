@@ -193,6 +193,7 @@ class Simulation:
             looks_ahead=self.policy.keeps_late,
             places=self.algorithm.needs_fixed_members,
             attackers=self.attackers if self.attackers and self.attackers.attack.forges else None,
+            drops_diverged=self.policy.drops_diverged,
         )
         fleet: Fleet = simulated if edges is None else HierarchicalFleet(simulated, edges, self.message)
         if secure is not None and self.message.fixed is not None:
@@ -253,39 +254,50 @@ def topology_of(rule: PeerRule, section: Component | None, peers: int, streams: 
     return Topology(section.make, section.target, peers, streams, **rules)
 
 
-def begin_scoring(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:
+def begin_scoring(
+    simulation: Simulation, federation: Federation, executor: Executor, *, is_last: bool = False
+) -> Scoring:
     """Score the federation's model and the clients' own, where they keep some, as they are now.
 
     Args:
         simulation: with the samples to score on.
         federation: whose models are scored.
         executor: begins at once where it has nothing better to do.
+        is_last: no round comes after it: all models are scored on the whole test set.
     """
     held_out, recipe = simulation.held_out, simulation.recipe
     if recipe.test is None and held_out is not None:
         return _by_clients(simulation, held_out, federation, executor)
-    by_coordinator = begin_scoring_by_coordinator(simulation, federation, executor)
+    by_coordinator = begin_scoring_by_coordinator(simulation, federation, executor, is_last=is_last)
     if held_out is None:
         return by_coordinator
     by_clients = _by_clients(simulation, held_out, federation, executor)
     return lambda: scores_of_both(by_coordinator(), by_clients())
 
 
-def begin_scoring_by_coordinator(simulation: Simulation, federation: Federation, executor: Executor) -> Scoring:
+def begin_scoring_by_coordinator(
+    simulation: Simulation, federation: Federation, executor: Executor, *, is_last: bool = False
+) -> Scoring:
     """Score the federation's model on the test set, and the clients' own where they do not score them themselves.
 
     Args:
         simulation: with the test set.
         federation: whose models are scored.
         executor: begins at once where it has nothing better to do.
+        is_last: no round comes after it: all models are scored on the whole test set.
     """
     own: Sequence[ClientId] | None = None
+    sample: Sequence[int] = ()
+    evaluation, test = simulation.experiment.evaluation.make(), simulation.recipe.test
     only_own = simulation.algorithm.primitive is None
-    if simulation.held_out is not None and not only_own:
-        own = ()
+    if simulation.held_out is not None:
+        own = ()  # clients score their own
     elif simulation.has_peers and not only_own:
-        own = simulation.experiment.evaluation.make().scored(simulation.honest_peers, simulation.streams)
-    return ScoringByCoordinator(simulation.recipe, federation, executor, only_own=only_own, own=own).scores
+        own = evaluation.scored(simulation.honest_peers, simulation.streams)
+    if simulation.held_out is None and test is not None and not is_last:
+        sample = evaluation.sample(len(tuple(test)[1]), simulation.streams)
+    parts = simulation.recipe, federation, executor
+    return ScoringByCoordinator(*parts, only_own=only_own, own=own, sample=sample).scores
 
 
 def _by_clients(

@@ -121,8 +121,9 @@ class NodeTraining:
         began_s = time.monotonic()
         trained, tensors = self._work(train, given)
         assert isinstance(trained, Trained)
-        if trained.diverged is not None:
-            return pb.Failed(task=assignment.task, reason=trained.diverged[1], diverged=True)
+        if trained.diverged:
+            ((_, reason),) = trained.diverged
+            return pb.Failed(task=assignment.task, reason=reason, diverged=True)
         count = len(self._message.uplink)
         # before the answer goes, which the server may count at once
         before = states.of(self._client, (vector_V, integers_I))

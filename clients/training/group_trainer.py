@@ -34,6 +34,9 @@ __all__ = ["GroupTraining"]
 _States: TypeAlias = tuple[Tensor, Tensor]
 """(vectors [V] or [K, V], integers [I] or [K, I])."""
 
+_Diverged: TypeAlias = tuple[tuple[ClientId, str], ...]
+"""Clients whose numbers are not finite, each with a sentence that says which."""
+
 
 class _Sent(NamedTuple):
     """A task with what came with it."""
@@ -109,7 +112,7 @@ class GroupTraining:
             if averages_models and aggregator.plain_report and not sent.task.state_names:
                 return trained, self._mean_of_models(sent, begin, group, trained.weights)  # all that the rest would do
             update_KM, weights, algorithm, is_update = self._report(aggregator, sent, begin, group)
-            diverged = None if is_update else self._overflown(sent.task, update_KM, "what it reports")
+            diverged = () if is_update else self._overflown(sent.task, update_KM, "what it reports")
             tensors = (update_KM, group.integers_KI)
             if averages_models and is_update:
                 tensors = self._mean_of_models(sent, begin, group, weights)
@@ -157,15 +160,13 @@ class GroupTraining:
 
     def _wanted(
         self, sent: _Sent, outgoing: Outgoing, group: TrainedGroup, weights: Sequence[float]
-    ) -> tuple[Sequence[Tensor], tuple[ClientId, str] | None]:
-        """The tensors of the answer, and the client whose message is not finite."""
+    ) -> tuple[Sequence[Tensor], _Diverged]:
+        """The tensors of the answer, and the clients whose messages are not finite."""
         message, integers_KI = self._recipe.format, group.integers_KI
-        diverged = None
-        if outgoing.overflown is not None:
-            return (), (
-                sent.task.clients[outgoing.overflown],
-                "what the codecs of uplink make of its update is not finite",
-            )
+        diverged: _Diverged = ()
+        if outgoing.overflown:
+            reason = "what the codecs of uplink make of its update is not finite"
+            return (), tuple((sent.task.clients[row], reason) for row in outgoing.overflown)
         if message is not None and message.encoder and message.fixed is None:
             what = "what the codecs of uplink make of its update"
             diverged = self._overflown(sent.task, outgoing.received_KM, what)
@@ -179,11 +180,11 @@ class GroupTraining:
             return (_mean(received_KM, weights), integers_I), diverged
         return (outgoing.received_KM, integers_KI), diverged
 
-    def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, tuple[ClientId, str] | None]:
+    def _train(self, sent: _Sent, begin: Tensor) -> tuple[TrainedGroup, _States | None, _Diverged]:
         """Train in all phases, each from where the last of its model ends.
 
         Returns:
-            The models to be reported, the models that clients keep, and the client that has diverged.
+            The models to be reported, the models that clients keep, and the clients that have diverged.
         """
         own: Any = sent.own
         reported = self._whole(begin, sent)
@@ -231,8 +232,8 @@ class GroupTraining:
         )
         return update_KM, tuple(weights_K.tolist()), state, is_update
 
-    def _overflown(self, task: Train, update_KM: Tensor, what: str) -> tuple[ClientId, str] | None:
-        """The first client whose message is not finite on the wire, as where a power of its loss overflows; or none.
+    def _overflown(self, task: Train, update_KM: Tensor, what: str) -> _Diverged:
+        """The clients whose messages are not finite on the wire, as where a power of a loss overflows.
 
         Args:
             task: the group's.
@@ -240,8 +241,8 @@ class GroupTraining:
             what: they are.
         """
         assert self._recipe.format is not None
-        row = _first_not_finite(update_KM.to(self._recipe.format.dtype))
-        return None if row is None else (task.clients[row], f"{what} is not finite")
+        rows = _not_finite(update_KM.to(self._recipe.format.dtype))
+        return tuple((task.clients[row], f"{what} is not finite") for row in rows)
 
     def _measured(self, aggregator: Aggregator, sent: _Sent) -> dict[str, Tensor]:
         """Measurements of the task's model that the algorithm asks for, on each client's own data."""
@@ -319,21 +320,19 @@ def _largest(integers_KI: Tensor, before_I: Tensor) -> Tensor:
     return integers_KI.amax(0) if integers_KI.numel() else before_I
 
 
-def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> tuple[ClientId, str] | None:
-    """The first client of a group whose numbers are not finite in a phase, if there is one."""
+def _diverged(task: Train, groups: Iterable[TrainedGroup]) -> _Diverged:
+    """The clients of a group whose numbers are not finite in a phase, in their order, each with its first reason."""
+    reasons: dict[int, str] = {}
     for group in groups:
-        for client, loss in zip(task.clients, group.train_losses, strict=True):
-            if not math.isfinite(loss):
-                return client, f"the training loss became {loss}"
-        if (row := _first_not_finite(group.params_KV)) is not None:
-            return task.clients[row], "the trained model is not finite"
-    return None
+        losses = enumerate(group.train_losses)
+        reasons = {row: f"the training loss became {loss}" for row, loss in losses if not math.isfinite(loss)} | reasons
+        reasons = dict.fromkeys(_not_finite(group.params_KV), "the trained model is not finite") | reasons
+    return tuple((task.clients[row], reasons[row]) for row in sorted(reasons))
 
 
-def _first_not_finite(*tensors: Tensor) -> int | None:
-    """The first row that is not finite in all of the tensors [K, ·]; None if there is none."""
+def _not_finite(rows_K: Tensor) -> list[int]:
+    """The rows of a tensor [K, ·] that are not finite."""
     # that a sum is finite says so of each number; a sum of finite numbers may be none
-    if all(math.isfinite(tensor.sum()) for tensor in tensors):
-        return None
-    finite = torch.stack([torch.isfinite(tensor).all(1) for tensor in tensors]).all(0).tolist()
-    return finite.index(False) if False in finite else None
+    if math.isfinite(rows_K.sum()):
+        return []
+    return [row for row, is_finite in enumerate(torch.isfinite(rows_K).all(1).tolist()) if not is_finite]

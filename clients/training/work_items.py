@@ -79,22 +79,30 @@ class Trained:
         train_losses: of each client, the mean over those.
         weights: of each client in the mean.
         sizes: bytes of each client's message, where codecs decide on them; else empty.
-        diverged: the client whose loss or model is no longer finite, and a sentence that says so; or None.
+        diverged: the clients whose loss or model is no longer finite, each with a sentence that says so; where there
+            are any, no tensors come with the result.
     """
 
     samples: tuple[int, ...]
     train_losses: tuple[float, ...]
     weights: tuple[float, ...] = ()
     sizes: tuple[int, ...] = ()
-    diverged: tuple[ClientId, str] | None = None
+    diverged: tuple[tuple[ClientId, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1."""
+    """Evaluate models (vectors [K, V], integers [K, I]) on the test samples ``first`` … ``last`` − 1.
+
+    Args:
+        first: the first sample.
+        last: the end.
+        places: of the test set, those samples; where it is empty, ``first`` … ``last`` − 1 themselves.
+    """
 
     first: int
     last: int
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Work:
         return self._evaluate_by_clients(task, *tensors), ()
 
     def _evaluate(self, task: Evaluate, vectors_KV: Tensor, integers_KI: Tensor) -> Evaluated:
-        inputs, targets = self._test_samples(task.first, task.last)
+        inputs, targets = self._test_samples([*task.places] or slice(task.first, task.last))
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             if self._evaluator is not None and len(vectors_KV) > 1:
                 scores = self._evaluator.scores(vectors_KV, integers_KI, (inputs, targets))
@@ -75,16 +75,16 @@ class Work:
         return Evaluated(tuple(scores), (len(targets),) * len(scores))
 
     def _confusion_counts(self, task: CountClasses, vector_V: Tensor, integers_I: Tensor) -> Sequence[Tensor]:
-        samples = self._test_samples(task.first, task.last)
+        samples = self._test_samples(slice(task.first, task.last))
         # the draws of the evaluation, so that a model that draws gives what was scored
         with seeded_torch(self._recipe.streams.torch_seed("evaluation", task.first), self._device):
             module = self._training.trainer.load(vector_V, integers_I)
             counts_CC = confusion_counts(module, samples, self._device)
         return () if counts_CC is None else (counts_CC,)
 
-    def _test_samples(self, first: int, last: int) -> Pair:
+    def _test_samples(self, places: slice | list[int]) -> Pair:
         assert self._recipe.test is not None
-        inputs, targets = (part[first:last].contiguous() for part in self._recipe.test)
+        inputs, targets = (part[places].contiguous() for part in self._recipe.test)
         return inputs, targets
 
     def _evaluate_by_clients(self, task: EvaluateByClients, vectors: Tensor, integers: Tensor) -> Evaluated:

@@ -20,9 +20,13 @@ class ByCoordinator(Hyperparameters):
     Args:
         peers: how many of the peers' models are scored beside their mean, each round the same ones, drawn from the
             stream "scored"; ``all`` of them take long where there are many.
+        samples: how many test samples score clients' own models, peers' and those of ``local``, before the last round:
+            each round the same ones, drawn from the stream "scored samples"; ``all`` of them take long where there are
+            many models. A single model, the peers' mean, and the last round's models are scored on all of them.
     """
 
     peers: PositiveInt | Literal["all"] = 16
+    samples: PositiveInt | Literal["all"] = 250
 
     def scored(self, clients: Sequence[int | str], streams: Streams) -> Sequence[int | str]:
         """The peers whose models are scored, in their order.
@@ -35,6 +39,17 @@ class ByCoordinator(Hyperparameters):
             return clients
         places = streams.generator("scored").choice(len(clients), size=self.peers, replace=False)
         return [clients[place] for place in sorted(places.tolist())]
+
+    def sample(self, count: int, streams: Streams) -> Sequence[int]:
+        """The places of the test samples that score clients' own models before the last round, in their order.
+
+        Args:
+            count: how many test samples there are.
+            streams: the run's.
+        """
+        if self.samples == "all" or self.samples >= count:
+            return range(count)
+        return sorted(streams.generator("scored samples").choice(count, size=self.samples, replace=False).tolist())
 
     def needs(self) -> Sequence[Term]:
         """A global model."""

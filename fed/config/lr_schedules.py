@@ -19,8 +19,8 @@ class Schedule(Hyperparameters, ABC):
     .. math:: η_t = η · t / (w + 1) \text{ for } t ≤ w, \qquad η_t = η · s(t - w) \text{ after it}
 
     Args:
-        warm_up: w, rounds in which the step size rises in equal parts; it is whole in round w + 1 (Goyal et al. 2017,
-            1706.02677), where s begins.
+        warm_up: w, rounds in which the step size rises in equal parts, to η t / (w + 1) in round t ≤ w; it is whole in
+            round w + 1 (Goyal et al. 2017, 1706.02677), where s begins: η s(t − w) in round t > w.
     """
 
     warm_up: NonNegativeInt = 0
@@ -43,7 +43,7 @@ class Schedule(Hyperparameters, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantSchedule(Schedule):
-    """The learning rate stays as it is: s = 1."""
+    """The learning rate stays as it is: s(t) = 1."""
 
     def decay(self, number: int, count: int) -> float:
         """One."""
@@ -52,9 +52,7 @@ class ConstantSchedule(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Schedule):
-    r"""Half a cosine, from the whole learning rate down (Loshchilov & Hutter 2017, 1608.03983).
-
-    .. math:: s(t) = e + (1 - e) (1 + \cos(π (t - 1) / T)) / 2
+    """Half a cosine: s(t) = e + (1 − e) (1 + cos(π (t − 1) / T)) / 2 (Loshchilov & Hutter 2017, 1608.03983).
 
     Args:
         end: e in [0, 1], the factor after the last of T rounds, those of the warm-up not among them.
@@ -73,7 +71,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Step(Schedule):
-    r"""The learning rate falls by a factor every few rounds: :math:`s(t) = γ^{⌊(t-1)/E⌋}`.
+    """The learning rate falls by a factor every few rounds: s(t) = γ^⌊(t − 1) / E⌋.
 
     Args:
         every: E, rounds between two falls.

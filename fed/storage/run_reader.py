@@ -240,12 +240,14 @@ def totals(
     last = evaluated[-1] if evaluated else {"test_accuracy": None, "test_loss": None}
     kept = ("test_", "client_", "consensus_distance")
     own = {f"final_{name}": value for name, value in last.items() if name.startswith(kept)}
+    diverged = [line["diverged"] for line in metrics if "diverged" in line]
     return {
         "experiment": experiment.name,
         "algorithm": experiment.algorithm.kind,
         "rounds": len(metrics),
         "empty_rounds": sum(1 for line in metrics if not line["selected"]),
         "unanswered_rounds": sum(1 for line in metrics if line["selected"] and not line["replied"]),
+        **({"diverged": sum(diverged)} if diverged else {}),
         "final_test_accuracy": last["test_accuracy"],
         "final_test_loss": last["test_loss"],
         "metrics": dict(directions),

@@ -42,8 +42,7 @@ class Outgoing(NamedTuple):
         sizes: bytes of each client's tensors but the integers, where codecs decide on them; else empty.
         counted: what the clients keep for the codecs once their messages count, [K, ·] each.
         lost: what they keep if the messages are lost.
-        overflown: the first of the clients whose encoded message is not finite, under secure aggregation; None where
-            there is none.
+        overflown: the rows of clients whose encoded messages are not finite, under secure aggregation.
     """
 
     payloads: list[tuple[Tensor, ...]]
@@ -51,7 +50,7 @@ class Outgoing(NamedTuple):
     sizes: tuple[int, ...] = ()
     counted: CodecState = MappingProxyType({})
     lost: CodecState = MappingProxyType({})
-    overflown: int | None = None
+    overflown: tuple[int, ...] = ()
 
 
 class TaskSpec(NamedTuple):
@@ -430,7 +429,7 @@ class Format:
         generators = [draw._replace(purpose="rounding").own(row) for row in range(len(update_KM))]
         values_KJ = self._counted(torch.cat(values, 1))
         if not torch.isfinite(values_KJ).all():  # what codecs make of finite numbers may not be finite
-            overflown = int(torch.isfinite(values_KJ).all(1).logical_not().nonzero()[0])
+            overflown = tuple(torch.isfinite(values_KJ).all(1).logical_not().nonzero().flatten().tolist())
             return Outgoing([], torch.empty(len(values_KJ), 0), overflown=overflown)
         lanes, read_KJ = self.fixed.quantise(values_KJ, beside, generators)
         counted, lost = [], []

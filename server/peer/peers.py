@@ -234,9 +234,8 @@ class _LocalSteps:
         rows_of = {self._submit(rows, start_SV): rows for rows in groups}
         for ticket, rows in rows_of.items():  # in turn, so that of several errors the same one is raised everywhere
             for _, trained, tensors in self.peers.executor.results([ticket]):
-                if trained.diverged is not None:
-                    client, reason = trained.diverged
-                    diverged.append((self._members_S.index(client), client, reason))
+                if trained.diverged:
+                    diverged += ((self._members_S.index(client), client, why) for client, why in trained.diverged)
                     continue
                 trained_SV[rows], integers_SI[rows] = tensors
                 self.losses += zip(trained.train_losses, trained.samples, strict=True)

@@ -217,8 +217,9 @@ class ReplicatedFleet:
         ticket = self.executor.submit(Item(train, given, label_of(train), cost=self.size))
         ((_, trained, tensors),) = self.executor.results([ticket])
         assert isinstance(trained, Trained)
-        if trained.diverged is not None:
-            return Answer.failure(task, trained.diverged[1], diverged=True)
+        if trained.diverged:
+            ((_, reason),) = trained.diverged
+            return Answer.failure(task, reason, diverged=True)
         (update_M, integers_I, *after) = (part[0].clone() for part in tensors)
         if names:
             before = self.states.of(task.client, model)

@@ -103,14 +103,15 @@ class _Unsynchronised(WithoutCohorts):
 
 @dataclass(frozen=True, kw_only=True)
 class Buffered(_Unsynchronised):
-    r"""The model moves by the mean of K updates, however old the models that they start from (2106.06639).
+    r"""The model moves by the mean of K updates of any age, Σ s(τ) n Δ / Σ n (Nguyen et al. 2022, 2106.06639).
 
     .. math:: x ← x + η_g \sum_i n_i \, s(τ_i) Δ_i / \sum_i n_i
 
-    τ_i is the number of times that the model has moved since client i got its task; η_g, and what else is done with the
-    mean, are the algorithm's. With equal devices, and as many clients at a time as the buffer holds, these are
-    synchronous rounds, to the bit. Updates that arrive in one instant count together, even if they are more than the
-    buffer's.
+    The discount s is not a part of the normaliser: a buffer of stale updates takes a smaller step. n_i is the
+    algorithm's weight, samples for FedAvg; with n = 1 the normaliser is the paper's K. τ_i is the number of times that
+    the model has moved since client i got its task; η_g, and what else is done with the mean, are the algorithm's. With
+    equal devices, and as many clients at a time as the buffer holds, these are synchronous rounds, to the bit. Updates
+    that arrive in one instant count together, even if they are more than the buffer's.
 
     Args:
         buffer: K, how many updates move the model.

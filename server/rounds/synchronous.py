@@ -43,6 +43,9 @@ class Rounds(Hyperparameters, ABC):
         count: how many rounds: how often the model moves.
         sampling: who takes part: uniform, weighted, round_robin, poisson or power_of_choice.
         evaluate_every: rounds from one evaluation to the next; the last round is always evaluated.
+        diverged: what a simulated client whose loss or update is not finite does: ``stop`` the run, or ``drop`` out of
+            its round as one that fails, counted as ``diverged`` and named in the log. A real node that reports it fails
+            its task in either case.
     """
 
     keeps_late: ClassVar[bool] = False
@@ -51,10 +54,20 @@ class Rounds(Hyperparameters, ABC):
     count: PositiveInt = 50
     sampling: Annotated[Component, SAMPLINGS] = field(default_factory=lambda: SAMPLINGS.validate({}))
     evaluate_every: PositiveInt = 1
+    diverged: Literal["stop", "drop"] = "stop"
+
+    @property
+    def drops_diverged(self) -> bool:
+        """True if a client that diverges has failed, rather than the run."""
+        return self.diverged == "drop"
 
     def needs(self) -> Sequence[Term]:
-        """Features that the sampling needs."""
-        return self.rule.needs()
+        """Features that the sampling needs, and clients without which a round can end where they drop out."""
+        if not self.drops_diverged:
+            return self.rule.needs()
+        features = Feature.REPORTS, Feature.MEAN_OF_ANSWERS
+        terms = [Term(feature, "write rounds.diverged: stop", subject="rounds.diverged drop") for feature in features]
+        return [*self.rule.needs(), *terms]
 
     def init(self) -> Any:
         """State of the policy before the first round; None: it keeps nothing between rounds.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fed
 from fed.errors import InvalidExperiment
-from fed.simulations.batching import Batching
+from fed.simulations.batching import Batching, _Counter
 from fed.simulations.simulate import simulate
 from fed.simulations.simulation import Simulation
 from tests.simulations import users_parts as parts
@@ -376,3 +376,26 @@ def test_what_falls_back_says_so_in_the_experiment_kept() -> None:
     assert run.experiment.simulation.batching == "off"
     again = simulate(run.experiment, data=parts.unequal(), model=parts.with_dropout)
     assert parts.outcome(run) == parts.outcome(again)
+
+
+@pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_operations_of_recurrent_layers_are_counted(layer: Callable[..., nn.Module], gates: int) -> None:
+    """Forward 2 B T G H (I + H), as many for gradients of the weights, and of the states those of the second part."""
+    batch, steps, inputs, hidden = 10, 7, 5, 6
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = layer(inputs, hidden, batch_first=True)
+
+        def forward(self, inputs_BTI: Tensor) -> Tensor:
+            outputs_BTH: Tensor = self.recurrent(inputs_BTI)[0]
+            return outputs_BTH[:, -1]
+
+    data = fed.FederatedData({0: (torch.randn(batch, steps, inputs), torch.zeros(batch, dtype=torch.int64))}, classes=2)
+    simulation = Simulation(fed.Experiment(simulation={"batching": "off"}, local={"batch_size": batch}), data, Last)
+    found = _Counter.of_a_step(simulation.recipe, data.read(0)).operations
+    of_inputs, of_states = (2 * batch * gates * hidden * size for size in (inputs, hidden))
+    forward, weights, states = steps * (of_inputs + of_states), steps * of_inputs + steps * of_states, steps * of_states
+    # of the first step's state, which is zero, a kernel may leave out one of the products
+    assert forward + weights + states - 2 * of_states <= found <= forward + weights + states

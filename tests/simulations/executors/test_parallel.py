@@ -258,6 +258,27 @@ def test_divergence_is_the_same_error_and_leaves_the_same_folder(
     assert borrowed == [2]
 
 
+@pytest.mark.parametrize("algorithm", ["dpsgd", "local"])
+def test_workers_score_the_same_sample(algorithm: str, borrowed: list[int]) -> None:
+    keys = experiment(algorithm).override({"evaluation": {"kind": "coordinator", "samples": 7}})
+    alone, apart = (simulate(run, data=parts.unequal(), model=parts.small) for run in (keys, in_workers(keys)))
+    assert borrowed == [2]
+    assert alone.metrics[0]["client_test_samples"] == 7
+    assert parts.outcome(alone) == parts.outcome(apart)
+
+
+@pytest.mark.parametrize("batching", ["on", "off"])
+def test_workers_drop_the_same_clients(batching: str, borrowed: list[int]) -> None:
+    keys = experiment("fedavg", batching=batching, local={"lr": 300.0, "batch_size": 4})
+    keys, data = keys.override({"rounds.diverged": "drop"}), parts.unequal()
+    for client in ("c2", "c4", "c7"):
+        data.train[client][0].mul_(1e12)
+    alone, apart = (simulate(run, data=data, model=parts.small, loss=parts.squared) for run in (keys, in_workers(keys)))
+    assert borrowed == [2]
+    assert alone.summary["diverged"] > 0
+    assert parts.outcome(alone) == parts.outcome(apart)
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "dpsgd"])
 def test_same_error_is_raised_in_any_order_of_work(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Backwards(InProcess):
