@@ -122,11 +122,11 @@ class Family(Generic[_Section]):
         about: dict[str, Any] = {"__base__": base, "__doc__": docstrings.summary(target)}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(target).values()):
             about["__cls_kwargs__"] = {"extra": "allow"}
+        name = f"{kind} {self.name}"
         try:
-            model = create_model(f"{kind} {self.name}", **{**about, **fields})
+            section = cast("type[_Section]", create_model(name, **{**about, **fields}))
         except PydanticSchemaGenerationError:  # a parameter that no file can hold, such as a tensor
-            model = create_model(f"{kind} {self.name}", **{**about, **dict(_of_known_types(fields))})
-        section = cast("type[_Section]", model)
+            section = cast("type[_Section]", create_model(name, **{**about, **dict(_of_known_types(fields))}))
         section.target = staticmethod(target)  # a function as it is would become a method
         section.family = self
         return section

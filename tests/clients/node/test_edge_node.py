@@ -354,7 +354,7 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
     class Keeping(Trained):
         def score(self, examination: Examination, path: Path) -> Scores:
             scored.append(examination)
-            return Scores(id=examination.id, samples=3, loss=0.5)
+            return Scores(id=examination.id, samples=3, loss=0.5, metrics=[0.25])
 
     kept, durable = TaskId(start=8, number=4), TaskId(start=8, number=2)
     found: list[Scores] = []
@@ -380,10 +380,10 @@ def test_a_task_is_done_as_it_was_assigned(tmp_path: Path) -> None:
     assert (changed.kept_after, changed.kept_discount, changed.lr, changed.steps) == (kept, 0.5, 0.25, 5)
     assert changed.durable_after == durable
     assert [(one.kept_after == kept, one.kept_discount) for one in scored] == [(False, 0.0), (True, 0.0), (True, 0.25)]
-    assert [(one.id, one.samples, one.loss, one.HasField("metric")) for one in found] == [
-        (0, 3, 0.5, False),
-        (1, 3, 0.5, False),
-        (2, 3, 0.5, False),
+    assert [(one.id, one.samples, one.loss, list(one.metrics)) for one in found] == [
+        (0, 3, 0.5, [0.25]),
+        (1, 3, 0.5, [0.25]),
+        (2, 3, 0.5, [0.25]),
     ]
     assert [delivered[0].answer.task.number for delivered in server.delivered] == [1, 2]
 

@@ -73,7 +73,7 @@ def test_overwriting_replaces_a_run_and_leaves_other_files(folder: RunFolder) ->
     folder.keep(nn.Linear(1, 1))
     folder.finish({"status": "finished"}, {"partition": None})
     (folder.path / "report.html").write_text("<p>old</p>")
-    assert names(folder.path) == set(RunFolder.FILES)
+    assert names(folder.path) == set(RunFolder.FILES) - {"clients.jsonl"}
     (folder.path / "notes.txt").write_text("mine")
     (folder.path / "data").mkdir()
     folder.checkpoints.mkdir()
@@ -177,7 +177,7 @@ def test_where_there_is_a_summary_all_else_is_there(folder: RunFolder) -> None:
     folder.finish({"status": "finished", "final_test_loss": math.inf}, {"graph": "ü"})
     assert json.loads((folder.path / "summary.json").read_text()) == {"status": "finished", "final_test_loss": None}
     assert json.loads((folder.path / "population.json").read_text(encoding="utf-8")) == {"graph": "ü"}
-    assert names(folder.path) == set(RunFolder.FILES) - {"report.html"}
+    assert names(folder.path) == set(RunFolder.FILES) - {"clients.jsonl", "report.html"}
 
 
 # Resuming
@@ -198,7 +198,12 @@ def test_resumed_run_has_its_earlier_lines_and_no_summary(folder: RunFolder, aft
     again = RunFolder.existing(folder.path)
     assert again.resume(after) == [{**LINE, "round": number, "train_loss": None} for number in range(1, after + 1)]
     assert (folder.path / "metrics.jsonl").read_bytes() == b"".join(whole.splitlines(keepends=True)[:after])
-    assert names(folder.path) == set(RunFolder.FILES) - {"summary.json", "population.json", "report.html"}
+    assert names(folder.path) == set(RunFolder.FILES) - {
+        "clients.jsonl",
+        "summary.json",
+        "population.json",
+        "report.html",
+    }
     assert state_of(folder.path) == "unfinished"
 
 
