@@ -46,7 +46,7 @@ def scored(line: Any, part: str) -> dict[str, Any]:
     ("algorithm", "keys", "beside"),
     [
         ("fedavg", {"batching": "on"}, {}),
-        ("fedavg", {"batching": "off"}, {"workers": 2}),
+        pytest.param("fedavg", {"batching": "off"}, {"workers": 2}, marks=pytest.mark.long),
         ("dpsgd", {"batching": "off"}, {}),
         ("centralized", {}, {}),
         ("local", {}, {}),
@@ -58,9 +58,8 @@ def test_both_is_the_union_of_the_two(algorithm: str, keys: Any, beside: Any, tm
     for kind, more in (("coordinator", {}), ("clients", {}), ("both", beside)):
         asked = experiment(kind, algorithm, simulation={"workers": 0, **keys, **more})
         runs[kind] = simulate(asked, data=data(), model=parts.small, output=tmp_path / kind)
-    for both, coordinator, clients in zip(
-        *(runs[kind].metrics for kind in ("both", "coordinator", "clients")), strict=True
-    ):
+    lines = (runs[kind].metrics for kind in ("both", "coordinator", "clients"))
+    for both, coordinator, clients in zip(*lines, strict=True):
         assert scored(both, "test_") == scored(coordinator, "test_")
         assert scored(both, "client_") == scored(clients, "client_") != {}
         assert both["train_loss"] == coordinator["train_loss"] == clients["train_loss"]
@@ -88,7 +87,7 @@ def test_with_test_sets_of_their_own_clients_hold_nothing_out() -> None:
     assert shares.recipe.test is not None
 
 
-def test_clients_test_sets_together_are_the_coordinators_where_there_is_no_other() -> None:
+def test_clients_test_sets_together_replace_a_missing_one() -> None:
     tests = own_tests()
     pooled = tuple(torch.cat([pair[part] for pair in tests.values()]) for part in (0, 1))
     given, made = (
@@ -159,7 +158,7 @@ def test_what_has_no_meaning_is_refused_in_a_sentence() -> None:
         simulate(experiment("clients"), data=data(client_tests={}), model=parts.small)
     with pytest.raises(InvalidExperiment, match=r"evaluation both needs a global model .*write evaluation: clients"):
         experiment("both", "ditto")
+    inputs, labels = parts.samples(4, 0)
+    wrong = data(classes=None, client_tests={"c0": (inputs, labels + 3)})
     with pytest.raises(InvalidData, match="targets of the test set of client 'c0' must be in 0 … 2, for the model"):
-        inputs, labels = parts.samples(4, 0)
-        wrong = fed.FederatedData({"c0": (inputs, labels)}, client_tests={"c0": (inputs, labels + 3)})
         simulate(experiment("both"), data=wrong, model=parts.small)

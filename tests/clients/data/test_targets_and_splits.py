@@ -86,7 +86,7 @@ def test_rows_for_testing_are_the_test_set_and_their_clients(path: str, loaded: 
     assert len(largest.test[1]) == 3
 
 
-def test_dealt_by_number_clients_have_no_test_sets_of_their_own(path: str, loaded: Load) -> None:
+def test_clients_by_number_have_no_test_sets(path: str, loaded: Load) -> None:
     data = loaded(**KEYS, path=path, partition="iid", clients=5)
     assert data.client_tests is None
     assert data.test is not None
@@ -212,7 +212,7 @@ def test_labels_of_client_tests_count_as_classes() -> None:
     assert data.labelled(7).client_tests == data.client_tests
 
 
-def test_client_tests_together_are_the_test_set_where_there_is_none() -> None:
+def test_client_tests_together_are_the_missing_test_set() -> None:
     tests = {"a": pair(3), "b": pair(4, 1)}
     data = FederatedData({"b": pair(1), "a": pair(0)}, client_tests=tests)
     test = data.with_test_set().test

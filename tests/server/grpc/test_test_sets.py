@@ -42,10 +42,10 @@ def test_scores_on_test_sets_are_the_simulations(kind: str, tmp_path: Path) -> N
     simulated = fed.simulate(keys.override({"simulation.batching": "off"}), output=tmp_path / "simulated")
     for ours, theirs in zip(deployed.model.parameters(), simulated.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    ours, theirs = ([scores_of(line) for line in run.metrics] for run in (deployed, simulated))
-    assert ours == theirs
-    assert ours[-1]["test_c_index"] is not None
-    assert ("client_c_index_mean" in ours[-1]) == (kind != "coordinator")
+    mine, other = ([scores_of(line) for line in run.metrics] for run in (deployed, simulated))
+    assert mine == other
+    assert mine[-1]["test_c_index"] is not None
+    assert ("client_c_index_mean" in mine[-1]) == (kind != "coordinator")
     if kind != "coordinator":
         rows = [(tmp_path / name / "clients.jsonl").read_text() for name in ("run", "simulated")]
         assert rows[0] == rows[1]
@@ -56,7 +56,7 @@ def scores_of(line: Any) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key.startswith(("test_", "client_"))}
 
 
-def test_a_server_without_a_test_set_refuses_to_score_beside_nodes(tmp_path: Path) -> None:
+def test_a_server_without_a_test_set_refuses_both(tmp_path: Path) -> None:
     for data in (None, {**survival(tmp_path / "t.csv"), "split": None, "metadata": ["fold"], "test_fraction": 0}):
         with pytest.raises(InvalidData, match="evaluation: both needs a test set for the coordinator"):
             Deployment(fed.Experiment(data=data, evaluation="both", **COX))
